@@ -1,0 +1,24 @@
+"""Position for vision backbones: an encoding, a joining, a backbone, and a look at what came of it."""
+
+from graticule.backbones import create_model, list_models, published_state_dict
+from graticule.factory import build_position, list_decompositions, list_encodings, list_joinings
+from graticule.grid import Grid
+from graticule.joining import LayerPosition
+from graticule.surgery import fold, load_checkpoint, unfold
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Grid",
+    "LayerPosition",
+    "build_position",
+    "create_model",
+    "fold",
+    "list_decompositions",
+    "list_encodings",
+    "list_joinings",
+    "list_models",
+    "load_checkpoint",
+    "published_state_dict",
+    "unfold",
+]

@@ -1,0 +1,63 @@
+"""Our names in timm's registry, where every model is `graticule_` and its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatch
+from typing import Any
+
+import timm
+from timm.models import register_model
+from torch import nn
+
+from graticule.factory import known_name
+
+PREFIX = "graticule_"
+_names: list[str] = []
+
+
+def registry_name(name: str) -> str:
+    """Return the name under which timm knows our model `name`."""
+    return PREFIX + name
+
+
+def register(module: str, name: str, build: Callable[..., nn.Module]) -> None:
+    """Enter `build(pretrained, **kwargs)` in timm's registry; `module` is the `__name__` that holds `default_cfgs`."""
+
+    def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return build(pretrained, **kwargs)
+
+    entry.__name__ = entry.__qualname__ = registry_name(name)
+    entry.__module__ = module
+    entry.__doc__ = f"Build {name}; the keyword arguments are those of its backbone, and encoding and joining."
+    register_model(entry)
+    _names.append(name)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """List the names of our models that match a shell-like `pattern`."""
+    return [name for name in _names if fnmatch(name, pattern)]
+
+
+def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
+    """Create one of `list_models()`.
+
+    The same is `timm.create_model("graticule_" + name, ...)`, and all that timm takes goes through
+    (`num_classes`, `img_size`, `features_only`, `checkpoint_path`, ...).
+
+    Args:
+        name: with or without the `graticule_` of timm's registry.
+        pretrained: load the published weights, where timm has them on its hub.
+        **kwargs: `encoding`, `joining`, `joined_layers`, `decomposition` (see `build_position`) and the
+            arguments of the backbone.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest ones.
+
+    Example:
+        >>> model = create_model("deit_tiny_patch16_224", encoding="sinusoidal_2d", joining="lape", joined_layers=6)
+        >>> len(model.position.joining.norms)
+        6
+    """
+    name = known_name("name", name.removeprefix(PREFIX), _names)
+    return timm.create_model(registry_name(name), pretrained=pretrained, **kwargs)

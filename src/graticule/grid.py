@@ -1,0 +1,124 @@
+"""Where tokens are: the one home of coordinates, flattened order, prefix tokens and resizing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`prefix` tokens (class, distillation, registers), then `height * width` patches, row by row.
+
+    Row before column, (y, x), always. A text is a grid of height 1.
+
+    Args:
+        height: H, in patches.
+        width: W, in patches.
+        prefix: tokens without a place that stand before the patches.
+
+    Example:
+        >>> Grid(2, 3, prefix=1).tokens
+        7
+    """
+
+    height: int
+    width: int
+    prefix: int = 0
+
+    @classmethod
+    def of_image(cls, image: tuple[int, int], patch: tuple[int, int], prefix: int = 0) -> Grid:
+        """Build the grid of an image of `image` = (height, width) pixels cut into `patch` = (height, width).
+
+        Raises:
+            ValueError: if a side of the image is not a positive multiple of the patch's.
+        """
+        for side, pixels, step in zip(("height", "width"), image, patch, strict=True):
+            if pixels < step or pixels % step:
+                below, above = max(pixels // step, 1) * step, (pixels // step + 1) * step
+                raise ValueError(
+                    f"`img_size` must be a positive multiple of the patch size, got {side} {pixels} with a patch of "
+                    f"{step}; the nearest sizes are {below} and {above}."
+                )
+        return cls(image[0] // patch[0], image[1] // patch[1], prefix)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(H, W), in patches."""
+        return self.height, self.width
+
+    @property
+    def patches(self) -> int:
+        """H * W."""
+        return self.height * self.width
+
+    @property
+    def tokens(self) -> int:
+        """N = prefix + H * W."""
+        return self.prefix + self.patches
+
+    @property
+    def center(self) -> int:
+        """Flattened index, among the patches, of the one at (H // 2, W // 2)."""
+        return (self.height // 2) * self.width + self.width // 2
+
+    def coordinates(self, device: torch.device | str | None = None) -> Tensor:
+        """Return the (y, x) of every patch, (H * W, 2), int64, in flattened order."""
+        y, x = torch.meshgrid(
+            torch.arange(self.height, device=device), torch.arange(self.width, device=device), indexing="ij"
+        )
+        return torch.stack([y, x], -1).flatten(0, 1)
+
+    def offsets(self, device: torch.device | str | None = None) -> Tensor:
+        """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), int64, as (dy, dx)."""
+        place = self.coordinates(device)
+        return place[:, None] - place[None, :]
+
+    def distances(self, device: torch.device | str | None = None) -> Tensor:
+        """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches."""
+        return self.offsets(device).float().norm(dim=-1)
+
+    def split(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Cut tokens (..., N, D) into prefix (..., prefix, D) and patches (..., H * W, D)."""
+        return tokens[..., : self.prefix, :], tokens[..., self.prefix :, :]
+
+    def to_map(self, tokens: Tensor) -> Tensor:
+        """Lay the patches of tokens (B, N, D) out as a feature map, (B, D, H, W); prefix tokens are left out."""
+        return self.split(tokens)[1].transpose(-2, -1).unflatten(-1, self.shape)
+
+    def from_map(self, features: Tensor) -> Tensor:
+        """Flatten a feature map (B, D, H, W) into patches (B, H * W, D); the inverse of `to_map`."""
+        return features.flatten(-2).transpose(-2, -1)
+
+    def with_prefix_rows(self, table: Tensor) -> Tensor:
+        """Put `prefix` zero rows before a table of the patches, (H * W, D) -> (N, D)."""
+        return F.pad(table, (0, 0, self.prefix, 0))
+
+    def with_prefix_bias(self, bias: Tensor) -> Tensor:
+        """Put zero rows and columns for the prefix tokens before a bias, (..., H * W, H * W) -> (..., N, N)."""
+        return F.pad(bias, (self.prefix, 0, self.prefix, 0))
+
+    def resize(self, table: Tensor, new: Grid) -> Tensor:
+        """Resample a table of this grid, (N, D), for another one, (N', D).
+
+        The grid rows go through a bicubic resampling with antialias, in float32 (in float64 if the table
+        is), as timm does it; prefix rows are kept as they are.
+
+        Raises:
+            ValueError: if the grids differ in their number of prefix tokens.
+        """
+        if new.prefix != self.prefix:
+            raise ValueError(f"`new` must have as many prefix tokens as the table ({self.prefix}), got {new.prefix}.")
+        if new == self:
+            return table
+        prefix, patches = self.split(table)
+        return torch.cat([prefix, resize_map(patches.T.unflatten(-1, self.shape), new.shape).flatten(1).T])
+
+
+def resize_map(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resample (C, H, W) to (C, H', W'): bicubic, antialias, half-pixel centres, never below float32."""
+    wide = image[None].to(torch.promote_types(image.dtype, torch.float32))
+    return F.interpolate(wide, size=size, mode="bicubic", antialias=True)[0].to(image.dtype)

@@ -1,0 +1,207 @@
+"""How position information reaches each layer: `LayerPosition`, the joinings and the decompositions of LaPE."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class LayerPosition(NamedTuple):
+    """All that a layer needs to know of position. Every field may be None.
+
+    pre: (N, D), added to the residual stream before the layer.
+    inner: (N, D), added after the layer's first norm, before attention.
+    bias: (heads, N, N), added to the attention logits; or, where it depends on content, a module that makes
+        it from the scaled queries, (B, heads, N, d) -> (B, heads, N, N).
+    rotary: (N, 2d) or (heads, N, 2d), sines then cosines, by which queries and keys are turned.
+    """
+
+    pre: Tensor | None = None
+    inner: Tensor | None = None
+    bias: Tensor | nn.Module | None = None
+    rotary: Tensor | None = None
+
+    def merge(self, other: LayerPosition) -> LayerPosition:
+        """Take what both say: `pre`, `inner` and `bias` add up; queries and keys turn once only."""
+        if self.rotary is not None and other.rotary is not None:
+            raise ValueError("`rotary` must be given by one encoding at most, got two.")
+        return LayerPosition(
+            pre=_sum(self.pre, other.pre),
+            inner=_sum(self.inner, other.inner),
+            bias=_sum(self.bias, other.bias),
+            rotary=self.rotary if other.rotary is None else other.rotary,
+        )
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """Add what is there; a sum of content-dependent biases is a matter for their own module."""
+    return a if b is None else b if a is None else a + b
+
+
+class Joining(nn.Module, ABC):
+    """Turns the table w of an absolute encoding into what each layer gets.
+
+    Args:
+        depth: number of layers.
+        layers: eta; only the first `layers` layers are joined, the others get nothing. All by default.
+
+    `tables` says how many tables it joins: one, unless each layer has its own.
+    """
+
+    def __init__(self, depth: int, layers: int | None = None) -> None:
+        super().__init__()
+        if depth < 1:
+            raise ValueError(f"`depth` must be at least 1, got {depth}.")
+        layers = depth if layers is None else layers
+        if not 1 <= layers <= depth:
+            raise ValueError(f"`joined_layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
+        self.depth = depth
+        self.layers = layers
+
+    @property
+    def tables(self) -> int:
+        """How many tables `forward` takes."""
+        return 1
+
+    def forward(self, *tables: Tensor) -> list[LayerPosition]:
+        """Turn tables of (N, D) into one `LayerPosition` a layer."""
+        joined = self.join(*tables)
+        return joined + [LayerPosition()] * (self.depth - len(joined))
+
+    @abstractmethod
+    def join(self, *tables: Tensor) -> list[LayerPosition]:
+        """Say what the first layers get; the others get nothing."""
+
+    def extra_repr(self) -> str:
+        return f"depth={self.depth}, layers={self.layers}"
+
+
+class Default(Joining):
+    """w is added once, to the token embedding; it goes through the layers with the residual stream.
+
+    Reference: ViT (Dosovitskiy et al., 2021), Eq. 1; LaPE (Yu et al., 2023), Eq. 2.
+    """
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+
+    def join(self, *tables: Tensor) -> list[LayerPosition]:
+        """Give w: (N, D) to the stream before the first layer."""
+        return [LayerPosition(pre=tables[0])]
+
+
+class Shared(Joining):
+    """The same w is added to the residual stream before every layer.
+
+    Reference: LaPE (Yu et al., 2023), section 4.5, "shared PE".
+    """
+
+    def join(self, *tables: Tensor) -> list[LayerPosition]:
+        """Give w: (N, D) to the stream before each layer."""
+        return [LayerPosition(pre=tables[0])] * self.layers
+
+
+class Unshared(Joining):
+    """A table of its own is added to the residual stream before every layer; for learnable tables.
+
+    Reference: LaPE (Yu et al., 2023), section 4.5, "unshared PE".
+    """
+
+    @property
+    def tables(self) -> int:
+        """One a joined layer."""
+        return self.layers
+
+    def join(self, *tables: Tensor) -> list[LayerPosition]:
+        """Give w_l: (N, D) to the stream before layer l."""
+        return [LayerPosition(pre=table) for table in tables]
+
+
+class LapeSharing(Joining):
+    r"""LaPE, first version: each layer has a norm of its own for the one w.
+
+    .. math:: x'_l = MSA_l(LN_{x|l}(x_l) + LN_{w|l}(w)), \quad x_0 = \alpha
+
+    Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), Eq. 8-9.
+
+    Args:
+        dim: D.
+        depth: number of layers.
+        layers: eta, as in `Joining`.
+        decomposition: what stands in the place of LN: builds a module from `dim` (`DECOMPOSITIONS`).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        layers: int | None = None,
+        decomposition: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        super().__init__(depth, layers)
+        build = decomposition or layer_norm
+        self.norms = nn.ModuleList(build(dim) for _ in range(self.layers))
+
+    def join(self, *tables: Tensor) -> list[LayerPosition]:
+        """Add LN_l(w): (N, D) to the normalised tokens of layer l."""
+        return [LayerPosition(inner=norm(tables[0])) for norm in self.norms]
+
+
+class Lape(LapeSharing):
+    r"""LaPE: each layer normalises what the layer before made of w, adds it, and hands it on.
+
+    .. math:: x'_l = MSA_l(LN_{x|l}(x_l) + LN_{w|l}(w_l)), \quad w_0 = w, \quad w_{l+1} = LN_{w|l}(w_l)
+
+    The stream starts without w. It depends on parameters and grid alone, never on the image, and so can be
+    folded.
+
+    Reference: LaPE (Yu et al., 2023), Eq. 8-11.
+    """
+
+    def join(self, *tables: Tensor) -> list[LayerPosition]:
+        """Add w_{l+1}: (N, D) to the normalised tokens of layer l."""
+        positions, table = [], tables[0]
+        for norm in self.norms:
+            table = norm(table)  # progressive: layer l refines what layer l - 1 made of it
+            positions.append(LayerPosition(inner=table))
+        return positions
+
+
+class Scale(nn.Module):
+    """gamma * w, with one gamma (`channels=1`) or one a channel; `shift` adds beta."""
+
+    def __init__(self, channels: int, shift: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels)) if shift else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale x: (N, D) to (N, D)."""
+        return x * self.weight if self.bias is None else torch.addcmul(self.bias, x, self.weight)
+
+
+def layer_norm(dim: int) -> nn.Module:
+    """gamma * norm(w) + beta: the whole LayerNorm, eps 1e-6 as DeiT's."""
+    return nn.LayerNorm(dim, 1e-6)
+
+
+def _norm(dim: int) -> nn.Module:
+    return nn.LayerNorm(dim, 1e-6, elementwise_affine=False)
+
+
+#: What can stand in the place of LN_l: LaPE (2023), Table 8; the first version (2022), Table 5.
+#: Parameters a layer, in this order: 0, 1, D, 2D, 0, 1, D, 2D.
+DECOMPOSITIONS: dict[str, Callable[[int], nn.Module]] = {
+    "w": lambda dim: nn.Identity(),
+    "scalar_w": lambda dim: Scale(1),
+    "channel_w": lambda dim: Scale(dim),
+    "affine_w": lambda dim: Scale(dim, shift=True),
+    "norm": _norm,
+    "scalar_norm": lambda dim: nn.Sequential(_norm(dim), Scale(1)),
+    "channel_norm": lambda dim: nn.Sequential(_norm(dim), Scale(dim)),
+    "layer_norm": layer_norm,
+}

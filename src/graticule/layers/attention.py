@@ -1,0 +1,58 @@
+"""Multi-head self-attention that takes a bias and a rotation from a `LayerPosition`."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from timm.layers import apply_rot_embed_cat
+from torch import Tensor, nn
+
+from graticule.joining import LayerPosition
+
+
+class Attention(nn.Module):
+    r"""softmax(q k^T / sqrt(d) + bias) v in every head, through `scaled_dot_product_attention`.
+
+    The queries, keys and values come from one matrix, ordered q, k, v and then by head, under the names of
+    timm and DeiT (`qkv`, `proj`).
+
+    Reference: Attention Is All You Need (Vaswani et al., 2017), Eq. 1.
+
+    Args:
+        dim: D, a multiple of `num_heads`.
+        num_heads: h.
+        qkv_bias: whether the three projections have a bias.
+        attn_drop: dropout rate on the attention weights.
+        proj_drop: dropout rate on the output.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"`embed_dim` must be a multiple of `num_heads`, got {dim} with {num_heads} heads.")
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.attn_drop = attn_drop
+        self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition()) -> Tensor:  # noqa: B008 (a constant)
+        """Mix the tokens x: (B, N, D) into (B, N, D)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # (B, h, N, d)
+        if position.rotary is not None:
+            q, k = (apply_rot_embed_cat(t, position.rotary).type_as(v) for t in (q, k))
+        bias = position.bias
+        if isinstance(bias, nn.Module):
+            bias = bias(q * self.head_dim**-0.5)
+        if bias is not None:
+            bias = bias.to(q.dtype)
+        dropout = self.attn_drop if self.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))

@@ -1,0 +1,61 @@
+"""The pre-norm transformer block, which knows of position only what a `LayerPosition` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+
+from graticule.joining import LayerPosition
+from graticule.layers.attention import Attention
+
+
+class Block(nn.Module):
+    r"""Attention, then an MLP, each behind a norm and a shortcut.
+
+    .. math:: x' = x + MSA(LN(x) + p), \quad x'' = x' + MLP(LN(x'))
+
+    where p is `inner` of the layer's position, if any.
+
+    Reference: ViT (Dosovitskiy et al., 2021), Eq. 2-3; with p, LaPE (Yu et al., 2023), Eq. 9.
+
+    Args:
+        dim: D.
+        num_heads: h.
+        mlp_ratio: hidden channels of the MLP, as a multiple of D.
+        qkv_bias: whether queries, keys and values have a bias.
+        proj_drop: dropout rate on the outputs of attention and MLP.
+        attn_drop: dropout rate on the attention weights.
+        drop_path: stochastic depth rate.
+        norm_layer: builds a norm from D.
+        act_layer: the MLP's activation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        drop_path: float = 0.0,
+        norm_layer: Callable[[int], nn.Module] = nn.LayerNorm,
+        act_layer: type[nn.Module] = nn.GELU,
+    ) -> None:
+        super().__init__()
+        self.norm1 = norm_layer(dim)
+        self.attn = Attention(dim, num_heads, qkv_bias, attn_drop, proj_drop)
+        self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.norm2 = norm_layer(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
+        self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition()) -> Tensor:  # noqa: B008 (a constant)
+        """Take tokens x: (B, N, D) to (B, N, D); `position.pre` is the backbone's to add."""
+        y = self.norm1(x)
+        if position.inner is not None:
+            y = y + position.inner
+        x = x + self.drop_path1(self.attn(y, position))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))

@@ -1,0 +1,58 @@
+"""Turn all that depends on parameters and grid alone into constants, and back."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from graticule.grid import Grid
+from graticule.position import FoldedPosition, Position
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def fold(model: Model, img_size: int | tuple[int, int] | None = None) -> Model:
+    """Replace the position information of `model` by constants, in place; returns the model in evaluation mode.
+
+    LaPE's LN_l(w_l), gathered bias tables, resampled or computed tables: at inference the method then costs
+    what no method costs. The original stays inside and `unfold` brings it back. A folded model refuses to be
+    trained and refuses another grid. Folding a folded model folds it again, for `img_size`.
+
+    Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), section 3.4.
+
+    Args:
+        model: one of our backbones, or a module that holds some.
+        img_size: pixels, a side or (height, width); by default the size that the model is built for.
+
+    Raises:
+        ValueError: if there is nothing to fold, or if it depends on the image.
+    """
+    unfold(model)
+    model.eval()
+    backbones = _backbones(model)
+    if not backbones:
+        raise ValueError(f"`model` must be or hold a backbone with a `position`, got {type(model).__name__}.")
+    folded = [FoldedPosition(backbone.position, _grid(backbone, img_size)) for backbone in backbones]
+    for backbone, position in zip(backbones, folded, strict=True):
+        backbone.position = position.eval()
+    return model
+
+
+def unfold(model: Model) -> Model:
+    """Bring the position information that `fold` replaced back, in place; returns the model."""
+    for backbone in _backbones(model):
+        if isinstance(backbone.position, FoldedPosition):
+            backbone.position = backbone.position.original
+    return model
+
+
+def _backbones(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if isinstance(getattr(module, "position", None), Position)]
+
+
+def _grid(backbone: Any, img_size: int | tuple[int, int] | None) -> Grid:
+    if img_size is None:
+        return backbone.grid
+    image = (img_size, img_size) if isinstance(img_size, int) else img_size
+    return Grid.of_image(image, backbone.patch_embed.patch_size, backbone.num_prefix_tokens)

@@ -1,0 +1,133 @@
+"""Hold recorded outputs of a reference implementation against this project.
+
+    python tests/parity/check.py CASE.safetensors [CASE.safetensors ...]
+
+A case is two files: `CASE.safetensors` (input, weights under their published names, outputs) and `CASE.json`
+(reference, class, keyword arguments). The model is built in float64 by the class's entry in `BUILDERS`, and
+every recorded output is compared with ours. Prints the largest difference of each tensor; exits 1 above 1e-9.
+
+A family that comes later adds its class to `BUILDERS`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from graticule.backbones import DistilledVisionTransformer, VisionTransformer
+from graticule.backbones.vit_sizes import checkpoint_filter_fn
+from graticule.factory import build_position
+
+TOLERANCE = 1e-9
+
+#: LaPE's names -> ours
+ENCODINGS = {
+    "learnable": "learnable",
+    "1D_sin": "sinusoidal_1d",
+    "2D_sin": "sinusoidal_2d",
+    "2D_RPE": "relative_bias",
+}
+JOININGS = {"basic": "default", "share": "shared", "unshare": "unshared", "LaPE": "lape", "LN": "lape"}
+
+
+class UnknownClassError(Exception):
+    """The case names a class that nothing here is held against."""
+
+
+def build_lape(kwargs: dict[str, Any], distilled: bool = False) -> nn.Module:
+    """Build what LaPE's code builds from the same keyword arguments."""
+    position = partial(
+        build_position,
+        encoding=ENCODINGS[kwargs.pop("pe", "learnable")],
+        joining=JOININGS[kwargs.pop("join_type", "basic")],
+    )
+    return (DistilledVisionTransformer if distilled else VisionTransformer)(position, **kwargs)
+
+
+def build_timm(kwargs: dict[str, Any], distilled: bool = False) -> nn.Module:
+    """Build what timm builds from the same keyword arguments."""
+    position = partial(build_position, encoding="none" if kwargs.pop("pos_embed", "learn") == "none" else "learnable")
+    return (DistilledVisionTransformer if distilled else VisionTransformer)(position, **kwargs)
+
+
+BUILDERS: dict[tuple[str, str], Callable[[dict[str, Any]], nn.Module]] = {
+    ("Ingrid725/LaPE", "VisionTransformer"): build_lape,
+    ("Ingrid725/LaPE", "DistilledVisionTransformer"): partial(build_lape, distilled=True),
+    ("timm", "timm.models.VisionTransformer"): build_timm,
+    ("timm", "timm.models.VisionTransformerDistilled"): partial(build_timm, distilled=True),
+}
+
+
+def build(case: dict[str, Any]) -> nn.Module:
+    """Build our model of a case, in float64 and evaluation mode, with random weights."""
+    reference = case["reference"].split("@")[0].split(" ")[0]
+    try:
+        builder = BUILDERS[reference, case["class"]]
+    except KeyError:
+        known = ", ".join(f"{cls} of {source}" for source, cls in BUILDERS)
+        raise UnknownClassError(f"no builder for {case['class']} of {reference}; there are: {known}") from None
+    kwargs = dict(case["kwargs"])
+    if "norm_eps" in kwargs:
+        kwargs["norm_layer"] = partial(nn.LayerNorm, eps=kwargs.pop("norm_eps"))
+    return builder(kwargs).double().eval()
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, images: Tensor, names: list[str]) -> dict[str, Tensor]:
+    """Compute the named outputs: `output`, and `pe_layer_L`, what layer L adds after its norm."""
+    found = {"output": model(images)}
+    for layer, position in enumerate(model.position(model.grid)):
+        if position.inner is not None:
+            found[f"pe_layer_{layer}"] = position.inner
+    return {name: found[name] for name in names if name in found}
+
+
+def differences(path: Path) -> dict[str, float]:
+    """Return the largest absolute difference of every recorded output of the case at `path`; inf if we have none."""
+    case = json.loads(path.with_suffix(".json").read_text())
+    tensors = load_file(path)
+    weights = {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}
+    weights = {name: t.double() if t.is_floating_point() else t for name, t in weights.items()}
+    recorded = {name: t.double() for name, t in tensors.items() if not name.startswith("weight.") and name != "input"}
+
+    model = build(case)
+    model.load_state_dict(checkpoint_filter_fn(weights, model), strict=True)
+    ours = outputs(model, tensors["input"].double(), list(recorded))
+    return {
+        name: (ours[name].reshape(value.shape) - value).abs().max().item()
+        if name in ours and ours[name].numel() == value.numel()
+        else float("inf")
+        for name, value in recorded.items()
+    }
+
+
+def main(paths: list[str]) -> int:
+    """Check every case; returns 0 if all agree to `TOLERANCE`, 1 otherwise."""
+    if not paths or {"-h", "--help"} & set(paths):
+        print(__doc__)
+        return 0 if paths else 1
+    failed = False
+    for path in map(Path, paths):
+        try:
+            found = differences(path)
+        except (UnknownClassError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+            print(f"FAIL {path.stem}: {type(error).__name__}: {error}")
+            failed = True
+            continue
+        for name, difference in found.items():
+            agrees = difference <= TOLERANCE  # a NaN does not
+            failed |= not agrees
+            print(f"{'ok  ' if agrees else 'FAIL'} {path.stem:32s} {name:16s} {difference:.3e}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
