@@ -107,7 +107,7 @@ class VisionTransformer(nn.Module):
         self.patch_embed = PatchEmbed(to_2tuple(img_size), patch, in_chans, embed_dim, strict_img_size=False)
         self.position = position(self.grid, dim=embed_dim, depth=depth, num_heads=num_heads)
         self.pos_drop = nn.Dropout(pos_drop_rate)
-        rates = torch.linspace(0, drop_path_rate, depth).tolist()  # stochastic depth decay rule
+        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()  # stochastic depth decay rule
         self.blocks = nn.Sequential(
             *[
                 Block(

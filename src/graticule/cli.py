@@ -1,0 +1,402 @@
+"""The command `graticule`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+USAGE = """\
+usage: graticule COMMAND ...
+
+Choose a position embedding and how it reaches each layer, train a vision backbone, and see what came of it.
+
+  models         list the backbones, encodings, joinings and recipes
+  train          train a recipe, or go on with a run
+  evaluate       accuracy of runs at several image sizes
+  correlations   draw what every layer of a run knows of position
+  compare        several choices with several seeds, one table
+  demo           the whole chain on embedded digits, in minutes
+
+graticule COMMAND --help says more. To begin: graticule train digits_quick
+"""
+
+
+@dataclass
+class Models:
+    """List the backbones with their sizes, and what a recipe's options can be."""
+
+    pattern: tyro.conf.Positional[str] = "*"
+    """names to list, as in a shell: deit_*"""
+
+
+@dataclass
+class Evaluate:
+    """Accuracy of runs at several image sizes: one table, and a plot with the drop against the training size."""
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders"""
+    sizes: list[str] = dataclasses.field(default_factory=list)
+    """sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    checkpoint: str = "best"
+    """best or last"""
+    device: str = "auto"
+    """cpu, cuda, ... (default: a GPU if there is one)"""
+    output: Path | None = None
+    """folder for the table and the plot (default: the first run's)"""
+
+
+@dataclass
+class Correlations:
+    """Draw the position correlations of every layer (LaPE, Eq. 12), with numbers beside the pictures."""
+
+    run: tyro.conf.Positional[Path]
+    """run folder"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
+    checkpoint: str = "best"
+    """best or last"""
+    output: Path | None = None
+    """folder for the picture and the arrays (default: the run's)"""
+
+
+@dataclass
+class Compare:
+    """Train several choices with several seeds: one table with mean, standard deviation and a paired test.
+
+    A choice is overrides of the recipe, as on the command line of train, with commas between:
+    graticule compare digits_quick --choices joining=default joining=lape encoding=sinusoidal_2d,joining=lape
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """name of a recipe, or a Python file"""
+    choices: list[str]
+    """the choices; the first is what the others are held against"""
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
+    """seeds, the same for every choice"""
+    output: Path | None = None
+    """folder of the runs (default: runs/compare-RECIPE)"""
+    quick: bool = False
+    """a few steps only, to see that everything works"""
+
+
+@dataclass
+class Demo:
+    """Train a small ViT on embedded digits with the default joining and with LaPE, and write report.html."""
+
+    output: Path = Path("runs/demo")
+    """folder of the runs and the report"""
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
+    """seeds, the same for both"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 1 for a mistake that is named, 2 for a bad option, 130 if stopped."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = {
+        "models": _models,
+        "train": _train,
+        "evaluate": _evaluate,
+        "correlations": _correlations,
+        "compare": _compare,
+        "demo": _demo,
+    }
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("graticule"))
+        return 0
+    _quiet()
+    try:
+        from graticule.factory import known_name
+
+        command = commands[known_name("COMMAND", arguments[0], commands)]
+        return command(arguments[1:])
+    except KeyboardInterrupt:
+        print("\ngraticule: stopped.", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if os.environ.get("GRATICULE_DEBUG") or not isinstance(error, _named_mistakes()):
+            raise
+        print(f"graticule: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _named_mistakes() -> tuple[type[Exception], ...]:
+    """What is the user's to mend, and is said without a traceback (GRATICULE_DEBUG=1 shows it)."""
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    return ValueError, OSError, ImportError, FloatingPointError, MisconfigurationException
+
+
+def _quiet() -> None:
+    """Keep what Lightning tells its developers from the user's screen."""
+    import logging
+
+    import lightning.pytorch  # noqa: F401 (sets its own level when it is imported)
+
+    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"lightning\..*")
+    warnings.filterwarnings("ignore", module=r"torch\..*", category=FutureWarning)
+
+
+def _parse(kind: Any, name: str, arguments: list[str], **kwargs: Any) -> Any:
+    """Parse typed options; an unknown one is an error that lists the known ones."""
+    parsed, unknown = tyro.cli(kind, prog=f"graticule {name}", args=arguments, return_unknown_args=True, **kwargs)
+    if unknown:
+        options = _options(kind)
+        close = difflib.get_close_matches(unknown[0].replace("_", "-").partition("=")[0], options, n=2)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        known = textwrap.fill(" ".join(options), 100, subsequent_indent="  ", break_on_hyphens=False)
+        raise ValueError(f"unknown option {unknown[0]!r}; {hint}The options are:\n  {known}")
+    return parsed
+
+
+def _options(kind: Any, prefix: str = "--") -> list[str]:
+    found = []
+    for field in dataclasses.fields(kind):
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        name = prefix + ("" if field.name == "recipe" and kind is not Compare else field.name.replace("_", "-"))
+        if dataclasses.is_dataclass(default):
+            found += _options(type(default), name if name == prefix else name + ".")
+        elif "Positional" not in str(field.type):
+            found.append(name)
+    return found
+
+
+def _sizes(given: Sequence[str]) -> list[tuple[int, int]]:
+    sizes = []
+    for text in given:
+        sides = text.lower().split("x")
+        if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+            raise ValueError(f"`sizes` must be sides in pixels or HEIGHTxWIDTH, as 224 or 320x224, got {text!r}.")
+        sizes.append((int(sides[0]), int(sides[-1])))
+    return sizes
+
+
+def _checkpoint(given: str) -> Any:
+    if given not in ("best", "last"):
+        raise ValueError(f"`checkpoint` must be best or last, got {given!r}.")
+    return given
+
+
+def _device(given: str) -> str:
+    import torch
+
+    return ("cuda" if torch.cuda.is_available() else "cpu") if given == "auto" else given
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+    for row in [columns, ["-" * width for width in widths], *rows]:
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _models(arguments: list[str]) -> int:
+    options = _parse(Models, "models", arguments)
+    import torch
+
+    import graticule
+    from graticule.data import list_datasets
+    from graticule.recipes import list_recipes
+
+    names = graticule.list_models(options.pattern)
+    if not names:
+        raise ValueError(
+            f"no model is named like {options.pattern!r}; the models are {', '.join(graticule.list_models())}."
+        )
+    rows = []
+    for name in names:
+        with torch.device("meta"):
+            model = graticule.create_model(name)
+        count = sum(p.numel() for p in model.parameters())
+        height, width = model.grid.shape
+        size = "x".join(map(str, model.patch_embed.img_size))
+        rows.append(
+            [name, f"{count / 1e6:.2f} M", str(model.embed_dim), str(len(model.blocks)), size, f"{height}x{width}"]
+        )
+    _print_table(("model", "parameters", "dim", "layers", "image", "patches"), rows)
+    print(f"\nencodings       {', '.join(graticule.list_encodings())} (several: learnable+relative_bias)")
+    print(f"joinings        {', '.join(graticule.list_joinings())}")
+    print(f"decompositions  {', '.join(graticule.list_decompositions())} (of LaPE's norm)")
+    print(f"data sets       {', '.join(list_datasets())}")
+    print("recipes")
+    for name, about in list_recipes().items():
+        print(f"  {name:20s} {about}")
+    return 0
+
+
+def _train(arguments: list[str]) -> int:
+    from graticule.recipes import list_recipes, load_recipe
+    from graticule.tasks import Interrupted, Recipe, Run, train
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: graticule train RECIPE [--output FOLDER] [--quick] [overrides of the recipe]")
+        print("       graticule train --resume RUN\n\nThe recipes, or a Python file of yours with a function recipe():")
+        for name, about in list_recipes().items():
+            print(f"  {name:20s} {about}")
+        print("\ngraticule train RECIPE --help lists every option with its value in that recipe.")
+        return 0 if arguments else 2
+    if arguments[0] == "--resume" or arguments[0].startswith("--resume="):
+        folders = [*arguments[0].partition("=")[2:], *arguments[1:]]
+        folders = [folder for folder in folders if folder]
+        if len(folders) != 1:
+            raise ValueError(f"`--resume` must be followed by one run folder and nothing else, got {folders}.")
+        run = Run.open(folders[0])
+        recipe, resume = run.recipe(), True
+    else:
+        loaded = load_recipe(arguments[0])
+
+        @dataclass
+        class Train:
+            __doc__ = f"Train {arguments[0]}; every value of the recipe can be overridden."
+
+            recipe: Annotated[Recipe, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: loaded)
+            output: Path | None = None
+            """run folder (default: runs/RECIPE-DATE-TIME)"""
+            quick: bool = False
+            """a few steps only, to see that everything works"""
+
+        Train.__annotations__["recipe"] = Annotated[Recipe, tyro.conf.arg(name="")]
+        Train.__annotations__["output"] = Path | None
+        Train.__annotations__["quick"] = bool
+        options = _parse(Train, f"train {arguments[0]}", arguments[1:])
+        recipe, resume = options.recipe, False
+        if options.quick:
+            recipe = recipe.quick()
+        name = f"{Path(arguments[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        run = Run(options.output or Path("runs") / name)
+    already = run.finished
+    try:
+        run = train(recipe, run.folder, resume=resume)
+    except Interrupted:
+        print(f"stopped; go on with: graticule train --resume {run.folder}", file=sys.stderr)
+        return 130
+    result = run.result()
+    if already:
+        print("this run was finished already.")
+    print(f"top-1 {result['last_top1']:.2f} % after the last epoch, {result['best_top1']:.2f} % in the best ", end="")
+    print(f"(epoch {result['best_epoch']} of {result['epochs']}), {result['seconds']:.0f} s")
+    print(f"wrote {run.folder}: recipe.json, metrics.csv, weights.safetensors, checkpoints/, tensorboard/")
+    return 0
+
+
+def _evaluate(arguments: list[str]) -> int:
+    options = _parse(Evaluate, "evaluate", arguments)
+    from graticule.analysis import resolution_plot, save_figure
+    from graticule.files import write_json
+    from graticule.grid import Grid
+    from graticule.tasks import Run, evaluate
+
+    runs = [Run.open(folder) for folder in options.runs]
+    wanted = _sizes(options.sizes)
+    models = []
+    for run in runs:  # every mistake is found before the first image is read
+        data = run.data()
+        model = run.model(data, _checkpoint(options.checkpoint))
+        sizes = wanted or [run.recipe().img_size]
+        for size in sizes:
+            Grid.of_image(size, model.patch_embed.patch_size)  # type: ignore[union-attr, arg-type]
+        models.append((run, data, model, sizes))
+    rows: list[list[str]] = []
+    records: list[dict[str, Any]] = []
+    curves = {}
+    for run, data, model, sizes in models:
+        scores = evaluate(model, data, sizes, device=_device(options.device))
+        trained = run.recipe().img_size
+        reference = next((score.top1 for score in scores if score.size == trained), None)
+        for score in scores:
+            drop = "-" if reference is None else f"{score.top1 - reference:+.2f}"
+            top5 = "-" if score.top5 is None else f"{score.top5:.2f}"
+            shown = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == trained else "")
+            rows.append(
+                [str(run.folder), shown, f"{score.top1:.2f}", drop, top5, f"{score.loss:.3f}", f"{score.images:,}"]
+            )
+            records.append({"run": str(run.folder), **dataclasses.asdict(score)})
+        curves[str(run.folder)] = {score.size: [score.top1] for score in scores}
+    _print_table(("run", "size", "top-1 (%)", "drop", "top-5 (%)", "loss", "images"), rows)
+    print("* the size that the run was trained at")
+    folder = options.output or runs[0].folder
+    table = write_json(folder / "evaluation.json", records)
+    figure = resolution_plot(curves, trained_at=runs[0].recipe().img_size)
+    print(f"wrote {table} and {save_figure(figure, folder / 'evaluation.png')}")
+    return 0
+
+
+def _correlations(arguments: list[str]) -> int:
+    options = _parse(Correlations, "correlations", arguments)
+    from graticule.analysis import correlation_sheet, position_correlations, save_figure
+    from graticule.tasks import Run
+
+    run = Run.open(options.run)
+    recipe = run.recipe()
+    model = run.model(checkpoint=_checkpoint(options.checkpoint))
+    size = _sizes([options.img_size])[0] if options.img_size else None
+    found = position_correlations(model, size)
+    title = f"{recipe.model}, {recipe.encoding}, joining {recipe.joining}"
+    folder = options.output or run.folder
+    columns, *rows = found.summary()
+    _print_table([str(c) for c in columns], [[str(cell) for cell in row] for row in rows])
+    picture = save_figure(correlation_sheet(found, title), folder / "correlations.png")
+    print(f"wrote {picture} and {found.save(folder / 'correlations.npz')}")
+    return 0
+
+
+def _compare(arguments: list[str]) -> int:
+    options = _parse(Compare, "compare", arguments)
+    from graticule.recipes import load_recipe
+    from graticule.studies import compare
+    from graticule.studies.compare import COLUMNS
+    from graticule.tasks import Interrupted, Recipe
+
+    base = load_recipe(options.recipe)
+    base = base.quick() if options.quick else base
+    choices = {}
+    for choice in options.choices:
+        pairs = [pair.partition("=") for pair in choice.split(",")]
+        if not all(key and equals for key, equals, _ in pairs):
+            raise ValueError(f"`choices` must be like joining=lape,joined_layers=3, got {choice!r}.")
+        flags = [text for key, _, value in pairs for text in (f"--{key.replace('_', '-')}", value)]
+        if choice in choices:
+            raise ValueError(f"`choices` must differ, got {choice!r} twice.")
+        choices[choice] = _parse(Recipe, "compare --choices", flags, default=base)
+    folder = options.output or Path("runs") / f"compare-{Path(options.recipe).stem}"
+    try:
+        comparison = compare(choices, options.seeds, folder)
+    except Interrupted:
+        print("stopped; the same command goes on where it stood.", file=sys.stderr)
+        return 130
+    _print_table(COLUMNS, comparison.rows())
+    print(*comparison.verdict(), sep="\n")
+    print(f"wrote {folder / 'comparison.md'} and {folder / 'comparison.json'}")
+    return 0
+
+
+def _demo(arguments: list[str]) -> int:
+    options = _parse(Demo, "demo", arguments)
+    from graticule.studies.demo import demo
+
+    report = demo(options.output, options.seeds)
+    print(f"wrote {report}; open it in a browser. The runs are beside it, in {options.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

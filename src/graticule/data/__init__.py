@@ -1,0 +1,20 @@
+"""Real images, on this machine or shipped with a package, as batches that can be repeated."""
+
+from graticule.data.images import ArrayImages, DatasetInfo
+from graticule.data.module import DataModule, build_mixup, list_datasets, load_dataset
+from graticule.data.sampling import EpochSampler, SeededImages
+from graticule.data.transforms import Augmentation, evaluation_transform, training_transform
+
+__all__ = [
+    "ArrayImages",
+    "Augmentation",
+    "DataModule",
+    "DatasetInfo",
+    "EpochSampler",
+    "SeededImages",
+    "build_mixup",
+    "evaluation_transform",
+    "list_datasets",
+    "load_dataset",
+    "training_transform",
+]

@@ -1,0 +1,93 @@
+"""Fashion-MNIST: 70,000 real images of clothes, from the files wherever they are."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+from torchvision.datasets import FashionMNIST
+
+from graticule.data.images import ArrayImages, DatasetInfo, Split
+
+#: Where Debian's package dataset-fashion-mnist puts its files.
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+_PARTS = {"train": "train", "test": "t10k"}
+
+INFO = DatasetInfo(
+    name="fashion_mnist",
+    class_names=tuple(FashionMNIST.classes),
+    channels=1,
+    size=(28, 28),
+    mean=(0.2860,),
+    std=(0.3530,),
+)
+
+
+def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, DatasetInfo]:
+    """Load 60,000 training or 10,000 test images, 28 x 28, grey, ten classes.
+
+    The four files of the set, gzipped or not, are looked for in `root`, in `root`/FashionMNIST/raw (where
+    torchvision puts them), both under the folder that the environment variable GRATICULE_DATA names, and
+    where Debian's package has them.
+
+    Raises:
+        FileNotFoundError: if they are nowhere, with the places and how to get them.
+        ValueError: if a file is damaged or of another kind.
+    """
+    folder = _find(root)
+    part = _PARTS[split]
+    images = read_idx(_file(folder, f"{part}-images-idx3-ubyte"), dimensions=3)
+    labels = read_idx(_file(folder, f"{part}-labels-idx1-ubyte"), dimensions=1)
+    if len(images) != len(labels) or (len(labels) and labels.max() >= 10):
+        raise ValueError(f"{folder} must hold as many labels as images, from 0 to 9; its files do not belong together.")
+    return ArrayImages(images, labels), INFO
+
+
+def _find(root: Path | None) -> Path:
+    roots = (
+        [root] if root is not None else [Path(os.environ["GRATICULE_DATA"])] if "GRATICULE_DATA" in os.environ else []
+    )
+    places = [place for base in roots for place in (base, base / "FashionMNIST" / "raw")]
+    if root is None:
+        places.append(DEBIAN_FOLDER)
+    for place in places:
+        if all(_file(place, f"{part}-images-idx3-ubyte").exists() for part in _PARTS.values()):
+            return place
+    raise FileNotFoundError(
+        f"`data_root` must hold the files of Fashion-MNIST (train-images-idx3-ubyte.gz and three more); looked in "
+        f"{', '.join(map(str, places))}. Get them with `apt-get install dataset-fashion-mnist`, or with "
+        'torchvision.datasets.FashionMNIST("data", download=True) and --data-root data.'
+    )
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / name if (folder / name).exists() else folder / f"{name}.gz"
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Read an array of bytes in the idx format of MNIST, gzipped or not.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it is truncated, or no idx file of bytes with so many dimensions.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"`data_root` must hold {path.name}, which is not in {path.parent}.") from None
+    except (EOFError, gzip.BadGzipFile, OSError) as error:
+        raise ValueError(f"{path} is damaged: {error}.") from None
+    start = 4 + 4 * dimensions
+    if len(content) < start or content[:4] != bytes([0, 0, 8, dimensions]):
+        raise ValueError(f"{path} must be an idx file of bytes with {dimensions} dimensions, and is not.")
+    shape = struct.unpack(f">{dimensions}I", content[4:start])
+    if len(content) - start != int(np.prod(shape)):
+        raise ValueError(
+            f"{path} is damaged: {len(content) - start:,} bytes where {shape} asks for {np.prod(shape):,}."
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -1,0 +1,81 @@
+"""What a set of images is: (image, label) pairs, and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What a model and its transforms need to know of a data set.
+
+    `size` is the native (height, width) of the images, None where they differ; `mean` and `std` are those of
+    the training images a channel, in [0, 1].
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    channels: int
+    size: tuple[int, int] | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+
+class ArrayImages(Dataset[tuple[Image.Image, int]]):
+    """Images held in memory: `images` (n, H, W) or (n, H, W, 3), uint8, and `labels` (n,)."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        if len(images) != len(labels):
+            raise ValueError(f"`labels` must be as many as the images, {len(images)}, got {len(labels)}.")
+        self.images = images
+        self.labels = labels.astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(self.images[index]), int(self.labels[index])
+
+
+def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]:
+    """Return `count` indices that are spread over the classes as evenly as they can be, in rising order.
+
+    A class gives its first images; the choice depends on labels and count alone.
+
+    Raises:
+        ValueError: if `count` is not from 1 to the number of images.
+    """
+    labels = np.asarray(labels)
+    if not 1 <= count <= len(labels):
+        raise ValueError(f"`limit` must be from 1 to the number of images, {len(labels)}, got {count}.")
+    rank = np.empty(len(labels), dtype=np.int64)  # the how-manieth of its class an image is
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        rank[of_class] = np.arange(len(of_class))
+    return sorted(np.lexsort((labels, rank))[:count].tolist())
+
+
+def stratified_split(labels: np.ndarray, test_per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split indices into train and test with `test_per_class` of every class in test; fixed by `seed`."""
+    generator = torch.Generator().manual_seed(seed)
+    test = []
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        order = torch.randperm(len(of_class), generator=generator).numpy()
+        test.append(of_class[order[:test_per_class]])
+    chosen = np.sort(np.concatenate(test))
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen

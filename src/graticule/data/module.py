@@ -1,0 +1,197 @@
+"""A data set, its transforms and its batches, as Lightning wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+from timm.data import Mixup
+from torch.utils.data import DataLoader, Subset
+
+from graticule.data.cifar import cifar
+from graticule.data.digits import digits
+from graticule.data.fashion_mnist import fashion_mnist
+from graticule.data.folder import image_folder
+from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset
+from graticule.data.sampling import EpochSampler, SeededImages, TensorImages, TransformedImages
+from graticule.data.transforms import Augmentation, evaluation_transform, training_transform
+from graticule.factory import known_name
+
+#: Images of at most so many pixels in all are transformed once and held in memory.
+_IN_MEMORY_PIXELS = 64_000_000
+
+_DATASETS: dict[str, Callable[[Split, Path | None], tuple[Any, DatasetInfo]]] = {
+    "digits": lambda split, root: digits(split),
+    "fashion_mnist": fashion_mnist,
+    "cifar10": partial(cifar, "cifar10"),
+    "cifar100": partial(cifar, "cifar100"),
+    "image_folder": image_folder,
+}
+
+
+def list_datasets() -> list[str]:
+    """List the names that `dataset` takes."""
+    return list(_DATASETS)
+
+
+def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tuple[Any, DatasetInfo]:
+    """Load a split of a data set: pairs of an image and a label, and what is known of them.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError: for an unknown name, or data that are not there or damaged.
+    """
+    known_name("dataset", name, _DATASETS)
+    return _DATASETS[name](split, None if root is None else Path(root))
+
+
+def build_mixup(
+    *, mixup: float, cutmix: float, prob: float, switch_prob: float, label_smoothing: float, num_classes: int
+) -> Mixup | None:
+    """Build timm's Mixup, which makes soft labels of (B, num_classes); None where both alphas are 0."""
+    if mixup < 0 or cutmix < 0:
+        raise ValueError(f"`mixup` and `cutmix` must not be negative, got {mixup} and {cutmix}.")
+    if mixup == cutmix == 0:
+        return None
+    return Mixup(
+        mixup_alpha=mixup,
+        cutmix_alpha=cutmix,
+        prob=prob,
+        switch_prob=switch_prob,
+        label_smoothing=label_smoothing,
+        num_classes=num_classes,
+    )
+
+
+class DataModule(L.LightningDataModule):
+    """The batches of a data set for training and for evaluation at any size.
+
+    Args:
+        dataset: one of `list_datasets()`.
+        root: its folder, where it has one.
+        size: (height, width) in training.
+        batch_size: images a training batch.
+        eval_batch_size: images a batch in evaluation.
+        workers: processes that load images; 0 loads them in the main process.
+        seed: decides order and augmentation.
+        augmentation: what happens to training images.
+        limit_train: use so many training images only, balanced over the classes.
+        limit_test: use so many test images only, balanced over the classes.
+        drop_last: leave out a last training batch that is not full, as mixing in pairs needs.
+    """
+
+    info: DatasetInfo
+
+    def __init__(
+        self,
+        dataset: str,
+        *,
+        root: str | Path | None = None,
+        size: tuple[int, int],
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        workers: int = 0,
+        seed: int = 0,
+        augmentation: Augmentation | None = None,
+        limit_train: int | None = None,
+        limit_test: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__()
+        if drop_last and batch_size % 2:
+            raise ValueError(f"`batch_size` must be even where images are mixed in pairs, got {batch_size}.")
+        known_name("dataset", dataset, _DATASETS)
+        self.dataset = dataset
+        self.root = root
+        self.size = size
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.workers = workers
+        self.seed = seed
+        self.augmentation = augmentation or Augmentation()
+        self.limits = {"train": limit_train, "test": limit_test}
+        self.drop_last = drop_last
+        self._images: dict[Split, Any] = {}
+        self._train: Any = None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Find the images and check them as far as can be done without reading each."""
+        if self._images:
+            return
+        splits: tuple[Split, ...] = ("train", "test")
+        for split in splits:
+            images, self.info = load_dataset(self.dataset, split, self.root)
+            limit = self.limits[split]
+            if limit is not None:
+                images = _Chosen(images, balanced_subset(images.labels, limit))
+            self._images[split] = images
+        if len(self._images["train"]) < self.batch_size and self.drop_last:
+            raise ValueError(
+                f"`batch_size` must not exceed the number of training images, {len(self._images['train'])}, where "
+                f"images are mixed in pairs, got {self.batch_size}."
+            )
+
+    @property
+    def skipped(self) -> dict[Path, str]:
+        """The broken images that training has met in this process, with what was wrong with each."""
+        return getattr(self._images.get("train"), "skipped", {})
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Batches of images (B, C, height, width) and labels (B,), in an order of their own each epoch."""
+        if self._train is None:
+            images = self._images["train"]
+            if not self.augmentation.random and self._fits_in_memory(images, self.size):
+                self._train = TensorImages(images, evaluation_transform(self.info, self.size, self.augmentation))
+            else:
+                transform = training_transform(self.info, self.size, self.augmentation)
+                self._train = SeededImages(images, transform, self.seed)
+        sampler = EpochSampler(len(self._train), self.seed)
+        return self._loader(self._train, self.batch_size, sampler=sampler, drop_last=self.drop_last)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Batches of the test images at the training size."""
+        return self.eval_dataloader(self.size)
+
+    def eval_dataloader(self, size: tuple[int, int]) -> DataLoader[Any]:
+        """Batches of the test images at `size` = (height, width), every image once."""
+        images = self._images["test"]
+        transform = evaluation_transform(self.info, size, self.augmentation)
+        kind = TensorImages if self._fits_in_memory(images, size) else TransformedImages
+        return self._loader(kind(images, transform), self.eval_batch_size)
+
+    def _fits_in_memory(self, images: Any, size: tuple[int, int]) -> bool:
+        held = isinstance(images.source if isinstance(images, _Chosen) else images, ArrayImages)
+        return held and len(images) * size[0] * size[1] * self.info.channels <= _IN_MEMORY_PIXELS
+
+    def _loader(self, images: Any, batch_size: int, **kwargs: Any) -> DataLoader[Any]:
+        whole = isinstance(images, TensorImages)  # already batches: nothing is left for workers or collation
+        workers = 0 if whole else self.workers
+        return DataLoader(
+            images,
+            batch_size,
+            num_workers=workers,
+            collate_fn=_as_it_is if whole else None,
+            persistent_workers=workers > 0,
+            pin_memory=False,
+            **kwargs,
+        )
+
+
+class _Chosen(Subset[Any]):
+    """Some of the images, with the labels and the broken files of the whole."""
+
+    def __init__(self, images: Any, indices: list[int]) -> None:
+        super().__init__(images, indices)
+        self.source = images
+        self.labels = np.asarray(images.labels)[indices]
+
+    @property
+    def skipped(self) -> dict[Path, str]:
+        return getattr(self.source, "skipped", {})
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,130 @@
+"""From an image to a tensor: timm's transforms, set for large and for small images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PIL import Image
+from timm.data import create_transform
+from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
+from timm.data.random_erasing import RandomErasing
+from torch import Tensor
+from torchvision import transforms as T
+from torchvision.transforms import InterpolationMode
+
+from graticule.data.images import DatasetInfo
+
+Transform = Callable[[Image.Image], Tensor]
+_INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What happens to a training image; all off by default. `crop_pct` is for evaluation too."""
+
+    random_crop_padding: int = 0
+    """pixels of padding before a random crop, for small images"""
+    scale: tuple[float, float] | None = None
+    """range of the area of a random resized crop, as a share of the image"""
+    hflip: float = 0.0
+    """probability of a horizontal flip"""
+    color_jitter: float = 0.0
+    """strength of brightness, contrast and saturation jitter, where there is no RandAugment"""
+    rand_augment: str | None = None
+    """timm's string, as rand-m9-mstd0.5-inc1"""
+    erasing: float = 0.0
+    """probability of random erasing"""
+    crop_pct: float = 1.0
+    """in evaluation, the share of the resized image that the centre crop keeps; 0.875 on ImageNet"""
+    interpolation: str = "bicubic"
+    """how images are resized: bicubic, bilinear, ..."""
+
+    def __post_init__(self) -> None:
+        for name in ("hflip", "erasing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"`{name}` must be in [0, 1], got {getattr(self, name)}.")
+        if not 0 < self.crop_pct <= 1:
+            raise ValueError(f"`crop_pct` must be in (0, 1], got {self.crop_pct}.")
+        if self.interpolation not in _INTERPOLATION:
+            known = ", ".join(_INTERPOLATION)
+            raise ValueError(f"`interpolation` must be one of {known}, got {self.interpolation!r}.")
+        if self.scale is not None and not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"`scale` must be a range in (0, 1], got {self.scale}.")
+
+    @property
+    def random(self) -> bool:
+        """Whether a training image differs from epoch to epoch."""
+        return bool(
+            self.random_crop_padding
+            or self.scale
+            or self.hflip
+            or self.color_jitter
+            or self.rand_augment
+            or self.erasing
+        )
+
+
+def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
+    """Resize and crop the centre to `size` = (height, width), then normalise; (C, height, width), float32.
+
+    Large images as DeiT's: the shorter side to size / crop_pct, then the crop. Images of one small native size
+    are resized to `size` whole.
+    """
+    if info.size is None:
+        return create_transform(
+            (info.channels, *size),
+            interpolation=augmentation.interpolation,
+            crop_pct=augmentation.crop_pct,
+            mean=info.mean,
+            std=info.std,
+        )
+    return T.Compose([*_resize(info, size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
+
+
+def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
+    """Augment, bring to `size` = (height, width) and normalise; (C, height, width), float32.
+
+    Its randomness is torch's, Python's and NumPy's. Images of one small native size are cropped with padding
+    (`random_crop_padding`) or by area (`scale`); large ones by area, (0.08, 1) where `scale` is not given.
+    """
+    if info.size is None or augmentation.scale is not None:
+        return create_transform(
+            (info.channels, *size),
+            is_training=True,
+            scale=augmentation.scale or (0.08, 1.0),
+            hflip=augmentation.hflip,
+            color_jitter=augmentation.color_jitter,
+            auto_augment=augmentation.rand_augment,
+            interpolation=augmentation.interpolation,
+            re_prob=augmentation.erasing,
+            re_mode="pixel",
+            mean=info.mean,
+            std=info.std,
+        )
+    steps = _resize(info, size, augmentation)
+    if augmentation.random_crop_padding:
+        steps.append(T.RandomCrop(size, padding=augmentation.random_crop_padding))
+    if augmentation.hflip:
+        steps.append(T.RandomHorizontalFlip(augmentation.hflip))
+    if augmentation.rand_augment:
+        steps.append(_named_augmentation(augmentation.rand_augment, info, size))
+    elif augmentation.color_jitter:
+        steps.append(T.ColorJitter(*[augmentation.color_jitter] * 3))
+    steps += [T.ToTensor(), T.Normalize(info.mean, info.std)]
+    if augmentation.erasing:
+        steps.append(RandomErasing(augmentation.erasing, mode="pixel", device="cpu"))
+    return T.Compose(steps)
+
+
+def _resize(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> list[Callable]:
+    if info.size == size:
+        return []
+    return [T.Resize(size, _INTERPOLATION[augmentation.interpolation])]
+
+
+def _named_augmentation(name: str, info: DatasetInfo, size: tuple[int, int]) -> Callable:
+    fill = tuple(min(255, round(255 * value)) for value in info.mean)
+    options = {"translate_const": int(min(size) * 0.45), "img_mean": fill if info.channels > 1 else fill[0]}
+    build = {"rand": rand_augment_transform, "augm": augment_and_mix_transform}.get(name[:4], auto_augment_transform)
+    return build(name, options)

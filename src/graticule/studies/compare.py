@@ -1,0 +1,132 @@
+"""Several choices, several seeds, one table: mean, standard deviation, and a paired test against the first."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+import torch
+from scipy import stats
+
+from graticule.files import write_json, write_text
+from graticule.tasks import Recipe, Run, build_data, build_model, train
+
+COLUMNS = ("choice", "parameters", "seeds", "top-1, mean (%)", "s.d.", "against the first", "p (paired t)")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Top-1 of every choice and seed, in percent: `scores[choice][i]` is that of `seeds[i]`.
+
+    The score is that of the last epoch: the best epoch is picked by looking at the test images, and would
+    flatter every choice.
+    """
+
+    seeds: tuple[int, ...]
+    scores: dict[str, list[float]]
+    parameters: dict[str, int]
+    runs: dict[str, list[Run]]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One row a choice, as in `COLUMNS`; a dash where there are too few seeds to say."""
+        first = next(iter(self.scores.values()))
+        rows: list[tuple[str, ...]] = []
+        for name, scores in self.scores.items():
+            deviation = f"{stdev(scores):.2f}" if len(scores) > 1 else "-"
+            if scores is first:
+                difference, p = "-", "-"
+            else:
+                difference = f"{fmean(scores) - fmean(first):+.2f}"
+                p = _format_p(paired_p(scores, first))
+            count = f"{self.parameters[name]:,}"
+            rows.append((name, count, str(len(scores)), f"{fmean(scores):.2f}", deviation, difference, p))
+        return rows
+
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        lines = [COLUMNS, tuple("---" for _ in COLUMNS), *self.rows()]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+    def verdict(self) -> list[str]:
+        """One sentence a choice about what the numbers show against the first, at 5 percent."""
+        names = list(self.scores)
+        said = []
+        for name in names[1:]:
+            p = paired_p(self.scores[name], self.scores[names[0]])
+            difference = fmean(self.scores[name]) - fmean(self.scores[names[0]])
+            if p is None:
+                said.append(f"{name} against {names[0]}: {difference:+.2f}, with too few seeds for a test.")
+            elif p < 0.05:
+                said.append(f"{name} against {names[0]}: {difference:+.2f}, p = {p:.3g}: a difference beyond chance.")
+            else:
+                said.append(f"{name} against {names[0]}: {difference:+.2f}, p = {p:.2g}: no difference within error.")
+        return said
+
+
+def paired_p(scores: Sequence[float], reference: Sequence[float]) -> float | None:
+    """Two-sided p of a paired t-test over seeds; None with fewer than two, or where all differences are the same."""
+    differences = [a - b for a, b in zip(scores, reference, strict=True)]
+    if len(differences) < 2 or max(differences) - min(differences) < 1e-12:
+        return None
+    p = float(stats.ttest_rel(scores, reference).pvalue)
+    return None if math.isnan(p) else p
+
+
+def _format_p(p: float | None) -> str:
+    return "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def compare(
+    choices: Mapping[str, Recipe], seeds: Sequence[int], folder: str | Path, *, progress: bool = True
+) -> Comparison:
+    """Train every choice with every seed under `folder`, and write `comparison.md` and `comparison.json` there.
+
+    What is there already is not trained again, so an interrupted comparison goes on where it stood.
+
+    Raises:
+        ValueError: if a choice cannot be built, or a run that is there was made by another recipe; before any work.
+    """
+    folder = Path(folder)
+    if not choices or not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(
+            f"`choices` and `seeds` must not be empty, nor seeds twice, got {list(choices)}, {list(seeds)}."
+        )
+    plan = {
+        name: [(dataclasses.replace(recipe, seed=seed), _folder(folder, name, seed)) for seed in seeds]
+        for name, recipe in choices.items()
+    }
+    parameters = {}
+    for name, recipe in choices.items():
+        info = build_data(recipe).info
+        with torch.device("meta"):
+            model = build_model(recipe, info.num_classes, info.channels)
+        parameters[name] = sum(p.numel() for p in model.parameters())
+        for resolved, place in plan[name]:
+            if Run(place).recipe_file.exists() and Run(place).recipe() != resolved:
+                raise ValueError(
+                    f"`folder` must not hold other runs under the same names, got {str(place)!r}, which was made by "
+                    "another recipe; name another folder."
+                )
+    scores: dict[str, list[float]] = {name: [] for name in choices}
+    runs: dict[str, list[Run]] = {name: [] for name in choices}
+    for index, seed in enumerate(seeds):  # seed by seed, so that an interruption leaves pairs
+        for name in choices:
+            recipe, place = plan[name][index]
+            if progress:
+                print(f"{name}, seed {seed} -> {place}", flush=True)
+            run = train(recipe, place, resume=True, progress=progress)
+            scores[name].append(run.result()["last_top1"])
+            runs[name].append(run)
+    comparison = Comparison(tuple(seeds), scores, parameters, runs)
+    write_text(folder / "comparison.md", comparison.markdown() + "\n\n" + "\n".join(comparison.verdict()) + "\n")
+    write_json(folder / "comparison.json", {"seeds": list(seeds), "top1": scores, "parameters": parameters})
+    return comparison
+
+
+def _folder(folder: Path, choice: str, seed: int) -> Path:
+    safe = "".join(c if c.isalnum() or c in "-_=+" else "-" for c in choice)
+    return folder / safe / f"seed-{seed}"

@@ -1,0 +1,159 @@
+"""What a training run is made of, as one plain dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from graticule.data import Augmentation
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Mixing of two images and their labels (timm's Mixup)."""
+
+    mixup: float = 0.0
+    """alpha of mixup; 0 for none"""
+    cutmix: float = 0.0
+    """alpha of cutmix; 0 for none"""
+    prob: float = 1.0
+    """probability that a batch is mixed"""
+    switch_prob: float = 0.5
+    """probability of cutmix where both are on"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run: every value that decides its result is here, and a run folder keeps it.
+
+    Sizes are in pixels, (height, width); rates are per step; epochs count passes over the training images.
+    """
+
+    model: str = "vit_nano_patch4_28"
+    """backbone, one of `graticule models`"""
+    encoding: str = "learnable"
+    """position encoding"""
+    joining: str = "default"
+    """how the encoding reaches each layer"""
+    joined_layers: int | None = None
+    """eta: only the first layers are joined (default: all)"""
+    decomposition: str | None = None
+    """what stands in the place of LaPE's norm (default: the whole LayerNorm)"""
+    img_size: tuple[int, int] = (28, 28)
+    """height and width of the images, multiples of the patch"""
+    patch_size: int | None = None
+    """side of a patch (default: the backbone's)"""
+    global_pool: Literal["token", "avg"] = "token"
+    """class token or global average pooling"""
+    drop_path_rate: float = 0.0
+    """stochastic depth of the last block"""
+    dataset: str = "digits"
+    """data set, one of digits, fashion_mnist, cifar10, cifar100, image_folder"""
+    data_root: Path | None = None
+    """folder of the data set (default: where the data set is looked for)"""
+    limit_train: int | None = None
+    """train on so many images only, balanced over the classes"""
+    limit_test: int | None = None
+    """test on so many images only, balanced over the classes"""
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    mixing: Mixing = field(default_factory=Mixing)
+    batch_size: int = 64
+    """images a step"""
+    eval_batch_size: int = 256
+    """images a batch in evaluation"""
+    workers: int = 0
+    """processes that load images; 0 loads them in the main process"""
+    epochs: int = 10
+    """passes over the training images, cool-down not counted"""
+    optimizer: str = "adamw"
+    """timm's name of the optimiser: adamw, sgd, lamb, ..."""
+    lr: float = 1e-3
+    """highest learning rate"""
+    min_lr: float = 1e-5
+    """learning rate at the end of the cosine"""
+    warmup_lr: float = 1e-6
+    """learning rate at the start of the warm-up"""
+    warmup_epochs: int = 0
+    """epochs of linear warm-up, counted within `epochs`"""
+    cooldown_epochs: int = 0
+    """epochs at `min_lr` behind the cosine, beyond `epochs`"""
+    weight_decay: float = 0.05
+    """decay of all weights but norms, biases and what says where tokens are"""
+    label_smoothing: float = 0.0
+    """how much of a label is spread over all classes"""
+    clip_grad: float | None = None
+    """largest norm of the gradient (default: no clipping)"""
+    ema_decay: float | None = None
+    """decay of the moving average of the weights, which is what is then evaluated (default: none)"""
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true"] = "32-true"
+    """Lightning's precision"""
+    accelerator: str = "auto"
+    """Lightning's accelerator: auto, cpu, gpu, ..."""
+    compile: bool = False
+    """compile the model with torch.compile"""
+    seed: int = 0
+    """decides initialisation, order and augmentation"""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("batch_size", 1),
+            ("eval_batch_size", 1),
+            ("epochs", 1),
+            ("workers", 0),
+            ("warmup_epochs", 0),
+            ("cooldown_epochs", 0),
+            ("seed", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"`label_smoothing` must be in [0, 1), got {self.label_smoothing}.")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"`ema_decay` must be in (0, 1), got {self.ema_decay}.")
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs:
+            raise ValueError(f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}.")
+        if self.lr <= 0:
+            raise ValueError(f"`lr` must be positive, got {self.lr}.")
+
+    def quick(self) -> Recipe:
+        """The same code path in a few steps: two epochs of some tens of images, on the CPU."""
+        return dataclasses.replace(
+            self,
+            epochs=2,
+            warmup_epochs=min(self.warmup_epochs, 1),
+            cooldown_epochs=0,
+            batch_size=8,
+            eval_batch_size=16,
+            limit_train=40,
+            limit_test=40,
+            workers=0,
+            precision="32-true",
+            accelerator="cpu",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return json.loads(json.dumps(dataclasses.asdict(self), default=str))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Recipe:
+        """Rebuild what `to_dict` wrote.
+
+        Raises:
+            ValueError: for a key that no recipe has.
+        """
+        values = dict(values)
+        if unknown := values.keys() - {f.name for f in dataclasses.fields(cls)}:
+            raise ValueError(f"a recipe must not have the keys {', '.join(sorted(unknown))}.")
+        kinds: dict[str, Any] = {"augmentation": Augmentation, "mixing": Mixing}
+        for name in kinds.keys() & values.keys():
+            given = {key: tuple(value) if isinstance(value, list) else value for key, value in values[name].items()}
+            values[name] = kinds[name](**given)
+        if "img_size" in values:
+            values["img_size"] = tuple(values["img_size"])
+        if values.get("data_root") is not None:
+            values["data_root"] = Path(values["data_root"])
+        return cls(**values)
