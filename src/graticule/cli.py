@@ -294,6 +294,8 @@ def _train(arguments: list[str]) -> int:
         print("this run was finished already.")
     print(f"top-1 {result['last_top1']:.2f} % after the last epoch, {result['best_top1']:.2f} % in the best ", end="")
     print(f"(epoch {result['best_epoch']} of {result['epochs']}), {result['seconds']:.0f} s")
+    if skipped := result["skipped_images"]:
+        print(f"{len(skipped)} broken images were left out: {', '.join(skipped[:5])}{', ...' if skipped[5:] else ''}")
     print(f"wrote {run.folder}: recipe.json, metrics.csv, weights.safetensors, checkpoints/, tensorboard/")
     return 0
 
@@ -354,6 +356,7 @@ def _correlations(arguments: list[str]) -> int:
     folder = options.output or run.folder
     columns, *rows = found.summary()
     _print_table([str(c) for c in columns], [[str(cell) for cell in row] for row in rows])
+    print(f"rank correlation of locality with depth: {found.hierarchy:+.2f}")
     picture = save_figure(correlation_sheet(found, title), folder / "correlations.png")
     print(f"wrote {picture} and {found.save(folder / 'correlations.npz')}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,11 @@ def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, 
     part = _PARTS[split]
     images = read_idx(_file(folder, f"{part}-images-idx3-ubyte"), dimensions=3)
     labels = read_idx(_file(folder, f"{part}-labels-idx1-ubyte"), dimensions=1)
-    if len(images) != len(labels) or (len(labels) and labels.max() >= 10):
-        raise ValueError(f"{folder} must hold as many labels as images, from 0 to 9; its files do not belong together.")
+    if images.shape[1:] != INFO.size or len(images) != len(labels) or not len(labels) or labels.max() >= 10:
+        raise ValueError(
+            f"{folder} must hold images of 28 x 28 and as many labels from 0 to 9, got images of {images.shape} and "
+            f"{len(labels)} labels."
+        )
     return ArrayImages(images, labels), INFO
 
 
@@ -80,7 +84,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             content = file.read()
     except FileNotFoundError:
         raise FileNotFoundError(f"`data_root` must hold {path.name}, which is not in {path.parent}.") from None
-    except (EOFError, gzip.BadGzipFile, OSError) as error:
+    except (EOFError, zlib.error, OSError) as error:
         raise ValueError(f"{path} is damaged: {error}.") from None
     start = 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes([0, 0, 8, dimensions]):

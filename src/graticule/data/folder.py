@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageFile, UnidentifiedImageError
+import torch
+from PIL import Image, ImageFile
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -16,6 +18,8 @@ from graticule.data.images import DatasetInfo, Split
 
 log = logging.getLogger(__name__)
 
+#: What an image may be, whatever its name says; Pillow would start other programs for some of the rest.
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 _SPLITS = {"train": ("train",), "test": ("val", "validation", "test")}
 
 
@@ -23,14 +27,20 @@ class FolderImages(Dataset[tuple[Image.Image, int]]):
     """Images of a folder, one sub-folder a class.
 
     A file that is no readable image is counted in `skipped`, named in the log and replaced by the next one of
-    its class in training (`skip_broken`); in evaluation it is an error.
+    its class in training (`skip_broken`); in evaluation it is an error. A file that the disk does not give is
+    an error in both.
     """
 
     def __init__(self, files: list[tuple[Path, int]], skip_broken: bool) -> None:
         self.files = files
         self.labels = np.asarray([label for _, label in files])
         self.skip_broken = skip_broken
-        self.skipped: dict[Path, str] = {}
+        self._broken = torch.zeros(len(files), dtype=torch.bool).share_memory_()  # workers report here
+
+    @property
+    def skipped(self) -> list[Path]:
+        """The broken files that were met, in this process or in a worker of it."""
+        return [self.files[index][0] for index in self._broken.nonzero().flatten().tolist()]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -38,19 +48,22 @@ class FolderImages(Dataset[tuple[Image.Image, int]]):
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         label = self.files[index][1]
         for step in range(len(self.files)):
-            path, found = self.files[(index + step) % len(self.files)]
-            if found != label or path in self.skipped:
+            candidate = (index + step) % len(self.files)
+            path, found = self.files[candidate]
+            if found != label or self._broken[candidate]:
                 continue
+            content = path.read_bytes()
             try:
-                return _read(path), label
-            except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                return _decode(content), label
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                reason = str(error).replace(repr(content), path.name) or type(error).__name__
                 if not self.skip_broken:
                     raise ValueError(
-                        f"{path} cannot be read as an image ({error}); an evaluation must see every image, so mend or "
-                        "remove it."
+                        f"{path} cannot be read as an image ({reason}); an evaluation must see every image, so mend "
+                        "or remove it."
                     ) from None
-                self.skipped[path] = str(error)
-                log.warning("skipped %s (%s); %d skipped so far", path, error, len(self.skipped))
+                self._broken[candidate] = True
+                log.warning("skipped %s (%s); %d skipped so far", path, reason, len(self.skipped))
         raise ValueError(f"no image of class {label} can be read, the last of them {self.files[index][0]}.")
 
 
@@ -83,10 +96,11 @@ def _classes(root: Path, split: str) -> dict[str, list[Path]]:
     folder = next((root / name for name in _SPLITS[split] if (root / name).is_dir()), None)
     if folder is None:
         raise FileNotFoundError(f"`data_root` must have a folder {' or '.join(_SPLITS[split])}, which {root} has not.")
+    _stay_inside(folder, root)
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if len(classes) < 2:
         raise ValueError(f"`data_root` must have two classes or more, got {len(classes)} in {folder}.")
-    found = {name: _images(folder / name, root.resolve()) for name in classes}
+    found = {name: _images(folder / name, root) for name in classes}
     if empty := [name for name, images in found.items() if not images]:
         raise ValueError(
             f"`data_root` must have images ({', '.join(IMG_EXTENSIONS)}) in every class, got none in "
@@ -96,23 +110,28 @@ def _classes(root: Path, split: str) -> dict[str, list[Path]]:
 
 
 def _images(folder: Path, root: Path) -> list[Path]:
+    """Find the images below the folder of a class; no link may lead out of `root`."""
     images = []
-    for place, _, names in os.walk(folder):
-        for name in sorted(names):
-            path = Path(place, name)
-            if not name.lower().endswith(IMG_EXTENSIONS):
-                continue
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise ValueError(f"{path} must not lead out of {root}, got a link to {path.resolve()}.")
-            images.append(path)
+    for place, folders, names in os.walk(folder):
+        for path in [Path(place), *(Path(place, name) for name in folders)]:
+            _stay_inside(path, root)
+        found = [Path(place, name) for name in names if name.lower().endswith(IMG_EXTENSIONS)]
+        for path in found:
+            _stay_inside(path, root)
+        images += found
     return sorted(images)
 
 
-def _read(path: Path) -> Image.Image:
-    """Read a whole image; a truncated one is an error, whatever the process has told Pillow."""
+def _stay_inside(path: Path, root: Path) -> None:
+    if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"`data_root` must not have a link that leads out of it, got {path} -> {path.resolve()}.")
+
+
+def _decode(content: bytes) -> Image.Image:
+    """Decode a whole image; a truncated one is an error, whatever the process has told Pillow."""
     allowed, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             return image.convert("RGB")
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = allowed

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import torch
 from timm.data import Mixup
 from torch.utils.data import DataLoader, Subset
 
@@ -45,6 +46,7 @@ def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tup
         ValueError, FileNotFoundError, ImportError: for an unknown name, or data that are not there or damaged.
     """
     known_name("dataset", name, _DATASETS)
+    known_name("split", split, ("train", "test"))
     return _DATASETS[name](split, None if root is None else Path(root))
 
 
@@ -135,9 +137,9 @@ class DataModule(L.LightningDataModule):
             )
 
     @property
-    def skipped(self) -> dict[Path, str]:
-        """The broken images that training has met in this process, with what was wrong with each."""
-        return getattr(self._images.get("train"), "skipped", {})
+    def skipped(self) -> list[Path]:
+        """The broken images that training has met and left out."""
+        return getattr(self._images.get("train"), "skipped", [])
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Batches of images (B, C, height, width) and labels (B,), in an order of their own each epoch."""
@@ -175,7 +177,7 @@ class DataModule(L.LightningDataModule):
             num_workers=workers,
             collate_fn=_as_it_is if whole else None,
             persistent_workers=workers > 0,
-            pin_memory=False,
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the process's own alone
             **kwargs,
         )
 
@@ -189,8 +191,8 @@ class _Chosen(Subset[Any]):
         self.labels = np.asarray(images.labels)[indices]
 
     @property
-    def skipped(self) -> dict[Path, str]:
-        return getattr(self.source, "skipped", {})
+    def skipped(self) -> list[Path]:
+        return getattr(self.source, "skipped", [])
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -64,7 +64,7 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
         try:
             random.seed(seed)
             np.random.seed(seed)
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # of the CPU alone: a GPU has its own affairs
             return self.transform(image), label
         finally:
             random.setstate(states[0])

@@ -41,6 +41,21 @@ class Augmentation:
     """how images are resized: bicubic, bilinear, ..."""
 
     def __post_init__(self) -> None:
+        for name in ("random_crop_padding", "color_jitter"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
+        if self.random_crop_padding and self.scale:
+            raise ValueError(
+                f"`random_crop_padding` must be 0 where `scale` crops by area, got {self.random_crop_padding} with "
+                f"{self.scale}."
+            )
+        if self.rand_augment is not None:
+            try:
+                _named_augmentation(self.rand_augment, (0.5,), (32, 32))
+            except (AssertionError, KeyError, ValueError, IndexError):
+                raise ValueError(
+                    f"`rand_augment` must be one of timm's, as rand-m9-mstd0.5-inc1, got {self.rand_augment!r}."
+                ) from None
         for name in ("hflip", "erasing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"`{name}` must be in [0, 1], got {getattr(self, name)}.")
@@ -86,9 +101,12 @@ def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: A
     """Augment, bring to `size` = (height, width) and normalise; (C, height, width), float32.
 
     Its randomness is torch's, Python's and NumPy's. Images of one small native size are cropped with padding
-    (`random_crop_padding`) or by area (`scale`); large ones by area, (0.08, 1) where `scale` is not given.
+    (`random_crop_padding`) or by area (`scale`); large ones by area too, (0.08, 1) where neither is given.
+    Without any augmentation it is the transform of evaluation.
     """
-    if info.size is None or augmentation.scale is not None:
+    if not augmentation.random:
+        return evaluation_transform(info, size, augmentation)
+    if augmentation.scale is not None or (info.size is None and not augmentation.random_crop_padding):
         return create_transform(
             (info.channels, *size),
             is_training=True,
@@ -108,7 +126,7 @@ def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: A
     if augmentation.hflip:
         steps.append(T.RandomHorizontalFlip(augmentation.hflip))
     if augmentation.rand_augment:
-        steps.append(_named_augmentation(augmentation.rand_augment, info, size))
+        steps.append(_named_augmentation(augmentation.rand_augment, info.mean, size))
     elif augmentation.color_jitter:
         steps.append(T.ColorJitter(*[augmentation.color_jitter] * 3))
     steps += [T.ToTensor(), T.Normalize(info.mean, info.std)]
@@ -123,8 +141,8 @@ def _resize(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation
     return [T.Resize(size, _INTERPOLATION[augmentation.interpolation])]
 
 
-def _named_augmentation(name: str, info: DatasetInfo, size: tuple[int, int]) -> Callable:
-    fill = tuple(min(255, round(255 * value)) for value in info.mean)
-    options = {"translate_const": int(min(size) * 0.45), "img_mean": fill if info.channels > 1 else fill[0]}
+def _named_augmentation(name: str, mean: tuple[float, ...], size: tuple[int, int]) -> Callable:
+    fill = tuple(min(255, round(255 * value)) for value in mean)
+    options = {"translate_const": int(min(size) * 0.45), "img_mean": fill if len(fill) > 1 else fill[0]}
     build = {"rand": rand_augment_transform, "augm": augment_and_mix_transform}.get(name[:4], auto_augment_transform)
     return build(name, options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -228,7 +227,6 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
         enable_model_summary=False,
         log_every_n_steps=max(1, len(data.train_dataloader()) // 10),
     )
-    start = time.perf_counter()
     try:
         trainer.fit(
             task,
@@ -242,7 +240,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
             raise
     if trainer.state.status == TrainerStatus.INTERRUPTED:
         raise Interrupted(str(run.folder))
-    _finish(run, time.perf_counter() - start)
+    _finish(run, data)
     return run
 
 
@@ -258,7 +256,7 @@ def _describe(recipe: Recipe, data: DataModule, model: nn.Module) -> dict[str, A
     }
 
 
-def _finish(run: Run, seconds: float) -> None:
+def _finish(run: Run, data: DataModule) -> None:
     """Leave the best weights alone in a file, and say what came of it."""
     model = run.model()
     write_whole(run.weights, lambda path: save_file(model.state_dict(), path))
@@ -272,5 +270,6 @@ def _finish(run: Run, seconds: float) -> None:
             "last_top1": history[-1]["val_top1"],
             "epochs": len(history),
             "seconds": sum(row["seconds"] for row in history),
+            "skipped_images": [str(path) for path in data.skipped],
         },
     )

@@ -1,0 +1,276 @@
+"""Position correlations: how alike the layers' view of any two places is, and what numbers say of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor, nn
+
+from graticule.encodings import AbsoluteEncoding
+from graticule.files import write_bytes
+from graticule.grid import Grid
+from graticule.joining import LayerPosition
+
+Array = NDArray[np.float64]
+
+#: Columns of `Correlations.summary()`.
+COLUMNS = ("layer", "sees", "locality (patches)", "of uniform", "two-dimensionality")
+
+
+@dataclass(frozen=True, eq=False)
+class Correlations:
+    """The position correlations of every layer; layers are indexed from 0, and named from 1 in tables.
+
+    Args:
+        grid: where the tokens are; prefix tokens are left out of all arrays.
+        similarity: (L, H * W, H * W), cosines; NaN for a layer that is told nothing.
+        sources: what each layer sees of position: 'inner', 'stream', 'stream + inner' or None.
+        initial: (H * W, H * W), cosines of the table w itself; None where there is not just one table.
+    """
+
+    grid: Grid
+    similarity: Array
+    sources: tuple[str | None, ...]
+    initial: Array | None = None
+
+    def __post_init__(self) -> None:
+        wanted = (len(self.sources), self.grid.patches, self.grid.patches)
+        if self.similarity.shape != wanted:
+            raise ValueError(f"`similarity` must be (L, H * W, H * W) = {wanted}, got {self.similarity.shape}.")
+        if self.initial is not None and self.initial.shape != wanted[1:]:
+            raise ValueError(f"`initial` must be (H * W, H * W) = {wanted[1:]}, got {self.initial.shape}.")
+
+    @cached_property
+    def center_maps(self) -> Array:
+        """The row of the token at (H // 2, W // 2) laid out on the grid, (L, H, W).
+
+        LaPE's figures take row 96 of a 14 x 14 grid, which they call the centre; ours is row 105.
+        """
+        return self.similarity[:, self.grid.center].reshape(-1, *self.grid.shape)
+
+    @cached_property
+    def locality(self) -> Array:
+        """`locality` of every layer, (L,), in patches."""
+        return np.array([locality(s, self.grid) for s in self.similarity])
+
+    @cached_property
+    def uniform_distance(self) -> float:
+        """The locality of a layer to which all places are alike, in patches."""
+        return locality(np.ones((self.grid.patches, self.grid.patches)), self.grid)
+
+    @cached_property
+    def two_dimensionality(self) -> Array:
+        """`two_dimensionality` of every layer, (L,)."""
+        return np.array([two_dimensionality(s, self.grid) for s in self.similarity])
+
+    @cached_property
+    def hierarchy(self) -> float:
+        """Spearman's rank correlation of locality with depth, in [-1, 1]: 1 goes from local to global.
+
+        Over the layers that are told something, at least three; localities less than a thousandth of a patch
+        apart count as the same, so that rounding makes no hierarchy. NaN where it is undefined: too few
+        layers, or all the same.
+        """
+        depth = np.flatnonzero(np.isfinite(self.locality))
+        values = self.locality[depth].round(3)
+        if len(depth) < 3 or np.ptp(values) == 0:
+            return float("nan")
+        return float(stats.spearmanr(depth, values).statistic)
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """Rows for a table: `COLUMNS`, the table w, every layer, and the uniform map."""
+        rows: list[tuple[str, ...]] = [COLUMNS]
+        if self.initial is not None:
+            numbers = locality(self.initial, self.grid), two_dimensionality(self.initial, self.grid)
+            rows.append(self._row("w", "table", *numbers))
+        for layer, source in enumerate(self.sources):
+            numbers = self.locality[layer], self.two_dimensionality[layer]
+            rows.append(self._row(str(layer + 1), source or "nothing", *numbers))
+        return [*rows, self._row("uniform", "-", self.uniform_distance, float("nan"))]
+
+    def _row(self, name: str, source: str, local: float, planar: float) -> tuple[str, ...]:
+        share = 100 * local / self.uniform_distance if self.uniform_distance else float("nan")
+        return name, source, _format(local, ".2f"), _format(share, ".0f", " %"), _format(planar, ".2f")
+
+    def save(self, path: str | Path) -> Path:
+        """Write all arrays and numbers to `path` as .npz, whole or not at all; returns the path."""
+        arrays: dict[str, Any] = {
+            "grid": np.array([self.grid.height, self.grid.width, self.grid.prefix]),
+            "similarity": self.similarity,
+            "sources": np.array([source or "" for source in self.sources], dtype=np.str_),
+            "center_maps": self.center_maps,
+            "locality": self.locality,
+            "uniform_distance": self.uniform_distance,
+            "two_dimensionality": self.two_dimensionality,
+            "hierarchy": self.hierarchy,
+        }
+        if self.initial is not None:
+            arrays["initial"] = self.initial
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        return write_bytes(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Correlations:
+        """Read what `save` wrote; no pickle is opened.
+
+        Raises:
+            ValueError: if the file is another one.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                height, width, prefix = (int(n) for n in arrays["grid"])
+                sources = tuple(str(source) or None for source in arrays["sources"])
+                initial = arrays.get("initial")
+                return cls(Grid(height, width, prefix), arrays["similarity"], sources, initial)
+        except (KeyError, AttributeError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"`path` must be a file that `Correlations.save` wrote, got {str(path)!r}.") from error
+
+
+@torch.no_grad()
+def position_correlations(model: nn.Module, img_size: int | tuple[int, int] | None = None) -> Correlations:
+    r"""Compare what each layer's attention sees of position, place by place.
+
+    .. math:: s_{i, j} = \frac{p_i \cdot p_j}{\|p_i\| \|p_j\|}
+
+    with p the layer's view of position, (H * W, D), computed in float64 from the parameters as they are:
+
+    - 'inner': what the layer adds to its normalised tokens (LaPE);
+    - 'stream': LN_l(w), where w is the sum of the tables that entered the residual stream up to and including
+      this layer, and LN_l the block's own `norm1`. By Eq. 6 attention sees
+      :math:`\lambda_2 LN_l(w)`, :math:`\lambda_2 = \sigma_w / \sigma_{\tilde x + w}` (Eq. 7), which depends on
+      the image. But it is one positive number a token, and a cosine does not feel the length of its vectors:
+      it drops out. LN_l is taken whole, weight and bias: the paper splits a third term off for what beta is
+      then too much, and its released code draws it so;
+    - 'stream + inner', where a layer has both: their sum, with lambda_2 = 1, for here it would not drop out.
+
+    A layer that is told nothing (behind eta with LaPE; encoding 'none') has no correlation, NaN. So has a
+    token whose vector is zero. A relative bias beside an absolute encoding is left out.
+
+    The model is left as it is, training mode included; it may be folded.
+
+    Reference: LaPE (Yu et al., 2023), Eq. 6, 7 and 12, Figures 3 and 4.
+
+    Args:
+        model: one of our backbones.
+        img_size: pixels, a side or (height, width); by default the size that the model is built for.
+
+    Raises:
+        ValueError: if the model is no backbone, or has only a relative bias or a rotation, which are no vectors.
+    """
+    backbone: Any = model
+    if not all(hasattr(model, name) for name in ("position", "grid", "blocks")):
+        raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
+    grid: Grid = backbone.grid
+    if img_size is not None:
+        image = (img_size, img_size) if isinstance(img_size, int) else img_size
+        grid = Grid.of_image(image, backbone.patch_embed.patch_size, grid.prefix)
+    positions, table = _evaluate(backbone.position, grid)
+    told = any(p.pre is not None or p.inner is not None for p in positions)
+    if not told and any(p.bias is not None or p.rotary is not None for p in positions):
+        raise ValueError(
+            "`model` must have an absolute encoding (learnable, sinusoidal_1d or sinusoidal_2d, with any joining) "
+            "to have position correlations, got one with a relative bias or a rotation alone."
+        )
+
+    stream: Tensor | None = None
+    sources: list[str | None] = []
+    layers: list[Array] = []
+    for block, position in zip(backbone.blocks, positions, strict=True):
+        if position.pre is not None:
+            patches = _patches(position.pre, grid)
+            stream = patches if stream is None else stream + patches
+        seen = {}
+        if stream is not None:
+            seen["stream"] = copy.deepcopy(block.norm1).eval().cpu().double()(stream)
+        if position.inner is not None:
+            seen["inner"] = _patches(position.inner, grid)
+        sources.append(" + ".join(seen) or None)
+        layers.append(cosine_similarity(_total(seen.values(), grid).numpy()))
+    initial = None if table is None else cosine_similarity(_patches(table, grid).numpy())
+    return Correlations(grid, np.stack(layers), tuple(sources), initial)
+
+
+def _evaluate(position: nn.Module, grid: Grid) -> tuple[list[LayerPosition], Tensor | None]:
+    """Return what each layer gets and the one table w, if there is one, out of training mode, which is put back."""
+    modes = [(module, module.training) for module in position.modules()]
+    position.eval()
+    try:
+        encodings = [module for module in position.modules() if isinstance(module, AbsoluteEncoding)]
+        return position(grid), encodings[0](grid) if len(encodings) == 1 else None
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _patches(table: Tensor, grid: Grid) -> Tensor:
+    """Take the patches' rows of a table (N, D), in float64 on the CPU, (H * W, D)."""
+    return grid.split(table.detach().cpu().double())[1]
+
+
+def _total(parts: Iterable[Tensor], grid: Grid) -> Tensor:
+    return sum(parts, torch.zeros(grid.patches, 1, dtype=torch.float64))
+
+
+def cosine_similarity(vectors: Array) -> Array:
+    """Cosine of every pair of rows, (N, D) -> (N, N); NaN for a row of zeros, which has no direction."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.clip(unit @ unit.T, -1, 1)
+
+
+def locality(similarity: Array, grid: Grid) -> float:
+    r"""Mean distance that a token looks over, in patches, if it looks where the cosines are positive.
+
+    .. math:: \frac{1}{N} \sum_i \frac{\sum_j \max(s_{ij}, 0)\, \|p_i - p_j\|}{\sum_j \max(s_{ij}, 0)}
+
+    over all j, i itself included: so it is 0 where every token is like itself alone, and the denominator is
+    never below 1.
+
+    Args:
+        similarity: (H * W, H * W).
+        grid: where the tokens are.
+    """
+    weight = np.maximum(similarity, 0)
+    distance = grid.distances().double().numpy()
+    return float(((weight * distance).sum(-1) / weight.sum(-1)).mean())
+
+
+def two_dimensionality(similarity: Array, grid: Grid) -> float:
+    r"""How alike the two axes are to this encoding: 1 if vertical neighbours count as much as horizontal ones.
+
+    .. math:: \min(v, h) / \max(v, h), \quad v = \max(\bar s_{\Delta = (1, 0)} - \bar s, 0), \quad
+              h = \max(\bar s_{\Delta = (0, 1)} - \bar s, 0)
+
+    v and h say how much the mean cosine of neighbours exceeds the mean over all pairs of different tokens.
+    In [0, 1]; 0 where one axis alone is known, as with a sequence in row-major order. NaN where neither
+    axis has anything (all places alike, or all equally unlike), or the grid has only one axis. On a table without any
+    structure, such as a learnable one before training, it is a ratio of noise.
+
+    Args:
+        similarity: (H * W, H * W).
+        grid: where the tokens are.
+    """
+    if min(grid.shape) < 2:
+        return float("nan")
+    dy, dx = grid.offsets().numpy().transpose(2, 0, 1)
+    mean = similarity[(dy != 0) | (dx != 0)].mean()
+    vertical = max(similarity[(dy == 1) & (dx == 0)].mean() - mean, 0.0)
+    horizontal = max(similarity[(dy == 0) & (dx == 1)].mean() - mean, 0.0)
+    least, most = sorted((vertical, horizontal))
+    return float(least / most) if most > 1e-9 else float("nan")  # below is rounding
+
+
+def _format(value: float, form: str, unit: str = "") -> str:
+    return "-" if np.isnan(value) else f"{value:{form}}{unit}"

@@ -1,0 +1,253 @@
+"""Pictures: the sheet of position correlations, and the lines that go with them."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator
+
+from graticule.analysis.correlation import Array, Correlations, locality
+from graticule.files import write_bytes
+
+DPI = 150
+COLUMNS = 7  # of a sheet
+SIMILARITY = "viridis"  # even in lightness: it survives a grey printer and every kind of colour vision
+
+#: Okabe and Ito's colours, which people with any colour vision can tell apart, darkest first; markers and
+#: dashes tell them apart in grey.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+MARKERS = "osD^vPX"
+DASHES = ("-", "--", "-.", ":")
+
+Size = tuple[int, int]
+
+
+def correlation_sheet(correlations: Correlations, title: str, limits: tuple[float, float] | None = None) -> Figure:
+    """Draw, for the table w and for every layer, all pairs of tokens and beneath them the centre token's map.
+
+    One colour scale for the whole sheet, from 0, or from the lowest cosine if that is negative, to 1. The
+    centre token is marked. A layer that is told nothing is an empty panel that says so.
+
+    Reference: LaPE (Yu et al., 2023), Figures 3 and 4.
+
+    Args:
+        correlations: of one model.
+        title: above the sheet.
+        limits: the ends of the colour scale, to hold several sheets side by side.
+    """
+    panels = list(_panels(correlations))
+    bands = max(1, math.ceil(len(panels) / COLUMNS))
+    columns = math.ceil(len(panels) / bands)
+    height, width = correlations.grid.shape
+    # every length is in inches and every panel is placed by hand: it is the one way to have them all alike
+    side, gap, left, right, top, bottom = 1.7, 0.12, 0.6, 1.0, 0.45, 0.35
+    across = side * min(1.0, 1.6 * width / height)  # of a map, narrower than its column on a tall grid
+    down = across * height / width
+    band_height = 0.3 + side + 0.1 + down + 0.35  # name, pairs, gap, map, number
+    needed = left + columns * (side + gap) + right
+    inches = np.array([max(needed, 6.0), top + bands * band_height + bottom])
+    left += (inches[0] - needed) / 2
+    figure = Figure(figsize=(inches[0], inches[1]))
+
+    def place(x: float, y: float, wide: float, high: float) -> Axes:
+        """Add axes whose upper left corner is `x` from the left and `y` from the top."""
+        corner, size = np.array([x, inches[1] - y - high]) / inches, np.array([wide, high]) / inches
+        return figure.add_axes((*corner, *size))
+
+    images = [image[np.isfinite(image)] for _, image in panels if image is not None]
+    low, high = limits or (min([0.0, *(float(image.min()) for image in images if image.size)]), 1.0)
+    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(low, high)}
+    for index, (name, image) in enumerate(panels):
+        band, column = divmod(index, columns)
+        x, y = left + column * (side + gap), top + band * band_height + 0.3
+        pairs = place(x, y, side, side)
+        center = place(x + (side - across) / 2, y + side + 0.1, across, down)
+        pairs.set_title(name, fontsize=10, pad=4)
+        for ax in (pairs, center):
+            ax.set(xticks=[], yticks=[])
+        if column == 0:
+            tokens = correlations.grid.patches
+            pairs.set_ylabel(f"all pairs\n{tokens} × {tokens}", fontsize=9)
+            center.set_ylabel(f"centre token\n{height} × {width}", fontsize=9)
+        if image is None:
+            _draw_nothing(pairs)
+            _draw_nothing(center)
+            continue
+        pairs.imshow(image, **scale)
+        center.imshow(image[correlations.grid.center].reshape(height, width), interpolation="nearest", **scale)
+        spot = divmod(correlations.grid.center, width)[::-1]
+        for color, edge in (("white", 2.6), ("black", 1.2)):  # seen on dark and on light
+            center.plot(*spot, "o", markersize=5, mfc="none", mec=color, mew=edge)
+        center.set_xlabel(f"locality {locality(image, correlations.grid):.2f}", fontsize=9)
+    long = min(band_height - 0.65, 4.0)
+    bar = place(left + columns * (side + gap) + 0.1, top + 0.3, 0.16, long)
+    figure.colorbar(ScalarMappable(**scale), cax=bar)
+    bar.set_ylabel("cosine similarity", fontsize=9)
+    bar.tick_params(labelsize=8)
+    middle = (left + columns * (side + gap) / 2) / inches[0]
+    figure.text(middle, 1 - 0.25 / inches[1], title, ha="center", va="center", fontsize=12)
+    note = f"locality: mean distance in patches under the map; {correlations.uniform_distance:.2f} for a uniform map"
+    if np.isfinite(correlations.hierarchy):
+        note += f"; hierarchy (rank correlation with depth) {correlations.hierarchy:+.2f}"
+    figure.text(middle, 0.2 / inches[1], note, ha="center", va="center", fontsize=9)
+    return figure
+
+
+def _panels(correlations: Correlations) -> Iterator[tuple[str, Array | None]]:
+    if correlations.initial is not None:
+        yield "table w", correlations.initial
+    for layer, (image, source) in enumerate(zip(correlations.similarity, correlations.sources, strict=True)):
+        yield f"layer {layer + 1}", None if source is None else image
+
+
+def _draw_nothing(ax: Axes) -> None:
+    ax.set_facecolor("#f2f2f2")
+    ax.text(0.5, 0.5, "no position", ha="center", va="center", fontsize=9, color="#666666", transform=ax.transAxes)
+
+
+def locality_plot(correlations: Mapping[str, Correlations], title: str = "") -> Figure:
+    """Draw the locality of every layer, a line a model, and what it would be if all places were alike."""
+    _check(correlations, "correlations")
+    figure, ax = _axes("layer", "locality (patches)", title)
+    for index, (label, found) in enumerate(correlations.items()):
+        layers = np.arange(1, len(found.locality) + 1)
+        ax.plot(layers, found.locality, label=label, **_style(index))
+    uniform = {f"uniform, {c.grid.height} × {c.grid.width}": c.uniform_distance for c in correlations.values()}
+    for index, (label, distance) in enumerate(uniform.items()):
+        ax.axhline(distance, label=label, color="#555555", linewidth=1.2, linestyle=(0, (1, 1 + 2 * index)))
+    ax.set_ylim(bottom=0)
+    ax.margins(y=0.1)
+    depth = max(len(found.locality) for found in correlations.values())
+    ax.xaxis.set_major_locator(FixedLocator(range(1, depth + 1)) if depth <= 16 else MaxNLocator(integer=True))
+    return _legend(figure, ax)
+
+
+def curves(
+    lines: Mapping[str, Sequence[tuple[float, float, float | None]]],
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+) -> Figure:
+    """Draw lines of (x, mean, standard deviation or None), with a band of one deviation either side."""
+    _check(lines, "lines")
+    figure, ax = _axes(xlabel, ylabel, title)
+    for index, (label, points) in enumerate(lines.items()):
+        x, mean = [p[0] for p in points], np.array([p[1] for p in points])
+        deviation = np.array([p[2] or 0.0 for p in points])
+        style = _style(index)
+        if len(points) > 30:
+            style["marker"] = None  # a chain of markers hides the line
+        ax.plot(x, mean, label=label, **style)
+        if deviation.any():
+            ax.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.18, linewidth=0)
+    return _legend(figure, ax)
+
+
+def resolution_plot(
+    scores: Mapping[str, Mapping[Size, Sequence[float]]],
+    trained_at: int | Size,
+    ylabel: str = "top-1 accuracy (%)",
+    title: str = "",
+) -> Figure:
+    """Draw accuracy against the size of the test images: means over seeds, bars of one standard deviation.
+
+    Args:
+        scores: label -> (height, width) in pixels -> values over seeds.
+        trained_at: pixels, a side or (height, width); marked by a vertical line.
+        ylabel: what the values are.
+        title: above the plot.
+    """
+    _check(scores, "scores")
+    trained = (trained_at, trained_at) if isinstance(trained_at, int) else (trained_at[0], trained_at[1])
+    figure, ax = _axes("size of the test images (pixels)", ylabel, title)
+    for index, (label, by_size) in enumerate(scores.items()):
+        sizes = sorted(by_size, key=_side)
+        if not all(len(by_size[size]) for size in sizes):
+            raise ValueError(f"`scores` must have a value for every size, got none for some of {label!r}.")
+        means = [fmean(by_size[size]) for size in sizes]
+        bars = [stdev(by_size[size]) if len(by_size[size]) > 1 else 0.0 for size in sizes]
+        ax.errorbar([_side(s) for s in sizes], means, bars, capsize=3, label=label, **_style(index))
+    sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=_side)
+    crowded = len(sizes) > 8
+    ax.set_xticks(
+        [_side(size) for size in sizes],
+        [str(h) if h == w else f"{h} × {w}" for h, w in sizes],
+        rotation=45 if crowded else 0,
+        ha="right" if crowded else "center",
+        rotation_mode="anchor",
+    )
+    ax.axvline(_side(trained), color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
+    ax.annotate(
+        "trained at",
+        (_side(trained), 0),
+        xycoords=("data", "axes fraction"),
+        xytext=(3, 4),
+        fontsize=8,
+        textcoords="offset points",
+        color="#444444",
+    )
+    return _legend(figure, ax)
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write `figure` to `path` as a PNG at 150 dots an inch, whole or not at all; returns the path."""
+    return write_bytes(path, png(figure))
+
+
+def png(figure: Figure) -> bytes:
+    """Render `figure` as a PNG at 150 dots an inch."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
+    return buffer.getvalue()
+
+
+def _side(size: Size) -> float:
+    """The side of a square of as many pixels."""
+    return math.sqrt(size[0] * size[1])
+
+
+def _check(lines: Mapping[str, Any], name: str) -> None:
+    if not lines:
+        raise ValueError(f"`{name}` must hold at least one line, got none.")
+
+
+def _axes(xlabel: str, ylabel: str, title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    ax = figure.subplots()
+    ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
+    return figure, ax
+
+
+def _style(index: int) -> dict[str, Any]:
+    """The look of the line `index`; no two of the first 28 are the same."""
+    return {
+        "color": PALETTE[index % len(PALETTE)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[index % len(DASHES)],
+        "linewidth": 1.6,
+        "markersize": 5,
+    }
+
+
+def _legend(figure: Figure, ax: Axes) -> Figure:
+    """Put the legend beneath the axes, where it hides nothing."""
+    handles, labels = ax.get_legend_handles_labels()
+    longest = max(map(len, labels), default=1)
+    columns = max(1, min(len(labels), 72 // (longest + 6)))
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False, handlelength=2.8
+    )
+    return figure

@@ -1,0 +1,297 @@
+"""Position correlations: laws, hand-computed cases, and what they read from a model."""
+
+import numpy as np
+import pytest
+import torch
+
+import graticule
+from graticule.analysis import Correlations, cosine_similarity, locality, position_correlations, two_dimensionality
+from graticule.encodings import Sinusoidal1d, Sinusoidal2d
+from graticule.grid import Grid
+from graticule.position import CombinedPosition
+
+GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1)]
+
+
+def nano(**kwargs):
+    """A small model whose norms are not at their starting point."""
+    torch.manual_seed(0)
+    model = graticule.create_model("vit_nano_patch4_28", **kwargs)
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            torch.nn.init.normal_(module.weight, 1, 0.3)
+            torch.nn.init.normal_(module.bias, 0, 0.2)
+    return model
+
+
+def patches(table, grid):
+    return grid.split(table.detach().double())[1].numpy()
+
+
+def one_hot(grid, axis):
+    """Each patch knows its row (axis 0) or its column (axis 1) and nothing else."""
+    return np.eye(max(grid.shape))[grid.coordinates()[:, axis].numpy()]
+
+
+# The cosine
+
+
+def test_similarity_is_symmetric_with_a_unit_diagonal():
+    s = cosine_similarity(np.random.default_rng(0).normal(size=(15, 8)))
+    np.testing.assert_allclose(s, s.T, atol=1e-15)
+    np.testing.assert_allclose(np.diag(s), 1)
+    assert np.abs(s).max() <= 1
+
+
+def test_a_positive_factor_a_token_drops_out_as_lambda_2_does():
+    draw = np.random.default_rng(0)
+    vectors, factor = draw.normal(size=(15, 8)), draw.uniform(0.1, 10, size=(15, 1))
+    np.testing.assert_allclose(cosine_similarity(factor * vectors), cosine_similarity(vectors), atol=1e-14)
+
+
+def test_a_row_of_zeros_has_no_cosine():
+    s = cosine_similarity(np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
+    assert np.isnan(s[1]).all() and np.isnan(s[:, 1]).all()
+    assert s[0, 2] == pytest.approx(0.5**0.5)
+
+
+# The numbers
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_locality_of_equal_tokens_is_the_uniform_distance(grid):
+    ones = cosine_similarity(np.ones((grid.patches, 6)))
+    found = Correlations(grid, ones[None], ("inner",))
+    assert found.locality[0] == pytest.approx(found.uniform_distance)
+    assert found.uniform_distance == pytest.approx(grid.distances().mean().item())
+
+
+def test_locality_by_hand():
+    line = Grid(1, 3)
+    assert locality(np.eye(3), line) == 0
+    assert locality(np.ones((3, 3)), line) == pytest.approx(8 / 9)
+    s = np.array([[1.0, 0.5, 0.0], [0.5, 1.0, -1.0], [0.0, -1.0, 1.0]])  # a negative cosine has no weight
+    assert locality(s, line) == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
+
+
+def test_two_dimensionality_by_hand():
+    vertical, horizontal, diagonal = 0.6, 0.9, 0.0  # their mean is 0.5, exceeded by 0.1 and 0.4
+    s = np.array(
+        [
+            [1, horizontal, vertical, diagonal],
+            [horizontal, 1, diagonal, vertical],
+            [vertical, diagonal, 1, horizontal],
+            [diagonal, vertical, horizontal, 1],
+        ]
+    )
+    assert two_dimensionality(s, Grid(2, 2)) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_knowing_one_axis_alone_is_not_two_dimensional(grid):
+    for axis in (0, 1):
+        assert two_dimensionality(cosine_similarity(one_hot(grid, axis)), grid) == 0
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_sinusoids_of_the_sequence_are_less_two_dimensional_than_those_of_the_axes(grid):
+    sequence = two_dimensionality(cosine_similarity(patches(Sinusoidal1d(grid, 64)(grid), grid)), grid)
+    axes = two_dimensionality(cosine_similarity(patches(Sinusoidal2d(grid, 64)(grid), grid)), grid)
+    assert axes == pytest.approx(1, abs=1e-5)  # both axes have the same formula
+    assert sequence < 0.2
+
+
+@pytest.mark.parametrize("s", [np.eye(6), np.ones((6, 6))])
+def test_two_dimensionality_is_undefined_where_no_axis_is_known(s):
+    assert np.isnan(two_dimensionality(s, Grid(2, 3)))
+    assert np.isnan(two_dimensionality(np.ones((6, 6)), Grid(1, 6)))
+
+
+def test_hierarchy_is_the_rank_correlation_of_locality_with_depth():
+    grid = Grid(2, 3)
+
+    def model(*shares):  # from every token like itself alone, 0, to all alike, 1
+        layers = [s * np.ones((6, 6)) + (1 - s) * np.eye(6) for s in shares]
+        return Correlations(grid, np.stack(layers), ("inner",) * len(shares))
+
+    assert model(0.1, 0.2, 0.5, 0.9).hierarchy == pytest.approx(1)
+    assert model(0.9, 0.5, 0.2).hierarchy == pytest.approx(-1)
+    assert model(0.1, 0.5, 0.2).hierarchy == pytest.approx(0.5)
+    assert np.isnan(model(0.1, 0.9).hierarchy)
+    assert np.isnan(model(0.5, 0.5, 0.5 + 1e-9).hierarchy)  # rounding is no hierarchy
+    assert model(np.nan, 0.1, 0.2, 0.5).hierarchy == pytest.approx(1)
+
+
+# What is read from a model
+
+
+@pytest.mark.parametrize("size", [28, (20, 32)])
+def test_the_default_joining_sees_the_table_through_each_blocks_norm(size):
+    model = nano(img_size=size)
+    found = position_correlations(model)
+    w = model.position(model.grid)[0].pre
+    np.testing.assert_allclose(found.initial, cosine_similarity(patches(w, model.grid)))
+    for layer, block in enumerate(model.blocks):
+        seen = patches(torch.nn.functional.layer_norm(w, (64,), block.norm1.weight, block.norm1.bias, 1e-6), model.grid)
+        np.testing.assert_allclose(found.similarity[layer], cosine_similarity(seen), atol=1e-5)
+    assert found.sources == ("stream",) * 6
+    assert found.similarity.dtype == np.float64
+    assert found.center_maps.shape == (6, *model.grid.shape)
+    np.testing.assert_allclose(found.center_maps[:, model.grid.height // 2, model.grid.width // 2], 1)
+
+
+def test_the_norm_of_a_layer_changes_that_layer_alone():
+    model = nano()
+    before = position_correlations(model).similarity
+    with torch.no_grad():
+        model.blocks[2].norm1.weight[5] *= 20
+    changed = np.abs(position_correlations(model).similarity - before).max((1, 2)) > 1e-6
+    assert changed.tolist() == [False, False, True, False, False, False]
+
+
+def test_a_shared_table_looks_like_one_added_once():
+    shared, default = nano(joining="shared"), nano()
+    default.load_state_dict(shared.state_dict())
+    np.testing.assert_allclose(
+        position_correlations(shared).similarity, position_correlations(default).similarity, atol=0.01
+    )  # (l + 1) w and w differ under a norm by its eps alone
+
+
+def test_unshared_tables_add_up_on_the_way():
+    model = nano(joining="unshared")
+    found = position_correlations(model)
+    tables = [position.pre for position in model.position(model.grid)]
+    seen = patches(model.blocks[2].norm1(tables[0] + tables[1] + tables[2]), model.grid)
+    np.testing.assert_allclose(found.similarity[2], cosine_similarity(seen), atol=1e-5)
+    assert found.initial is None  # there is not one table
+
+
+@pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
+@pytest.mark.parametrize("encoding", ["learnable", "sinusoidal_1d", "sinusoidal_2d"])
+def test_lape_is_read_as_it_is(joining, encoding):
+    model = nano(joining=joining, encoding=encoding)
+    found = position_correlations(model)
+    for layer, position in enumerate(model.position(model.grid)):
+        np.testing.assert_allclose(found.similarity[layer], cosine_similarity(patches(position.inner, model.grid)))
+    assert found.sources == ("inner",) * 6
+    table = model.position.encodings[0](model.grid)
+    np.testing.assert_allclose(found.initial, cosine_similarity(patches(table, model.grid)))
+
+
+def test_layers_that_are_told_nothing_have_no_correlation():
+    found = position_correlations(nano(joining="lape", joined_layers=4))
+    assert found.sources == ("inner",) * 4 + (None, None)
+    assert np.isfinite(found.similarity[:4]).all() and np.isnan(found.similarity[4:]).all()
+    assert np.isfinite(found.locality[:4]).all() and np.isnan(found.locality[4:]).all()
+    assert np.isfinite(found.hierarchy)
+    nothing = position_correlations(nano(encoding="none"))
+    assert nothing.sources == (None,) * 6 and nothing.initial is None
+    assert np.isnan(nothing.similarity).all() and np.isnan(nothing.hierarchy)
+
+
+def test_a_shared_table_stays_in_the_stream_behind_the_last_joined_layer():
+    assert position_correlations(nano(joining="shared", joined_layers=2)).sources == ("stream",) * 6
+
+
+def test_a_layer_with_both_sees_their_sum():
+    model, other = nano(), nano(joining="lape", joined_layers=3)
+    model.position = CombinedPosition([model.position, other.position])
+    found = position_correlations(model)
+    assert found.sources == ("stream + inner",) * 3 + ("stream",) * 3
+    given = model.position(model.grid)
+    seen = patches(model.blocks[1].norm1(given[0].pre) + given[1].inner, model.grid)
+    np.testing.assert_allclose(found.similarity[1], cosine_similarity(seen), atol=1e-5)
+    assert found.initial is None
+
+
+def test_a_relative_bias_alone_is_refused_and_beside_a_table_left_out():
+    with pytest.raises(ValueError, match="absolute encoding"):
+        position_correlations(nano(encoding="relative_bias"))
+    assert position_correlations(nano(encoding="learnable+relative_bias")).sources == ("stream",) * 6
+
+
+def test_what_is_no_backbone_is_refused():
+    with pytest.raises(ValueError, match="`model` must be a backbone"):
+        position_correlations(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("joining", ["default", "lape"])
+def test_the_model_is_left_as_it_is(training, joining):
+    model = nano(joining=joining).train(training)
+    model.position.eval()
+    modes = [module.training for module in model.modules()]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    position_correlations(model)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("joining", ["default", "lape"])
+def test_a_folded_model_has_the_same_correlations_even_if_set_to_train(joining):
+    model = nano(joining=joining)
+    before = position_correlations(model)
+    graticule.fold(model).train()
+    after = position_correlations(model)
+    np.testing.assert_array_equal(after.similarity, before.similarity)
+    np.testing.assert_array_equal(after.initial, before.initial)
+    assert model.position.training
+
+
+@pytest.mark.parametrize("joining", ["default", "lape"])
+def test_a_bfloat16_model_is_within_its_rounding(joining):
+    model = nano(joining=joining)
+    before = position_correlations(model).similarity
+    after = position_correlations(model.bfloat16()).similarity
+    assert after.dtype == np.float64
+    np.testing.assert_allclose(after, before, atol=0.03)
+
+
+def test_another_image_size_gives_another_grid():
+    found = position_correlations(nano(encoding="sinusoidal_2d"), img_size=(20, 36))
+    assert found.grid == Grid(5, 9, prefix=1)
+    assert found.similarity.shape == (6, 45, 45)
+    assert position_correlations(nano(), 32).grid.shape == (8, 8)
+    with pytest.raises(ValueError, match="`img_size`"):
+        position_correlations(nano(), 30)
+
+
+# To and from a file
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"joining": "unshared"}, {"joining": "lape", "joined_layers": 2}])
+def test_a_file_brings_back_what_was_saved(tmp_path, kwargs):
+    found = position_correlations(nano(**kwargs))
+    path = found.save(tmp_path / "new" / "found.npz")
+    assert [p.name for p in path.parent.iterdir()] == ["found.npz"]
+    back = Correlations.load(path)
+    assert back.grid == found.grid and back.sources == found.sources
+    np.testing.assert_array_equal(back.similarity, found.similarity)
+    np.testing.assert_equal(back.initial, found.initial)
+    with np.load(path, allow_pickle=False) as arrays:  # the numbers are there for those who do not have us
+        np.testing.assert_array_equal(arrays["locality"], found.locality)
+        np.testing.assert_array_equal(arrays["center_maps"], found.center_maps)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", None])
+def test_another_file_is_refused(tmp_path, content):
+    path = tmp_path / "other.npz"
+    path.write_bytes(content) if content is not None else np.savez(path, a=1)
+    with pytest.raises(ValueError, match="`path` must be a file that"):
+        Correlations.load(path)
+
+
+def test_arrays_of_another_grid_are_refused():
+    with pytest.raises(ValueError, match="`similarity` must be"):
+        Correlations(Grid(2, 3), np.ones((1, 5, 5)), (None,))
+    with pytest.raises(ValueError, match="`initial` must be"):
+        Correlations(Grid(2, 3), np.ones((1, 6, 6)), (None,), np.ones((5, 5)))
+
+
+def test_the_summary_has_a_row_for_the_table_for_each_layer_and_for_the_uniform_map():
+    columns, *rows = position_correlations(nano(joining="lape", joined_layers=5)).summary()
+    assert [row[0] for row in rows] == ["w", "1", "2", "3", "4", "5", "6", "uniform"]
+    assert {len(row) for row in rows} == {len(columns)}
+    assert rows[6] == ("6", "nothing", "-", "-", "-")
+    assert rows[-1][3] == "100 %"

@@ -1,0 +1,117 @@
+"""Figures: that everything is on them, once, and on one scale."""
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgba
+
+from graticule.analysis import Correlations, correlation_sheet, curves, locality_plot, resolution_plot, save_figure
+from graticule.analysis.plots import _style
+from graticule.grid import Grid
+
+
+def correlations(layers=6, grid=Grid(3, 5), silent=0, initial=True):  # noqa: B008 (a constant)
+    draw = np.random.default_rng(0)
+    similarity = np.stack([np.clip(draw.normal(size=(15, 15)), -0.5, 1) for _ in range(layers)])
+    similarity[layers - silent :] = np.nan
+    sources = ("inner",) * (layers - silent) + (None,) * silent
+    return Correlations(grid, similarity, sources, np.eye(15) if initial else None)
+
+
+def drawn(figure):
+    figure.draw_without_rendering()  # a layout that does not fit warns here
+    return figure
+
+
+@pytest.mark.parametrize(("layers", "initial", "columns"), [(6, True, 7), (12, True, 7), (12, False, 6), (2, True, 3)])
+def test_a_sheet_has_two_panels_a_layer_and_two_for_the_table(layers, initial, columns):
+    figure = drawn(correlation_sheet(correlations(layers, initial=initial), "a model"))
+    panels = layers + initial
+    assert len(figure.axes) == 2 * panels + 1  # and the colour bar
+    assert len({round(ax.get_position().x0, 4) for ax in figure.axes[:-1]}) == columns
+    names = [ax.get_title() for ax in figure.axes if ax.get_title()]
+    assert names == ["table w"] * initial + [f"layer {i + 1}" for i in range(layers)]
+    assert figure.axes[-1].get_ylabel() == "cosine similarity"
+
+
+@pytest.mark.parametrize("limits", [None, (-1.0, 1.0)])
+def test_a_sheet_has_one_colour_scale(limits):
+    figure = correlation_sheet(correlations(), "a model", limits)
+    ranges = {image.get_clim() for ax in figure.axes[:-1] for image in ax.images}
+    assert ranges == {limits or (-0.5, 1.0)}
+    assert figure.axes[-1].get_ylim() == ranges.pop()
+
+
+def test_a_sheet_shows_the_row_of_the_centre_token_and_marks_it():
+    found = correlations()
+    pairs, center = correlation_sheet(found, "a model").axes[2:4]
+    np.testing.assert_array_equal(pairs.images[0].get_array(), found.similarity[0])
+    np.testing.assert_array_equal(center.images[0].get_array(), found.center_maps[0])
+    assert center.lines[0].get_xydata().tolist() == [[2, 1]]  # x, y of a grid of 3 rows and 5 columns
+    assert center.get_xlabel() == f"locality {found.locality[0]:.2f}"
+
+
+@pytest.mark.parametrize("silent", [2, 6])
+def test_a_layer_that_is_told_nothing_is_an_empty_panel_that_says_so(silent):
+    figure = drawn(correlation_sheet(correlations(silent=silent, initial=False), "a model"))
+    said = [[text.get_text() for text in ax.texts] for ax in figure.axes[:-1]]
+    assert said == [[]] * 2 * (6 - silent) + [["no position"]] * 2 * silent
+    assert [len(ax.images) for ax in figure.axes[:-1]] == [1] * 2 * (6 - silent) + [0] * 2 * silent
+
+
+@pytest.mark.parametrize("grid", [Grid(1, 15), Grid(15, 1)])
+def test_a_sheet_takes_a_grid_of_one_row_or_column(grid):
+    drawn(correlation_sheet(correlations(grid=grid), "a model"))
+
+
+def test_no_text_of_a_sheet_lies_over_another():
+    figure = drawn(correlation_sheet(correlations(12), "deit_tiny_patch16_224, sinusoidal_1d, joining lape"))
+    texts = [t for ax in figure.axes for t in (ax.title, ax.xaxis.label, ax.yaxis.label)] + figure.texts
+    boxes = [t.get_window_extent() for t in texts if t.get_text()]
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+
+
+def test_locality_has_a_line_a_model_and_the_uniform_distance():
+    figure = drawn(locality_plot({"default": correlations(), "lape": correlations(12, silent=2)}))
+    ax = figure.axes[0]
+    assert [line.get_label() for line in ax.lines] == ["default", "lape", "uniform, 3 × 5"]
+    assert ax.lines[2].get_ydata()[0] == correlations().uniform_distance
+    assert len(figure.legends) == 1
+
+
+def test_curves_have_a_band_where_there_is_a_deviation():
+    figure = drawn(curves({"a": [(0, 1.0, 0.5), (1, 2.0, 0.5)], "b": [(0, 1.0, None)]}, "epoch", "loss", "Training"))
+    ax = figure.axes[0]
+    assert len(ax.lines) == 2 and len(ax.collections) == 1
+    extent = ax.collections[0].get_paths()[0].get_extents()
+    assert (extent.y0, extent.y1) == (0.5, 2.5)
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("epoch", "loss", "Training")
+
+
+def test_resolutions_are_in_order_with_means_bars_and_the_training_size():
+    scores = {"default": {(32, 32): [70.0, 72.0], (28, 28): [80.0, 80.0], (20, 32): [60.0]}}
+    ax = drawn(resolution_plot(scores, trained_at=28)).axes[0]
+    points, _, (bars,) = ax.containers[0]
+    np.testing.assert_allclose(points.get_xydata(), [[640**0.5, 60], [28, 80], [32, 71]])
+    np.testing.assert_allclose(np.ptp([s[:, 1] for s in bars.get_segments()], axis=1), [0, 0, 2 * 2**0.5])
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["20 × 32", "28", "32"]
+    assert any(list(line.get_xdata()) == [28, 28] for line in ax.lines)
+    resolution_plot(scores, trained_at=(28, 28))
+
+
+def test_lines_differ_in_grey_as_in_colour():
+    looks = [_style(i) for i in range(28)]
+    assert len({(s["marker"], s["linestyle"]) for s in looks}) == 28
+    assert len({to_rgba(s["color"]) for s in looks[:7]}) == 7
+
+
+def test_nothing_to_draw_is_an_error():
+    with pytest.raises(ValueError, match="at least one line"):
+        locality_plot({})
+    with pytest.raises(ValueError, match="a value for every size"):
+        resolution_plot({"a": {(28, 28): []}}, 28)
+
+
+def test_a_figure_is_written_whole_into_a_new_folder(tmp_path):
+    path = save_figure(curves({"a": [(0, 1.0, None)]}, "x", "y", "t"), tmp_path / "new" / "a.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in path.parent.iterdir()] == ["a.png"]

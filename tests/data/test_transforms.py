@@ -1,0 +1,115 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from image_files import picture
+from PIL import Image
+from timm.data import create_transform
+
+from graticule.data import Augmentation, DatasetInfo, evaluation_transform, training_transform
+
+FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
+NATIVE = dataclasses.replace(FOLDER, name="cifar10", size=(32, 32))
+GREY = DatasetInfo("digits", ("0", "1"), 1, (28, 28), (0.1,), (0.3,))
+EVERYTHING = Augmentation(
+    random_crop_padding=4, hflip=0.5, rand_augment="rand-m9-mstd0.5-inc1", erasing=1.0, crop_pct=0.875
+)
+
+
+def image_of(info):
+    height, width = info.size or (60, 75)
+    image = picture(1, height, width)
+    return image.convert("L") if info.channels == 1 else image
+
+
+@pytest.mark.parametrize("info", [FOLDER, NATIVE, GREY], ids=lambda info: info.name)
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (48, 28)])
+def test_a_tensor_has_the_size_that_was_asked_for_height_first(info, size):
+    choices = [
+        Augmentation(),
+        EVERYTHING,
+        Augmentation(scale=(0.3, 1.0), hflip=1.0),
+        Augmentation(color_jitter=0.4),
+        Augmentation(scale=(0.3, 1.0), rand_augment="rand-m9-mstd0.5-inc1"),
+    ]
+    for augmentation in choices:
+        for build in (training_transform, evaluation_transform):
+            tensor = build(info, size, augmentation)(image_of(info))
+            assert tensor.shape == (info.channels, *size)
+            assert tensor.dtype == torch.float32
+
+
+def test_every_operation_of_rand_augment_keeps_a_grey_image_grey():
+    transform = training_transform(GREY, (28, 28), Augmentation(rand_augment="rand-m9-n4-mstd0.5-inc1"))
+    image = image_of(GREY)
+    tensors = [transform(image) for _ in range(60)]  # four of fifteen operations at a time
+    assert {tuple(tensor.shape) for tensor in tensors} == {(1, 28, 28)}
+
+
+def test_an_image_of_native_size_is_normalised_and_nothing_else():
+    image = image_of(GREY)
+    tensor = evaluation_transform(GREY, (28, 28), Augmentation())(image)
+    pixels = torch.from_numpy(np.asarray(image) / 255).float()
+    torch.testing.assert_close(tensor[0], (pixels - 0.1) / 0.3)
+
+
+def test_no_edge_of_a_small_image_is_cropped_away_in_evaluation():
+    pixels = np.full((28, 28), 128, np.uint8)
+    pixels[:4] = pixels[-4:] = 255
+    image = Image.fromarray(pixels)
+    tensor = evaluation_transform(GREY, (56, 56), Augmentation(crop_pct=0.5))(image)
+    assert tensor[0, 0].min() > tensor[0, 28].max()
+    assert tensor[0, -1].min() > tensor[0, 28].max()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40)])
+def test_a_large_image_is_resized_and_cropped_as_timm_does_it(size):
+    image = image_of(FOLDER)
+    ours = evaluation_transform(FOLDER, size, Augmentation(crop_pct=0.875))(image)
+    timms = create_transform(size, crop_pct=0.875, interpolation="bicubic", mean=FOLDER.mean, std=FOLDER.std)
+    torch.testing.assert_close(ours, timms(image), rtol=0, atol=0)
+
+
+def test_a_flip_that_is_certain_is_a_mirror_image():
+    image = image_of(NATIVE)
+    flipped = training_transform(NATIVE, (32, 32), Augmentation(hflip=1.0))(image)
+    plain = evaluation_transform(NATIVE, (32, 32), Augmentation())(image)
+    torch.testing.assert_close(flipped, plain.flip(-1))
+
+
+def test_a_random_crop_is_the_image_shifted_by_at_most_the_padding():
+    image = image_of(NATIVE)
+    plain = evaluation_transform(NATIVE, (32, 32), Augmentation())(image)
+    black = ((0 - torch.tensor(NATIVE.mean)) / torch.tensor(NATIVE.std))[:, None, None].expand(3, 40, 40).clone()
+    black[:, 4:-4, 4:-4] = plain
+    windows = [black[:, y : y + 32, x : x + 32] for y in range(9) for x in range(9)]
+    transform = training_transform(NATIVE, (32, 32), Augmentation(random_crop_padding=4))
+    found = []
+    for _ in range(20):
+        crop = transform(image)
+        found.append([i for i, window in enumerate(windows) if torch.allclose(window, crop)])
+    assert all(len(fitting) == 1 for fitting in found)
+    assert len({fitting[0] for fitting in found}) > 5
+
+
+def test_nothing_is_random_unless_asked_for():
+    assert not Augmentation().random
+    for field, value in (
+        ("random_crop_padding", 4),
+        ("scale", (0.5, 1.0)),
+        ("hflip", 0.5),
+        ("color_jitter", 0.3),
+        ("rand_augment", "rand-m9"),
+        ("erasing", 0.25),
+    ):
+        assert Augmentation(**{field: value}).random, field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("hflip", 1.5), ("erasing", -0.1), ("crop_pct", 0.0), ("interpolation", "cubic"), ("scale", (0.9, 0.1))],
+)
+def test_an_option_out_of_its_range_is_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=f"`{field}`"):
+        Augmentation(**{field: value})
