@@ -262,7 +262,8 @@ def _train(arguments: list[str]) -> int:
         run = Run.open(folders[0])
         recipe, resume = run.recipe(), True
     else:
-        loaded = load_recipe(arguments[0])
+        quick = "--quick" in arguments  # first, so that what is said beside it has the last word
+        loaded = load_recipe(arguments[0]).quick() if quick else load_recipe(arguments[0])
 
         @dataclass
         class Train:
@@ -279,8 +280,6 @@ def _train(arguments: list[str]) -> int:
         Train.__annotations__["quick"] = bool
         options = _parse(Train, f"train {arguments[0]}", arguments[1:])
         recipe, resume = options.recipe, False
-        if options.quick:
-            recipe = recipe.quick()
         name = f"{Path(arguments[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         run = Run(options.output or Path("runs") / name)
     already = run.finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import warnings
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,12 @@ from graticule.tasks.classification import Classification
 from graticule.tasks.recipe import Recipe
 
 _VERSIONS = ("graticule", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
+#: What Lightning warns of and is meant here: a resumed run, small images without workers, its own use of torch.
+_EXPECTED_WARNINGS = (
+    r"Checkpoint directory .* exists and is not empty",
+    r"The '.*_dataloader' does not have many workers",
+    r".isinstance\(treespec, LeafSpec\). is deprecated",
+)
 
 
 class Interrupted(Exception):
@@ -228,13 +235,16 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
         log_every_n_steps=max(1, len(data.train_dataloader()) // 10),
     )
     try:
-        trainer.fit(
-            task,
-            train_dataloaders=data.train_dataloader(),
-            val_dataloaders=data.val_dataloader(),
-            ckpt_path=run.last if run.last.is_file() else None,
-            weights_only=True,
-        )
+        with warnings.catch_warnings():
+            for message in _EXPECTED_WARNINGS:
+                warnings.filterwarnings("ignore", message)
+            trainer.fit(
+                task,
+                train_dataloaders=data.train_dataloader(),
+                val_dataloaders=data.val_dataloader(),
+                ckpt_path=run.last if run.last.is_file() else None,
+                weights_only=True,
+            )
     except SystemExit:
         if trainer.state.status != TrainerStatus.INTERRUPTED:
             raise
