@@ -52,16 +52,16 @@ class ArrayImages(Dataset[tuple[Image.Image, int]]):
 
 
 def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]:
-    """Return `count` indices that are spread over the classes as evenly as they can be, in rising order.
+    """Return at most `count` indices, spread over the classes as evenly as they can be, in rising order.
 
     A class gives its first images; the choice depends on labels and count alone.
 
     Raises:
-        ValueError: if `count` is not from 1 to the number of images.
+        ValueError: if `count` is below 1.
     """
     labels = np.asarray(labels)
-    if not 1 <= count <= len(labels):
-        raise ValueError(f"`limit` must be from 1 to the number of images, {len(labels)}, got {count}.")
+    if count < 1:
+        raise ValueError(f"`limit` must be at least 1, got {count}.")
     rank = np.empty(len(labels), dtype=np.int64)  # the how-manieth of its class an image is
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)

@@ -12,14 +12,14 @@ from graticule.tasks import Recipe
 
 def recipe() -> Recipe:
     """4,000 images of 28 x 28 in patches of 4: a grid of 7 x 7."""
-    batch_size = 100
+    batch_size = 50
     return Recipe(
         model="vit_nano_patch4_28",
         dataset="digits",
         augmentation=Augmentation(),
         batch_size=batch_size,
-        epochs=12,
-        warmup_epochs=2,
-        lr=2e-3 * batch_size / 100,
+        epochs=10,
+        warmup_epochs=1,
+        lr=3e-3 * batch_size / 50,
         weight_decay=0.05,
     )

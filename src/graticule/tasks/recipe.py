@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from timm.optim import list_optimizers
+
 from graticule.data import Augmentation
+from graticule.factory import known_name
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Recipe:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
+        known_name("optimizer", self.optimizer, list_optimizers())
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"`label_smoothing` must be in [0, 1), got {self.label_smoothing}.")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:

@@ -1,0 +1,158 @@
+"""What LaPE costs, and what we cost over timm: time and memory of DeiT-Ti, in turns in one process.
+
+    python benchmarks/overhead.py                                       # CPU, float32, batch 16
+    python benchmarks/overhead.py --device cuda --batch 256 --bf16      # eager
+    python benchmarks/overhead.py --device cuda --batch 256 --bf16 --compile
+
+Every round runs each model once, in an order that turns; the ratio is that of the two times of a round, and
+what is printed is the median of the ratios with its quartiles, so that a machine that gets slower or faster
+on the way does not tell on it. Two runs of the same model against each other give the noise.
+
+Goals: LaPE/default at most 1.01 in training (LaPE, 2023, Table 6, DeiT-Ti: 412 s / 410 s = 1.005), folded
+LaPE/default at most 1.005 in inference, ours/timm at most 1.00 in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+import torch
+import torch.nn.functional as F
+
+import graticule
+
+MODEL = "deit_tiny_patch16_224"
+BUILDERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "default": lambda: graticule.create_model(MODEL),
+    "default again": lambda: graticule.create_model(MODEL),
+    "lape": lambda: graticule.create_model(MODEL, joining="lape"),
+    "lape folded": lambda: graticule.fold(graticule.create_model(MODEL, joining="lape")),
+    "timm": lambda: timm.create_model(MODEL),
+}
+PAIRS = [("lape", "default"), ("lape folded", "default"), ("default", "timm"), ("default again", "default")]
+
+
+def build_step(name: str, phase: str, options: argparse.Namespace) -> Callable[[], None]:
+    """Build the step that is timed: a training step with its optimiser's, or a forward pass."""
+    torch.manual_seed(0)
+    model = BUILDERS[name]().to(options.device)
+    images = torch.randn(options.batch, 3, 224, 224, device=options.device)
+    labels = torch.randint(0, 1000, (options.batch,), device=options.device)
+    training = phase == "training"
+    model.train(training)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True) if training else None
+    call = torch.compile(model, fullgraph=True) if options.compile else model
+
+    def autocast():
+        return torch.autocast(options.device, torch.bfloat16, enabled=options.bf16)
+
+    def train() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with autocast():
+            loss = F.cross_entropy(call(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    @torch.inference_mode()
+    def infer() -> None:
+        with autocast():
+            call(images)
+
+    return train if training else infer
+
+
+def timed(step: Callable[[], None], device: str) -> float:
+    """Time one step, in seconds, with all its work on the device done."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def measure(phase: str, options: argparse.Namespace) -> None:
+    """Time all models in turns and print the ratios."""
+    names = [name for name in BUILDERS if phase == "inference" or name != "lape folded"]
+    steps = {name: build_step(name, phase, options) for name in names}
+    for step in steps.values():
+        for _ in range(options.warmup):
+            step()
+    times: dict[str, list[float]] = {name: [] for name in names}
+    gc.disable()
+    for round_ in range(options.rounds):
+        turn = round_ % len(names)
+        for name in names[turn:] + names[:turn]:
+            times[name].append(timed(steps[name], options.device))
+    gc.enable()
+    print(f"\n{phase}: median ms " + ", ".join(f"{n} {1e3 * statistics.median(t):.1f}" for n, t in times.items()))
+    for first, second in PAIRS:
+        if first in times:
+            ratios = [a / b for a, b in zip(times[first], times[second], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            print(f"  {first + ' / ' + second:28s} {middle:.4f}   (quartiles {low:.4f} to {high:.4f})")
+
+
+def memory(phase: str, options: argparse.Namespace) -> None:
+    """Print the peak memory of each model: of the device, or of a process that runs it alone."""
+    found = {}
+    for name in BUILDERS:
+        if name == "default again" or (phase == "training" and name == "lape folded"):
+            continue
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            step = build_step(name, phase, options)
+            for _ in range(3):
+                step()
+            found[name] = torch.cuda.max_memory_allocated()
+            del step
+            gc.collect()
+        else:
+            command = [sys.executable, __file__, *sys.argv[1:], "--alone", name, phase]
+            found[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    print(f"{phase}: peak MB " + ", ".join(f"{name} {value / 1e6:.0f}" for name, value in found.items()))
+
+
+def _peak_of_this_process() -> int:
+    """Peak resident memory in bytes; Linux's own, for getrusage remembers the parent's across exec."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    """Parse the options, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--alone", nargs=2, metavar=("MODEL", "PHASE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.alone:
+        step = build_step(*options.alone, options)
+        for _ in range(3):
+            step()
+        print(_peak_of_this_process())
+        return
+    where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{MODEL}, batch {options.batch}, {'bfloat16' if options.bf16 else 'float32'}, ", end="")
+    print(f"{'compiled' if options.compile else 'eager'}, {where}, torch {torch.__version__}, timm {timm.__version__}")
+    for phase in ("training", "inference"):
+        measure(phase, options)
+        memory(phase, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Every model is captured whole by torch.compile: no graph break, the same numbers."""
+
+import pytest
+import torch
+
+import graticule
+from tiny import CHOICES, draw, gradients, images, tiny
+
+
+@pytest.mark.parametrize(("encoding", "joining"), CHOICES)
+def test_the_forward_pass_is_one_graph_with_the_same_numbers(encoding, joining):
+    model = draw(tiny(encoding, joining, depth=2)).double().eval()
+    x = images(dtype=torch.float64)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", ["learnable", "relative_bias"])
+def test_another_size_is_one_graph_too(encoding):
+    model = draw(tiny(encoding, "lape", depth=2)).double().eval()
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
+    for size in ((32, 32), (24, 40)):
+        x = images(*size, dtype=torch.float64)
+        torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "joining"),
+    [("none", "default"), ("learnable", "unshared"), ("sinusoidal_2d", "lape"), ("learnable+relative_bias", "lape")],
+)
+def test_forward_and_backward_are_one_graph_with_the_same_gradients(encoding, joining):
+    model = draw(tiny(encoding, joining, depth=2)).double()
+    x = images(dtype=torch.float64)
+    model(x).square().sum().backward()
+    eager = {name: gradient.clone() for name, gradient in gradients(model).items()}
+    model.zero_grad()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(x).square().sum().backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, eager[name], rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_a_distilled_model_in_training_is_one_graph_with_both_logits():
+    model = tiny(name="deit_tiny_distilled_patch16_224", depth=2).train()
+    model.set_distilled_training()
+    x = images()
+    for ours, eager in zip(torch.compile(model, fullgraph=True, backend="eager")(x), model(x), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("name", graticule.list_models())
+def test_every_public_model_is_one_graph(name):
+    patch = int(name.split("patch")[1].split("_")[0])
+    model = graticule.create_model(name, depth=1, img_size=2 * patch, num_classes=5).eval()
+    x = torch.randn(1, model.in_chans, 2 * patch, 2 * patch)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))

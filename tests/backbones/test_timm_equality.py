@@ -1,0 +1,190 @@
+"""On the same weights, the same numbers as timm's, to the last digits of float64."""
+
+import pytest
+import timm
+import torch
+
+import graticule
+from tiny import SIZE, draw, images
+
+MODELS = ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]
+VITS = ["vit_tiny_patch16_224", "vit_small_patch32_224", "vit_base_patch8_224"]
+
+
+def both(name, **kwargs):
+    """Build timm's model and ours, in float64 and evaluation mode, on the same drawn weights."""
+    kwargs = {**SIZE, **kwargs}
+    theirs = draw(timm.create_model(name, **kwargs)).double().eval()
+    ours = graticule.create_model(name, **kwargs).double().eval()
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    return ours, theirs
+
+
+def assert_same(ours, theirs):
+    """Compare tensors, and lists, pairs and dictionaries of them."""
+    assert type(ours) is type(theirs)
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys()
+        ours, theirs = list(ours.values()), list(theirs.values())
+    if isinstance(theirs, torch.Tensor):
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    else:
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_same(a, b)
+
+
+@pytest.mark.parametrize("name", MODELS + VITS)
+@pytest.mark.parametrize("size", [(32, 32), (24, 40)])
+def test_the_logits_are_timms(name, size):
+    ours, theirs = both(name, img_size=size)
+    x = images(*size, dtype=torch.float64)
+    assert_same(ours(x), theirs(x))
+    assert_same(ours.forward_features(x), theirs.forward_features(x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_logits_at_another_size_are_those_of_timm_set_to_it(name):
+    ours, theirs = both(name)
+    theirs.set_input_size((24, 40))
+    x = images(24, 40, dtype=torch.float64)
+    # timm resamples in float32 whatever the dtype of the table
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-5)
+    ours.set_input_size((24, 40))
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"global_pool": "avg", "class_token": True},
+        {"global_pool": "avg", "class_token": False},
+        {"global_pool": "max", "class_token": True},
+        {"global_pool": "avgmax", "class_token": False},
+        {"global_pool": "", "class_token": True},
+        {"global_pool": "avg", "class_token": True, "fc_norm": False},
+        {"global_pool": "token", "fc_norm": True},
+        {"reg_tokens": 3},
+        {"num_classes": 0},
+        {"qkv_bias": False, "mlp_ratio": 2.0},
+        {"patch_size": (8, 4), "in_chans": 1},
+    ],
+)
+def test_every_way_to_pool_and_to_build_is_timms(kwargs):
+    ours, theirs = both("vit_tiny_patch16_224", **kwargs)
+    x = torch.randn(2, kwargs.get("in_chans", 3), 32, 32, dtype=torch.float64)
+    assert ours.num_prefix_tokens == theirs.num_prefix_tokens
+    assert_same(ours(x), theirs(x))
+    assert_same(
+        ours.forward_head(ours.forward_features(x), pre_logits=True),
+        theirs.forward_head(theirs.forward_features(x), pre_logits=True),
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_features_before_the_head_are_timms(name):
+    ours, theirs = both(name)
+    x = images(dtype=torch.float64)
+    features = theirs.forward_features(x)
+    assert_same(ours.forward_head(features, pre_logits=True), theirs.forward_head(features, pre_logits=True))
+    assert_same(ours.forward_head(features), theirs.forward_head(features))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"indices": 2},
+        {"indices": [0, 2], "norm": True},
+        {"indices": [0, -2], "stop_early": True},
+        {"indices": 2, "return_prefix_tokens": True},
+        {"indices": 1, "output_fmt": "NLC", "intermediates_only": True},
+        {"return_prefix_tokens": True, "intermediates_only": True, "norm": True},
+        {"output_dict": True},
+        {"output_dict": True, "return_prefix_tokens": True, "intermediates_only": True, "output_fmt": "NLC"},
+    ],
+)
+def test_intermediates_are_timms(name, options):
+    ours, theirs = both(name, img_size=(24, 40))
+    x = images(24, 40, dtype=torch.float64)
+    assert_same(ours.forward_intermediates(x, **options), theirs.forward_intermediates(x, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"out_indices": (0, 2)}, {"out_indices": [-1]}])
+def test_features_only_is_timms(options):
+    kwargs = {**SIZE, "depth": 4, "img_size": (24, 40), "features_only": True, **options}
+    theirs = draw(timm.create_model("deit_tiny_patch16_224", **kwargs)).double().eval()
+    ours = graticule.create_model("deit_tiny_patch16_224", **kwargs).double().eval()
+    ours.model.load_state_dict(theirs.model.state_dict(), strict=True)
+    x = images(24, 40, dtype=torch.float64)
+    assert_same(ours(x), theirs(x))
+    assert ours.feature_info.channels() == theirs.feature_info.channels()
+    assert ours.feature_info.reduction() == theirs.feature_info.reduction()
+    assert ours.feature_info.module_name() == theirs.feature_info.module_name()
+
+
+@pytest.mark.parametrize("joining", ["shared", "unshared", "lape", "lape_sharing"])
+def test_features_only_knows_every_joining(joining):
+    net = graticule.create_model(
+        "deit_tiny_patch16_224", **SIZE, joining=joining, features_only=True, out_indices=(0, 1)
+    )
+    maps = net(images(24, 40))
+    assert [tuple(features.shape) for features in maps] == [(2, 24, 3, 5)] * 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("prune_norm", "prune_head"), [(False, True), (True, True), (False, False)])
+def test_pruning_keeps_what_timms_keeps(name, prune_norm, prune_head):
+    ours, theirs = both(name)
+    kept = [model.prune_intermediate_layers([0, 1], prune_norm, prune_head) for model in (ours, theirs)]
+    assert kept[0] == kept[1]
+    assert len(ours.blocks) == 2
+    assert ours.num_classes == theirs.num_classes
+    x = images(dtype=torch.float64)
+    assert_same(ours(x), theirs(x))
+    assert_same(ours.forward_intermediates(x, indices=[0, 1]), theirs.forward_intermediates(x, indices=[0, 1]))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_timms(name):
+    ours, theirs = both(name)
+    x = images(dtype=torch.float64)
+    for model in (ours, theirs):
+        model(x).square().sum().backward()
+    renamed = {"position.encodings.0.pos_embed": "pos_embed"}
+    expected = {key: parameter.grad for key, parameter in theirs.named_parameters()}
+    for key, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[renamed.get(key, key)], rtol=0, atol=1e-10, msg=key)
+
+
+def test_a_distilled_model_in_training_returns_both_logits_as_timms():
+    ours, theirs = both("deit_tiny_distilled_patch16_224")
+    x = images(dtype=torch.float64)
+    for model in (ours.train(), theirs.train()):
+        model.set_distilled_training()
+    assert_same(ours(x), theirs(x))
+    for model in (ours, theirs):
+        model.set_distilled_training(False)
+    assert_same(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("name", MODELS + VITS)
+def test_a_published_state_dict_loads_into_timms_model(name):
+    ours = draw(graticule.create_model(name, **SIZE)).double().eval()
+    theirs = timm.create_model(name, **SIZE).double().eval()
+    theirs.load_state_dict(graticule.published_state_dict(ours), strict=True)
+    x = images(dtype=torch.float64)
+    assert_same(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_grouped_as_timms(name):
+    ours, theirs = both(name)
+    for coarse in (False, True):
+        groups = [
+            timm.models.group_parameters(model, model.group_matcher(coarse), reverse=True) for model in (ours, theirs)
+        ]
+        groups[0]["pos_embed"] = groups[0].pop("position.encodings.0.pos_embed")
+        assert groups[0] == groups[1]

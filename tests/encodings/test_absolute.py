@@ -1,0 +1,163 @@
+"""Laws of the absolute encodings, and what they have in common with the tables of two references."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from graticule import Grid
+from graticule.encodings import Learnable, Sinusoidal1d, Sinusoidal2d
+
+GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
+
+
+def table_of(encoding):
+    """The formula in float64, not rounded to the dtype of the module."""
+    return encoding.formula(encoding.grid)
+
+
+def assert_depends_only_on(offsets, similarity):
+    """Pairs (P, P) of one offset have one similarity."""
+    groups = torch.unique(offsets.flatten(0, 1), dim=0, return_inverse=True)[1]
+    values = similarity.flatten()
+    first = torch.stack([values[groups == group][0] for group in range(int(groups.max()) + 1)])
+    torch.testing.assert_close(values, first[groups], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5)])
+def test_similarity_of_sinusoidal_1d_depends_only_on_the_offset_in_the_sequence(shape):
+    grid = Grid(*shape, prefix=1)
+    table = table_of(Sinusoidal1d(grid, 16))
+    place = torch.arange(grid.tokens)
+    assert_depends_only_on((place[:, None] - place)[..., None], table @ table.T)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5)])
+def test_similarity_of_sinusoidal_2d_depends_only_on_the_offset_on_the_grid(shape):
+    grid = Grid(*shape)
+    table = table_of(Sinusoidal2d(grid, 16))
+    assert_depends_only_on(grid.offsets(), table @ table.T)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5)])
+@pytest.mark.parametrize(("axis", "half"), [(1, slice(0, 8)), (0, slice(8, 16))])
+def test_each_half_of_sinusoidal_2d_depends_on_its_axis_alone(shape, axis, half):
+    grid = Grid(*shape)
+    table = table_of(Sinusoidal2d(grid, 16))[:, half]
+    assert_depends_only_on(grid.offsets()[..., axis : axis + 1], table @ table.T)
+
+
+def test_the_first_half_of_sinusoidal_2d_encodes_x_and_the_second_y():
+    grid = Grid(3, 5)
+    table = table_of(Sinusoidal2d(grid, 8)).unflatten(0, (3, 5))
+    one_axis = table_of(Sinusoidal1d(Grid(1, 5), 4))  # the frequencies of D/2 channels are those of one axis
+    torch.testing.assert_close(table[..., :4], one_axis.expand(3, 5, 4), rtol=0, atol=1e-12)
+    torch.testing.assert_close(table[..., 4:], one_axis[:3, None].expand(3, 5, 4), rtol=0, atol=1e-12)
+
+
+def test_prefix_rows_of_sinusoidal_2d_are_zero():
+    table = Sinusoidal2d(Grid(3, 5, prefix=2), 8)(Grid(3, 5, prefix=2))
+    assert not table[:2].any()
+    assert torch.equal(table[2:], Sinusoidal2d(Grid(3, 5), 8)(Grid(3, 5)))
+
+
+def test_sinusoidal_1d_counts_prefix_tokens_in():
+    with_prefix = Sinusoidal1d(Grid(3, 5, prefix=1), 8)(Grid(3, 5, prefix=1))
+    assert torch.equal(with_prefix, Sinusoidal1d(Grid(1, 16), 8)(Grid(1, 16)))
+
+
+def test_sinusoidal_1d_by_hand():
+    table = table_of(Sinusoidal1d(Grid(1, 3), 4, temperature=100.0))
+    places = torch.arange(3, dtype=torch.float64)
+    by_hand = torch.stack([places.sin(), places.cos(), (places / 10).sin(), (places / 10).cos()], -1)
+    torch.testing.assert_close(table, by_hand, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
+def test_every_pair_of_sine_and_cosine_is_on_the_unit_circle(kind):
+    table = table_of(kind(Grid(3, 5), 16)).unflatten(-1, (-1, 2))
+    torch.testing.assert_close(table.square().sum(-1), torch.ones(15, 8, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
+def test_a_larger_grid_starts_with_the_table_of_a_smaller_one(kind):
+    """A formula has no resampling: the same place has the same row, whatever the grid it was built for."""
+    long, short = Grid(1, 9, prefix=1), Grid(1, 4, prefix=1)
+    assert torch.equal(kind(short, 8)(long)[:5], kind(long, 8)(short))
+
+
+@pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
+def test_fixed_encodings_take_no_gradient(kind):
+    encoding = kind(Grid(3, 5, 1), 8)
+    assert [name for name, _ in encoding.named_parameters()] == ["pos_embed"]
+    assert not encoding.pos_embed.requires_grad
+    assert not encoding(Grid(3, 5, 1)).requires_grad
+    assert not encoding(Grid(4, 2, 1)).requires_grad
+
+
+@pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
+def test_two_temperatures_give_two_tables(kind):
+    grid, other = Grid(3, 5), Grid(4, 2)
+    short, long = kind(grid, 8, temperature=10.0), kind(grid, 8, temperature=10_000.0)
+    assert not torch.equal(short(grid), long(grid))
+    assert not torch.equal(short(other), long(other))
+    assert not torch.equal(kind(grid, 16)(grid)[:, :8], long(grid))  # another dim, other frequencies
+
+
+def test_a_learnable_table_is_drawn_from_a_normal_of_std_0_02():
+    table = Learnable(Grid(40, 50), 100).pos_embed
+    assert table.requires_grad
+    assert abs(table.std().item() - 0.02) < 1e-4  # 200,000 draws: four standard errors are 1.3e-4
+    assert abs(table.mean().item()) < 2e-4
+
+
+def test_two_learnable_tables_are_drawn_apart():
+    grid = Grid(3, 5)
+    assert not torch.equal(Learnable(grid, 8)(grid), Learnable(grid, 8)(grid))
+    wide = Learnable(grid, 8, std=0.2).pos_embed
+    assert wide.std() > 5 * Learnable(grid, 8).pos_embed.std()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dim", "rule"),
+    [
+        (Sinusoidal1d, 5, "`dim` must be a multiple of 2 .*got 5"),
+        (Sinusoidal2d, 6, "`dim` must be a multiple of 4 .*got 6"),
+        (Learnable, 0, "`dim` must be positive, got 0"),
+    ],
+)
+def test_a_dim_that_the_formula_cannot_fill_is_refused(kind, dim, rule):
+    with pytest.raises(ValueError, match=rule):
+        kind(Grid(3, 5), dim)
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("lape_sin1d_basic", Sinusoidal1d),
+        ("lape_sin1d_lape", Sinusoidal1d),
+        ("lape_sin2d_share", Sinusoidal2d),
+        ("lape_sin2d_lape", Sinusoidal2d),
+    ],
+)
+def test_the_table_is_that_of_lapes_code_but_for_its_float32_angles(case, kind):
+    grid = Grid(4, 4, prefix=1)
+    theirs = load_file(GOLDEN / f"{case}.safetensors")["weight.pos_embed"].double().reshape(17, 24)
+    ours = table_of(kind(grid, 24))
+    # The largest difference is 2.3e-7 in one dimension, and 2.9e-8 in two, which is the rounding of the stored values.
+    # Their angle, up to 16 radians, is a float32: half a unit in the last place of 8..16 is 2^-21 = 4.8e-7; one more
+    # rounding, of a sine, is 2^-25. 1e-6 leaves a factor of two for the rounded frequency.
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape_dim", [(14, 14, 192), (3, 5, 24), (4, 4, 16)])
+def test_timms_two_dimensional_table_has_the_same_channels_in_another_order(shape_dim):
+    height, width, dim = shape_dim
+    name = f"grid_{height}x{width}_dim_{dim}"
+    theirs = load_file(GOLDEN / "sincos2d_timm.safetensors")[name].double()
+    ours = table_of(Sinusoidal2d(Grid(height, width), dim))
+    # timm: the sines of y, the sines of x, then the cosines; ours: x then y, a sine and a cosine in turns
+    y, x = theirs.unflatten(-1, (2, 2, dim // 4)).unbind(2)  # (N, sine or cosine, D/4) each
+    reordered = torch.stack([x, y], 1).transpose(-2, -1).flatten(1)
+    torch.testing.assert_close(ours, reordered, rtol=0, atol=1e-6)  # 5.4e-7 at most: its angles are float32 too

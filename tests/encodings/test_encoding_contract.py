@@ -1,0 +1,156 @@
+"""What every encoding keeps to, whichever it is."""
+
+import copy
+
+import pytest
+import torch
+
+from graticule import Grid
+from graticule.encodings import Learnable, NormalizedBias, RelativeBias, Sinusoidal1d, Sinusoidal2d
+
+BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)
+DIM, HEADS = 12, 3
+
+ENCODINGS = {
+    "learnable": lambda grid: Learnable(grid, DIM),
+    "sinusoidal_1d": lambda grid: Sinusoidal1d(grid, DIM),
+    "sinusoidal_2d": lambda grid: Sinusoidal2d(grid, DIM),
+    "relative_bias": lambda grid: RelativeBias(grid, HEADS),
+    "normalized_bias": lambda grid: NormalizedBias(RelativeBias(grid, HEADS)),
+}
+ABSOLUTE = ("learnable", "sinusoidal_1d", "sinusoidal_2d")
+LEARNED = ("learnable", "relative_bias", "normalized_bias")
+
+every = pytest.mark.parametrize("name", ENCODINGS)
+learned = pytest.mark.parametrize("name", LEARNED)
+
+
+def drawn(name, grid=BUILT):
+    encoding = ENCODINGS[name](grid)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter))
+    return encoding
+
+
+def documented_shape(name, grid):
+    return (grid.tokens, DIM) if name in ABSOLUTE else (HEADS, grid.tokens, grid.tokens)
+
+
+@every
+@pytest.mark.parametrize("grid", [BUILT, OTHER, Grid(3, 5, 2), Grid(1, 7)])
+def test_the_shape_is_the_documented_one_where_it_was_built(name, grid):
+    assert ENCODINGS[name](grid)(grid).shape == documented_shape(name, grid)
+
+
+@every
+def test_the_shape_is_the_documented_one_at_another_grid(name):
+    position = drawn(name)(OTHER)
+    assert position.shape == documented_shape(name, OTHER)
+    assert position.isfinite().all()
+
+
+@every
+@pytest.mark.parametrize("grid", [BUILT, OTHER])
+def test_bfloat16_stays_bfloat16_and_agrees_with_float32(name, grid):
+    encoding = drawn(name)
+    exact = encoding(grid)
+    rounded = encoding.bfloat16()(grid)
+    assert exact.dtype == torch.float32
+    assert rounded.dtype == torch.bfloat16
+    # bfloat16 keeps 8 bits; a norm divides by a standard deviation of about one, and its scale is below 4
+    torch.testing.assert_close(rounded.float(), exact, rtol=2**-6, atol=2**-4)
+
+
+@every
+def test_a_state_dict_goes_round(name):
+    first, second = drawn(name), drawn(name)
+    missing, unexpected = second.load_state_dict(first.state_dict(), strict=True)
+    assert not missing
+    assert not unexpected
+    for grid in (BUILT, OTHER):
+        assert torch.equal(first(grid), second(grid))
+
+
+@every
+def test_a_copy_does_not_share_its_parameters(name):
+    first = drawn(name)
+    second = copy.deepcopy(first)
+    before = first(BUILT).clone()
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.add_(1)
+    assert torch.equal(first(BUILT), before)
+    assert not torch.equal(first(BUILT), second(BUILT))
+
+
+@every
+def test_another_instance_leaves_the_first_as_it_was(name):
+    first = drawn(name)
+    before = [first(grid).clone() for grid in (BUILT, OTHER)]
+    other = ENCODINGS[name](OTHER)
+    other.set_grid(BUILT)
+    other(OTHER)
+    assert all(torch.equal(first(grid), old) for grid, old in zip((BUILT, OTHER), before, strict=True))
+
+
+@pytest.mark.parametrize("grid", [BUILT, OTHER])
+@learned
+def test_a_gradient_reaches_every_learnable_parameter(name, grid):
+    encoding = drawn(name)
+    (encoding(grid) * torch.randn(documented_shape(name, grid))).sum().backward()
+    for parameter_name, parameter in encoding.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        reached = parameter.grad.abs().flatten() > 0
+        # the offsets that a grid does not have are read by no pair of it
+        assert reached.all() or grid != BUILT, parameter_name
+        assert reached.any(), parameter_name
+
+
+@every
+def test_setting_a_grid_equals_asking_for_it(name):
+    encoding = drawn(name)
+    asked = encoding(OTHER).detach().clone()
+    encoding.set_grid(OTHER)
+    assert torch.equal(encoding(OTHER), asked)
+    assert encoding.grid == OTHER
+
+
+@every
+def test_setting_a_grid_leaves_the_parameters_of_an_encoding_built_for_it(name):
+    encoding, built = drawn(name), ENCODINGS[name](OTHER)
+    encoding.set_grid(OTHER)
+    shapes = {key: value.shape for key, value in encoding.state_dict().items()}
+    assert shapes == {key: value.shape for key, value in built.state_dict().items()}
+    built.load_state_dict(encoding.state_dict())
+    assert torch.equal(built(OTHER), encoding(OTHER))
+
+
+@every
+def test_setting_the_grid_that_is_set_changes_nothing(name):
+    encoding = drawn(name).double()
+    before = encoding(BUILT).detach().clone()
+    encoding.set_grid(BUILT)
+    torch.testing.assert_close(encoding(BUILT), before, rtol=0, atol=1e-12)
+
+
+@every
+@pytest.mark.parametrize("trained", [True, False])
+def test_setting_a_grid_keeps_what_is_trained_and_what_is_frozen(name, trained):
+    encoding = drawn(name).requires_grad_(trained)
+    encoding.set_grid(OTHER)
+    assert {parameter.requires_grad for parameter in encoding.parameters()} == {trained}
+
+
+@every
+def test_setting_a_grid_keeps_the_dtype(name):
+    encoding = drawn(name).double()
+    encoding.set_grid(OTHER)
+    assert {parameter.dtype for parameter in encoding.parameters()} == {torch.float64}
+    assert encoding(OTHER).dtype == torch.float64
+
+
+@every
+def test_the_description_names_the_grid(name):
+    assert "(3, 5)" in repr(ENCODINGS[name](BUILT))

@@ -1,0 +1,165 @@
+"""Attention against the formula written out, with every form of position that it takes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from graticule import LayerPosition
+from graticule.layers import Attention
+
+B, N, D, HEADS = 2, 7, 24, 3
+HEAD = D // HEADS
+
+
+@pytest.fixture
+def attention():
+    module = Attention(D, HEADS).double().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return module
+
+
+@pytest.fixture
+def x():
+    return torch.randn(B, N, D, dtype=torch.float64)
+
+
+def naive(attention, x, bias=0.0, turn=lambda t: t):
+    """The formula, head by head: softmax(q k^T / sqrt(d) + bias) v."""
+    q, k, v = attention.qkv(x).split(D, -1)
+    heads = []
+    for head in range(HEADS):
+        at = slice(head * HEAD, (head + 1) * HEAD)
+        logits = turn(q[..., at]) @ turn(k[..., at]).transpose(-2, -1) / HEAD**0.5
+        logits = logits + (bias if isinstance(bias, float) else bias[..., head, :, :])
+        heads.append(logits.softmax(-1) @ v[..., at])
+    return attention.proj(torch.cat(heads, -1))
+
+
+def assert_same(ours, formula):
+    torch.testing.assert_close(ours, formula, rtol=0, atol=1e-12)
+
+
+def test_attention_is_its_formula(attention, x):
+    y = attention(x)
+    assert y.shape == (B, N, D)
+    assert_same(y, naive(attention, x))
+
+
+def test_attention_does_not_see_the_order_of_its_tokens(attention, x):
+    order = torch.randperm(N)
+    assert_same(attention(x[:, order]), attention(x)[:, order])
+
+
+def test_a_bias_is_added_to_the_scaled_logits_of_its_head(attention, x):
+    bias = torch.randn(HEADS, N, N, dtype=torch.float64)
+    assert_same(attention(x, LayerPosition(bias=bias)), naive(attention, x, bias))
+
+
+def test_a_bias_of_zero_and_one_constant_over_the_keys_change_nothing(attention, x):
+    row = torch.randn(HEADS, N, 1, dtype=torch.float64).expand(-1, -1, N)
+    for bias in (torch.zeros(HEADS, N, N, dtype=torch.float64), row):
+        assert_same(attention(x, LayerPosition(bias=bias)), attention(x))
+
+
+def test_a_bias_in_another_dtype_is_taken(attention, x):
+    bias = torch.randn(HEADS, N, N)
+    assert_same(attention(x, LayerPosition(bias=bias)), naive(attention, x, bias.double()))
+
+
+class FromQueries(nn.Module):
+    """A bias that depends on content: every query against one embedding a pair of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.randn(N, N, HEAD, dtype=torch.float64))
+
+    def forward(self, q: Tensor) -> Tensor:
+        return torch.einsum("bhid,ijd->bhij", q, self.keys)
+
+
+def test_a_bias_that_depends_on_content_is_made_from_the_scaled_queries(attention, x):
+    module = FromQueries()
+    q = attention.qkv(x)[..., :D].unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+    bias = torch.einsum("bhid,ijd->bhij", q, module.keys) / HEAD**0.5
+    y = attention(x, LayerPosition(bias=module))
+    assert_same(y, naive(attention, x, bias))
+    y.sum().backward()
+    assert module.keys.grad.abs().gt(0).all()
+
+
+def rotation(angle):
+    """Sines then cosines (N, 2d) that turn neighbouring pairs of channels by angle: (N, d/2)."""
+    return torch.cat([angle.sin().repeat_interleave(2, -1), angle.cos().repeat_interleave(2, -1)], -1)
+
+
+def by_complex_numbers(angle):
+    """The same turn, as a product of complex numbers."""
+
+    def turn(t):
+        pairs = torch.view_as_complex(t.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+
+    return turn
+
+
+def test_a_rotation_by_nothing_changes_nothing(attention, x):
+    angle = torch.zeros(N, HEAD // 2, dtype=torch.float64)
+    assert_same(attention(x, LayerPosition(rotary=rotation(angle))), attention(x))
+
+
+def test_turning_every_query_and_key_by_the_same_angle_changes_nothing(attention, x):
+    angle = torch.randn(1, HEAD // 2, dtype=torch.float64).expand(N, -1)
+    assert_same(attention(x, LayerPosition(rotary=rotation(angle))), attention(x))
+
+
+def test_a_rotation_depends_on_the_difference_of_angles_alone(attention, x):
+    angle = torch.randn(N, HEAD // 2, dtype=torch.float64)
+    turned = attention(x, LayerPosition(rotary=rotation(angle)))
+    assert_same(turned, attention(x, LayerPosition(rotary=rotation(angle + 0.7))))
+    assert not torch.allclose(turned, attention(x))
+
+
+def test_a_rotation_turns_queries_and_keys_and_not_values(attention, x):
+    angle = torch.randn(N, HEAD // 2, dtype=torch.float64)
+    ours = attention(x, LayerPosition(rotary=rotation(angle)))
+    assert_same(ours, naive(attention, x, turn=by_complex_numbers(angle)))
+
+
+def test_every_head_can_turn_by_angles_of_its_own(attention, x):
+    angles = torch.randn(HEADS, N, HEAD // 2, dtype=torch.float64)
+    ours = attention(x, LayerPosition(rotary=rotation(angles)))
+    q, k, v = (t.unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for t in attention.qkv(x).split(D, -1))
+    turn = by_complex_numbers(angles)
+    mixed = (turn(q) @ turn(k).transpose(-2, -1) / HEAD**0.5).softmax(-1) @ v
+    assert_same(ours, attention.proj(mixed.transpose(1, 2).flatten(2)))
+
+
+def test_bias_and_rotation_go_together(attention, x):
+    angle = torch.randn(N, HEAD // 2, dtype=torch.float64)
+    bias = torch.randn(HEADS, N, N, dtype=torch.float64)
+    ours = attention(x, LayerPosition(bias=bias, rotary=rotation(angle)))
+    assert_same(ours, naive(attention, x, bias, by_complex_numbers(angle)))
+
+
+def test_what_is_added_outside_attention_is_left_to_the_block(attention, x):
+    outside = LayerPosition(pre=torch.randn(N, D), inner=torch.randn(N, D))
+    assert torch.equal(attention(x, outside), attention(x))
+
+
+def test_attention_weights_are_dropped_in_training_alone(x):
+    attention = Attention(D, HEADS, attn_drop=0.5).double()
+    assert not torch.equal(attention.train()(x), attention(x))
+    assert torch.equal(attention.eval()(x), attention(x))
+
+
+def test_without_qkv_bias_zero_tokens_stay_at_the_bias_of_the_projection():
+    attention = Attention(D, HEADS, qkv_bias=False)
+    assert attention.qkv.bias is None
+    assert torch.equal(attention(torch.zeros(B, N, D)), attention.proj.bias.expand(B, N, D))
+
+
+@pytest.mark.parametrize("heads", [0, 5])
+def test_heads_that_do_not_divide_the_channels_are_refused(heads):
+    with pytest.raises(ValueError, match=f"`embed_dim` must be a multiple of `num_heads`, got 24 with {heads} heads"):
+        Attention(D, heads)

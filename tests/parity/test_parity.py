@@ -1,0 +1,126 @@
+"""Recorded outputs of LaPE's code and timm's against ours, and the program that checks them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import check
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
+CASES = [*sorted(path.stem for path in GOLDEN.glob("lape_*.safetensors")), "deit"]
+
+
+def test_every_recorded_case_is_checked():
+    assert CASES == [
+        "lape_distilled_basic",
+        "lape_learnable_basic",
+        "lape_learnable_lape",
+        "lape_learnable_share",
+        "lape_learnable_unshare",
+        "lape_rpe2d_basic",
+        "lape_sin1d_basic",
+        "lape_sin1d_lape",
+        "lape_sin2d_lape",
+        "lape_sin2d_share",
+        "deit",
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_recorded_output_agrees_to_1e_9(case):
+    found = check.differences(GOLDEN / f"{case}.safetensors")
+    recorded = json.loads((GOLDEN / f"{case}.json").read_text())["tensors"].keys() - {"input"}
+    assert found.keys() == recorded
+    assert found.keys() >= {"output"}
+    assert all(difference <= 1e-9 for difference in found.values()), found
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.endswith("_lape")])
+def test_what_every_layer_of_lape_adds_is_recorded_and_compared(case):
+    found = check.differences(GOLDEN / f"{case}.safetensors")
+    depth = json.loads((GOLDEN / f"{case}.json").read_text())["kwargs"]["depth"]
+    assert found.keys() == {"output", *[f"pe_layer_{layer}" for layer in range(depth)]}
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Copy a case and change its tensors or its description."""
+
+    def change(case, tensors=None, **description):
+        path = tmp_path / f"{case}.safetensors"
+        shutil.copy(GOLDEN / path.name, path)
+        if tensors:
+            save_file({**load_file(path), **tensors}, path)
+        facts = json.loads((GOLDEN / f"{case}.json").read_text())
+        path.with_suffix(".json").write_text(json.dumps({**facts, **description}))
+        return path
+
+    return change
+
+
+def program(*paths):
+    """Run the program as a person does."""
+    return subprocess.run(
+        [sys.executable, HERE / "check.py", *map(str, paths)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_program_passes_a_good_case_and_prints_its_differences():
+    done = program(GOLDEN / "lape_learnable_lape.safetensors", GOLDEN / "deit.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6
+    assert all(line.startswith("ok ") for line in lines)
+
+
+def test_the_program_fails_a_case_that_is_off_by_1e_8(copy):
+    case = "lape_learnable_lape"
+    output = load_file(GOLDEN / f"{case}.safetensors")["output"].clone()
+    output[0, 0] += 1e-8
+    done = program(copy(case, {"output": output}))
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert [line.split()[2] for line in done.stdout.splitlines() if line.startswith("FAIL")] == ["output"]
+
+
+def test_the_program_fails_an_unknown_class_and_goes_on_to_the_next_case(copy):
+    unknown = copy("deit", **{"class": "timm.models.Mystery"})
+    done = program(unknown, GOLDEN / "lape_sin2d_lape.safetensors")
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert "no builder for timm.models.Mystery of timm" in done.stdout
+    assert "ok   lape_sin2d_lape" in done.stdout
+
+
+@pytest.mark.parametrize("change", ["nan", "shape", "missing weight", "unknown output", "no description", "truncated"])
+def test_a_case_that_cannot_agree_fails_without_a_traceback(change, copy, capsys):
+    path = copy("deit")
+    tensors = load_file(path)
+    if change == "nan":
+        tensors["output"] = torch.full_like(tensors["output"], torch.nan)
+    elif change == "shape":
+        tensors["output"] = tensors["output"][:1]
+    elif change == "missing weight":
+        del tensors["weight.norm.bias"]
+    elif change == "unknown output":
+        tensors["attention_map"] = torch.zeros(2)
+    save_file(tensors, path)
+    if change == "no description":
+        path.with_suffix(".json").unlink()
+    elif change == "truncated":
+        path.write_bytes(path.read_bytes()[:1000])
+    assert check.main([str(path)]) == 1
+    assert "FAIL" in capsys.readouterr().out
+
+
+def test_without_a_case_the_program_says_how_it_is_used(capsys):
+    assert check.main([]) == 1
+    assert check.main(["--help"]) == 0
+    assert "CASE.safetensors" in capsys.readouterr().out

@@ -1,0 +1,387 @@
+"""Checkpoints of several families go in whole; anything else is refused by name and changes nothing."""
+
+import argparse
+import pickle
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+import graticule
+from graticule import Grid, fold, load_checkpoint
+from graticule.surgery import read_checkpoint
+from tiny import CHOICES, SIZE, draw, images, tiny
+
+GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
+
+
+def timms(name="deit_tiny_patch16_224", **kwargs):
+    return draw(timm.create_model(name, **{**SIZE, **kwargs})).eval()
+
+
+def refused(model, path, kind=ValueError):
+    """Load a file that must be refused: nothing in the model changes and the message names the file."""
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(kind) as error:
+        load_checkpoint(model, path)
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+    assert Path(path).name in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save anything; returns where."""
+
+    def save(found, name="checkpoint.pth", **options):
+        torch.save(found, tmp_path / name, **options)
+        return tmp_path / name
+
+    return save
+
+
+WRAPPERS = {
+    "timm": lambda state: state,
+    "deit": lambda state: {"model": state},
+    "lightning": lambda state: {"state_dict": state, "epoch": 3},
+    "lape": lambda state: {
+        "model": state,
+        "optimizer": {"state": {}, "param_groups": [{"lr": 5e-4}]},
+        "epoch": 299,
+        "args": argparse.Namespace(model="deit_tiny", pe="learnable", join_type="LaPE", lr=5e-4, nested=[1, 2]),
+    },
+    "parallel": lambda state: {"state_dict": {"module." + name: value for name, value in state.items()}},
+    "compiled": lambda state: {"_orig_mod." + name: value for name, value in state.items()},
+    "parallel of compiled": lambda state: {
+        "model": {"module._orig_mod." + name: value for name, value in state.items()}
+    },
+    "compiled of parallel": lambda state: {
+        "model": {"_orig_mod.module." + name: value for name, value in state.items()}
+    },
+    "held": lambda state: {"model." + name: value for name, value in state.items()},
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_a_checkpoint_of_deit_and_timm_goes_in_however_it_is_wrapped(wrapper, name, saved):
+    theirs = timms(name)
+    model = tiny(name=name).eval()
+    assert load_checkpoint(model, saved(WRAPPERS[wrapper](theirs.state_dict()))) is model
+    x = images()
+    torch.testing.assert_close(model(x), theirs(x), rtol=0, atol=1e-5)
+
+
+def lapes(case):
+    """State dict of LaPE's code as recorded, in its own names."""
+    tensors = load_file(GOLDEN / f"{case}.safetensors")
+    state = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
+    return state, tensors["input"], tensors["output"]
+
+
+@pytest.mark.parametrize(
+    ("case", "encoding", "joining", "name"),
+    [
+        ("lape_learnable_basic", "learnable", "default", "deit_tiny_patch16_224"),
+        ("lape_learnable_share", "learnable", "shared", "deit_tiny_patch16_224"),
+        ("lape_learnable_unshare", "learnable", "unshared", "deit_tiny_patch16_224"),
+        ("lape_learnable_lape", "learnable", "lape", "deit_tiny_patch16_224"),
+        ("lape_sin1d_lape", "sinusoidal_1d", "lape", "deit_tiny_patch16_224"),
+        ("lape_sin2d_lape", "sinusoidal_2d", "lape", "deit_tiny_patch16_224"),
+        ("lape_rpe2d_basic", "relative_bias", "default", "deit_tiny_patch16_224"),
+        ("lape_distilled_basic", "learnable", "default", "deit_tiny_distilled_patch16_224"),
+    ],
+)
+def test_a_checkpoint_of_lapes_code_goes_in_with_its_options_beside(case, encoding, joining, name, saved):
+    state, x, output = lapes(case)
+    kwargs = {"depth": 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))}
+    model = tiny(encoding, joining, name, **kwargs).eval()
+    load_checkpoint(model, saved(WRAPPERS["lape"](state)))
+    torch.testing.assert_close(model(x).double(), output, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("encoding", "joining"), CHOICES)
+@pytest.mark.parametrize("published", [False, True])
+def test_our_own_checkpoints_go_round(encoding, joining, published, saved, tmp_path):
+    first = draw(tiny(encoding, joining)).eval()
+    state = graticule.published_state_dict(first) if published else first.state_dict()
+    save_file(state, tmp_path / "model.safetensors")
+    x = images(24, 40)
+    for path in (saved(state), tmp_path / "model.safetensors", str(tmp_path / "model.safetensors")):
+        assert torch.equal(load_checkpoint(tiny(encoding, joining).eval(), path)(x), first(x))
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_checkpoint_goes_into_a_folded_model(published, saved):
+    first = draw(tiny("learnable", "lape")).eval()
+    model = fold(tiny("learnable", "lape"))
+    load_checkpoint(model, saved(graticule.published_state_dict(first) if published else first.state_dict()))
+    x = images()
+    torch.testing.assert_close(model(x), first(x), rtol=0, atol=1e-6)
+
+
+def test_published_names_are_those_of_timm_and_of_lapes_code():
+    state, _, _ = lapes("lape_learnable_lape")
+    assert graticule.published_state_dict(tiny("learnable", "lape", depth=4)).keys() == state.keys()
+    state, _, _ = lapes("lape_learnable_unshare")
+    assert graticule.published_state_dict(tiny("learnable", "unshared", depth=4)).keys() == state.keys()
+    state, _, _ = lapes("lape_rpe2d_basic")
+    own = graticule.published_state_dict(tiny("relative_bias", depth=4)).keys()
+    assert own == {name for name in state if not name.endswith("relative_position_index")}
+    assert graticule.published_state_dict(tiny()).keys() == timms().state_dict().keys()
+
+
+def test_published_names_of_a_folded_model_are_those_of_the_model():
+    model = tiny("learnable", "lape")
+    before = set(graticule.published_state_dict(model))
+    assert set(graticule.published_state_dict(fold(model))) == before
+
+
+@pytest.mark.parametrize(
+    ("joining", "name"), [("default", "deit_tiny_patch16_224"), ("lape", "deit_tiny_distilled_patch16_224")]
+)
+def test_a_learnable_table_of_another_square_grid_is_resampled(joining, name, saved):
+    first = draw(tiny("learnable", joining, name, img_size=48)).eval()
+    path = saved({"model": graticule.published_state_dict(first)})
+    model = load_checkpoint(tiny("learnable", joining, name, img_size=(24, 40)).eval(), path)
+    prefix = model.num_prefix_tokens
+    table = Grid(6, 6, prefix).resize(first.position.encodings[0].pos_embed[0], Grid(3, 5, prefix))
+    assert torch.equal(model.position.encodings[0].pos_embed[0], table)
+    x = images(24, 40)
+    torch.testing.assert_close(model(x), first(x), rtol=0, atol=1e-5)
+
+
+def test_a_fixed_table_of_another_grid_is_left_to_its_formula(saved):
+    first = draw(tiny("sinusoidal_2d", "lape", img_size=48)).eval()
+    path = saved(graticule.published_state_dict(first))
+    model = load_checkpoint(tiny("sinusoidal_2d", "lape").eval(), path)
+    x = images()
+    torch.testing.assert_close(model(x), first(x), rtol=0, atol=1e-6)
+
+
+def test_a_table_without_the_axis_of_one_is_taken(saved):
+    state = timms().state_dict()
+    state["pos_embed"] = state["pos_embed"][0]
+    model = load_checkpoint(tiny(), saved(state))
+    assert torch.equal(model.position.encodings[0].pos_embed[0], state["pos_embed"])
+
+
+def test_a_class_count_that_does_not_match_is_named(saved):
+    path = saved(timms(num_classes=7).state_dict())
+    message = refused(tiny(), path)
+    assert "it has 7 classes where the model has 5" in message
+    assert "num_classes=7" in message
+
+
+def test_other_shapes_are_named_with_both(saved):
+    message = refused(tiny(), saved(timms(mlp_ratio=2.0).state_dict()))
+    assert "blocks.0.mlp.fc1.weight is (48, 24) where the model has (96, 24)" in message
+
+
+def test_another_width_is_not_taken_for_another_number_of_classes(saved):
+    state = {name: value for name, value in timms(embed_dim=48).state_dict().items() if name == "head.weight"}
+    own = graticule.published_state_dict(tiny())
+    message = refused(tiny(), saved({**own, **state}))
+    assert "classes" not in message
+    assert "head.weight is (5, 48) where the model has (5, 24)" in message
+
+
+def test_missing_names_are_named(saved):
+    state = timms().state_dict()
+    del state["blocks.1.mlp.fc1.bias"]
+    assert "lacks blocks.1.mlp.fc1.bias" in refused(tiny(), saved(state))
+
+
+def test_left_over_names_are_named(saved):
+    message = refused(tiny(depth=2), saved(timms().state_dict()))
+    assert "blocks.2." in message
+    assert "and 8 more" in message
+
+
+def test_norms_that_a_model_has_and_the_checkpoint_has_not_are_named(saved):
+    message = refused(tiny("learnable", "lape"), saved(timms().state_dict()))
+    assert "lacks position.joining.norms.0.bias" in message
+
+
+def test_a_checkpoint_of_another_number_of_prefix_tokens_is_refused(saved):
+    message = refused(tiny(), saved(timms("deit_tiny_distilled_patch16_224").state_dict()))
+    assert "pos_embed is (1, 18, 24) where the model has (1, 17, 24)" in message
+    assert "dist_token" in message
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    assert "which is not there" in refused(tiny(), tmp_path / "none.pth", FileNotFoundError)
+    assert "which is not there" in refused(tiny(), tmp_path / "none.safetensors", FileNotFoundError)
+
+
+def test_a_folder_is_not_a_file(tmp_path):
+    refused(tiny(), tmp_path, FileNotFoundError)
+
+
+@pytest.mark.parametrize("format", ["zip", "legacy", "safetensors"])
+@pytest.mark.parametrize("kept", [0, 1, 2, 7, 8, 100, 1000, 0.5, 0.9, -1000, -100, -20, -1])
+def test_a_truncated_file_is_refused(format, kept, saved, tmp_path):
+    state = timms().state_dict()
+    path = tmp_path / "model.safetensors"
+    if format == "safetensors":
+        save_file(state, path)
+    else:
+        path = saved(state, _use_new_zipfile_serialization=format == "zip")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    assert "truncated" in refused(tiny(), path)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_bytes_are_refused(suffix, seed, tmp_path):
+    path = tmp_path / f"noise.{suffix}"
+    generator = torch.Generator().manual_seed(seed)
+    path.write_bytes(bytes(torch.randint(256, (10 ** (seed % 4 + 1),), generator=generator).tolist()))
+    refused(tiny(), path)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!DOCTYPE html><html><body>404: not found</body></html>",
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 22050664\n",
+        '{"model": {"pos_embed": [0.1]}}',
+        "hello\n",
+        "(",
+        ".",
+        "I1\n.",
+        "N.",
+        "ab",
+        "}q",
+        "cos\nsystem\n(S'true'\ntR.",
+        "Q.",
+        "P1\n.",
+        "(lp0\n.",
+        "S'x\n.",
+        "Vx\n.",
+        "F1\n.",
+        "]a.",
+        "}s.",
+        "R.",
+        "b.",
+        "J",
+        "M1",
+        "}}}s.",
+    ],
+)
+def test_text_is_refused(suffix, text, tmp_path):
+    path = tmp_path / f"text.{suffix}"
+    path.write_text(text)
+    refused(tiny(), path)
+
+
+@pytest.mark.parametrize("start", range(5))
+def test_a_file_with_a_damaged_byte_is_refused_or_harmless(start, saved):
+    """Any byte of the directory of names may be wrong: the one exception is a ValueError that names the file."""
+    path = saved(timms(depth=1).state_dict(), _use_new_zipfile_serialization=False)
+    whole = path.read_bytes()
+    model = tiny(depth=1)
+    for place in range(start, 2000, 35):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            load_checkpoint(model, path)
+        except ValueError as error:
+            assert path.name in str(error)
+        assert model(images()).shape == (2, 5)
+
+
+class Hostile:
+    """Writes a file when it is unpickled by a reader that runs what it reads."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return open, (str(self.target), "w")
+
+
+@pytest.mark.parametrize("where", ["alone", "beside"])
+@pytest.mark.parametrize("format", ["zip", "legacy", "pickle"])
+def test_code_in_a_checkpoint_does_not_run(where, format, tmp_path, saved):
+    target = tmp_path / "written_by_the_checkpoint"
+    found = Hostile(target) if where == "alone" else {"model": timms().state_dict(), "args": Hostile(target)}
+    if format == "pickle":
+        path = tmp_path / "checkpoint.pth"
+        path.write_bytes(pickle.dumps(found))
+    else:
+        path = saved(found, _use_new_zipfile_serialization=format == "zip")
+    refused(tiny(), path)
+    assert not target.exists()
+
+
+def test_the_objects_that_could_run_code_are_named(tmp_path, saved):
+    message = refused(tiny(), saved({"model": {}, "hook": Hostile(tmp_path / "never")}))
+    assert "could run code" in message
+    assert "open" in message
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {},
+        {"model": {}},
+        {"epoch": 3, "args": argparse.Namespace(lr=1.0)},
+        {"model": {"pos_embed": [1.0, 2.0]}},
+        [torch.zeros(2)],
+        torch.zeros(2),
+        None,
+        3,
+        {0: torch.zeros(2)},
+        {"model": {("a", 1): torch.zeros(2)}},
+        {"pos_embed": torch.tensor(1.0)},
+        {"pos_embed": torch.zeros(0)},
+        {"pos_embed": torch.zeros(1, 0, 24)},
+        {"head.weight": torch.tensor(1.0)},
+    ],
+    ids=repr,
+)
+def test_what_is_no_state_dict_is_refused(found, saved):
+    refused(tiny(), saved(found))
+
+
+@pytest.mark.parametrize(("encoding", "key"), [("learnable", "pos_embed"), ("sinusoidal_2d", "pos_embed")])
+@pytest.mark.parametrize("shape", [(), (0,), (24,), (17, 23), (1, 1, 17, 24), (2, 17, 24), (1, 5, 24)])
+def test_a_table_of_another_shape_is_resampled_or_refused(encoding, key, shape, saved):
+    """None of these shapes may break the loader; where it fits, the table has the shape of the model's."""
+    state = timms().state_dict() | {key: torch.zeros(shape)}
+    model = tiny(encoding)
+    try:
+        load_checkpoint(model, saved(state))
+    except ValueError as error:
+        assert "checkpoint.pth" in str(error)
+    assert model.position.encodings[0].pos_embed.shape == (1, 17, 24)
+
+
+def test_a_model_without_position_is_refused_by_name(saved):
+    path = saved(torch.nn.Linear(2, 2).state_dict())
+    with pytest.raises(ValueError, match="`model` must"):
+        load_checkpoint(torch.nn.Linear(2, 2), path)
+
+
+def test_reading_keeps_what_stands_beside_the_weights(saved):
+    found = read_checkpoint(saved(WRAPPERS["lape"]({"weight": torch.ones(2)})))
+    assert found["epoch"] == 299
+    assert found["args"] == argparse.Namespace(
+        model="deit_tiny", pe="learnable", join_type="LaPE", lr=5e-4, nested=[1, 2]
+    )
+    assert torch.equal(found["model"]["weight"], torch.ones(2))
+
+
+def test_loading_keeps_dtype_and_what_is_trained(saved):
+    model = tiny().bfloat16()
+    model.patch_embed.requires_grad_(False)
+    load_checkpoint(model, saved(timms().state_dict()))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not model.patch_embed.proj.weight.requires_grad
+    assert model.head.weight.requires_grad

@@ -1,0 +1,131 @@
+"""The house: imports point one way."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "graticule"
+
+#: Rooms from the ground up; a room imports from those below it and from itself.
+FLOORS = [
+    {"grid", "files"},
+    {"encodings"},
+    {"joining"},
+    {"position"},
+    {"layers", "factory"},
+    {"backbones"},
+    {"surgery", "data"},
+    {"tasks"},
+    {"recipes"},
+    {"studies"},
+    {"cli", "__main__"},
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+#: The package itself re-exports what is public: it stands on surgery, and those above may read it.
+FLOOR["graticule"] = FLOOR["surgery"] + 0.5
+#: What analysis may read: the public interface of models, and the helper that writes files.
+PUBLIC = {"grid", "joining", "position", "factory", "backbones", "files"}
+READERS_OF_ANALYSIS = {"studies", "cli", "__main__"}
+
+
+def room_of(module):
+    """The room of a dotted name: graticule.encodings.absolute -> encodings."""
+    return module.split(".")[1] if "." in module else module
+
+
+def imports_of(source, module, is_package=False):
+    """Dotted names that the text of `module` imports from graticule, wherever in it, relative ones resolved."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")[: len(module.split(".")) - node.level + is_package]
+                base = ".".join([*parents, *([base] if base else [])])
+            rooms = {path.stem for path in SOURCE.iterdir()}
+            # `from graticule import grid` is an import of the room, `from graticule import Grid` one of the package
+            found |= {f"{base}.{a.name}" if base == "graticule" and a.name in rooms else base for a in node.names}
+    return {name for name in found if name.split(".")[0] == "graticule"}
+
+
+def complaint(room, target):
+    """Why `room` may not import from `target`; None if it may."""
+    if room == target:
+        return None
+    if target == "analysis":
+        return None if room in READERS_OF_ANALYSIS else f"{room} reads analysis"
+    if room == "analysis":
+        return None if target in PUBLIC else f"analysis reads {target}, which is not its public interface"
+    return None if FLOOR[target] < FLOOR[room] else f"{room} reads {target}, which is not below it"
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_down(path):
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    is_package = parts[-1] == "__init__"
+    module = ".".join(["graticule", *(parts[:-1] if is_package else parts)])
+    targets = {room_of(name) for name in imports_of(path.read_text(), module, is_package)}
+    unknown = (targets | {room_of(module)}) - FLOOR.keys() - {"analysis"}
+    assert not unknown, f"no floor for {unknown}"
+    if module != "graticule":
+        assert not [why for why in (complaint(room_of(module), target) for target in sorted(targets)) if why]
+    else:
+        assert all(FLOOR[target] < FLOOR["graticule"] for target in targets)
+
+
+def test_every_room_of_the_ground_floors_is_there():
+    assert {path.stem for path in SOURCE.iterdir()} >= {room for floor in FLOORS[:7] for room in floor}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import graticule.tasks", {"graticule.tasks"}),
+        ("from graticule.surgery.fold import fold", {"graticule.surgery.fold"}),
+        ("from graticule import cli", {"graticule.cli"}),
+        ("from graticule import Grid", {"graticule"}),
+        ("from ..tasks import Run", {"graticule.tasks"}),
+        ("from . import absolute", {"graticule.encodings"}),
+        ("from .. import tasks", {"graticule.tasks"}),
+        ("def late():\n    import graticule.cli", {"graticule.cli"}),
+        ("if TYPE_CHECKING:\n    from graticule.position import Position", {"graticule.position"}),
+        ("import torch", set()),
+    ],
+)
+def test_imports_are_found_however_they_are_written(text, found):
+    assert imports_of(text, "graticule.encodings.relative") == found
+
+
+@pytest.mark.parametrize(
+    ("room", "target"),
+    [
+        ("grid", "encodings"),
+        ("encodings", "joining"),
+        ("joining", "position"),
+        ("layers", "factory"),
+        ("factory", "layers"),
+        ("backbones", "surgery"),
+        ("backbones", "graticule"),
+        ("surgery", "tasks"),
+        ("tasks", "analysis"),
+        ("analysis", "tasks"),
+        ("analysis", "surgery"),
+        ("studies", "cli"),
+    ],
+)
+def test_an_arrow_going_up_is_found(room, target):
+    assert complaint(room, target)
+
+
+@pytest.mark.parametrize(
+    ("room", "target"),
+    [("backbones", "layers"), ("tasks", "graticule"), ("cli", "analysis"), ("analysis", "backbones"), ("grid", "grid")],
+)
+def test_an_arrow_going_down_is_fine(room, target):
+    assert complaint(room, target) is None

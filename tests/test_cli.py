@@ -1,0 +1,267 @@
+"""The commands, as a person types them: what they write, and what they say when something is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from graticule.cli import main
+from graticule.tasks import Recipe, Run, train
+
+
+def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
+    """Run a command; returns its exit code and what it printed."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as exit:  # tyro's way out of --help and of values of a wrong type
+        code = int(exit.code or 0)
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return code, out, err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Run:
+    recipe = Recipe(joining="lape", limit_train=100, limit_test=40, batch_size=20, epochs=2, accelerator="cpu")
+    return train(recipe, tmp_path_factory.mktemp("runs") / "trained", progress=False)
+
+
+def write_image_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), images: int = 4) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    for split in ("train", "val"):
+        for name in classes:
+            (root / split / name).mkdir(parents=True)
+            for i in range(images):
+                pixels = torch.randint(0, 256, (40, 56, 3), generator=generator, dtype=torch.uint8)
+                Image.fromarray(pixels.numpy()).save(root / split / name / f"{i}.JPEG")
+    return root
+
+
+# What the commands write
+
+
+def test_a_run_folder_holds_recipe_versions_seed_metrics_and_checkpoints(trained):
+    described = json.loads(trained.recipe_file.read_text())
+    assert described["recipe"]["joining"] == "lape" and described["recipe"]["seed"] == 0
+    assert torch.__version__.startswith(described["versions"]["torch"]) and described["parameters"] > 0
+    lines = trained.metrics_file.read_text().splitlines()
+    assert len(lines) == 3 and lines[0].startswith("epoch,") and "val_top1" in lines[0]
+    assert trained.best.is_file() and trained.last.is_file() and trained.weights.is_file()
+    assert list((trained.folder / "tensorboard").glob("events*"))
+
+
+def test_train_says_what_came_of_it_and_where_it_is(capsys, tmp_path):
+    code, out, _ = run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "run")
+    assert code == 0 and "top-1" in out and str(tmp_path / "run") in out
+    assert Run.open(tmp_path / "run").finished
+
+
+def test_evaluate_gives_a_row_a_size_and_the_drop_against_the_training_size(capsys, tmp_path, trained):
+    code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "28", "24x36", "--output", tmp_path)
+    assert code == 0 and "28x28 *" in out and "24x36" in out and "+0.00" in out
+    records = json.loads((tmp_path / "evaluation.json").read_text())
+    assert [record["size"] for record in records] == [[20, 20], [28, 28], [24, 36]]
+    assert records[1]["images"] == 40
+    assert records[1]["top1"] == pytest.approx(trained.result()["best_top1"], abs=1e-4)
+    assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_correlations_draws_a_sheet_and_prints_a_number_a_layer(capsys, tmp_path, trained):
+    code, out, _ = run_command(capsys, "correlations", trained.folder, "--output", tmp_path)
+    assert code == 0 and "locality" in out and "hierarchy" not in out.lower().split("locality")[0]
+    assert (tmp_path / "correlations.png").is_file() and (tmp_path / "correlations.npz").is_file()
+    assert len([line for line in out.splitlines() if " inner " in line]) == 6
+
+
+def test_compare_makes_one_table_and_goes_on_where_it_stood(capsys, tmp_path):
+    command = ["compare", "digits_quick", "--choices", "joining=default", "joining=lape,joined-layers=3"]
+    command += ["--seeds", "0", "1", "--quick", "--output", tmp_path]
+    code, out, _ = run_command(capsys, *command)
+    assert code == 0 and "joining=lape,joined-layers=3" in out
+    found = json.loads((tmp_path / "comparison.json").read_text())
+    assert [len(scores) for scores in found["top1"].values()] == [2, 2]
+    assert found["parameters"]["joining=lape,joined-layers=3"] - found["parameters"]["joining=default"] == 3 * 2 * 64
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.ckpt")}
+    assert len(before) == 4
+    code, again, _ = run_command(capsys, *command)
+    assert code == 0 and {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.ckpt")} == before
+    assert again.splitlines()[-6:] == out.splitlines()[-6:]
+
+
+def test_models_lists_all_that_can_be_chosen(capsys):
+    code, out, _ = run_command(capsys, "models", "deit_tiny*")
+    assert code == 0 and "deit_tiny_distilled_patch16_224" in out and "vit_base" not in out
+    assert all(name in out for name in ("sinusoidal_2d", "lape_sharing", "channel_norm", "cifar100", "digits_quick"))
+
+
+@pytest.mark.parametrize(
+    "command", ["train digits_quick", "train", "evaluate", "correlations", "compare", "models", "demo"]
+)
+def test_every_command_explains_itself(capsys, command):
+    code, out, _ = run_command(capsys, *command.split(), "--help")
+    assert code == 0 and "usage" in out
+
+
+# Recipes
+
+
+def test_the_deit_recipe_runs_on_an_image_folder_and_names_a_broken_image(capsys, tmp_path):
+    root = write_image_folder(tmp_path / "data")
+    (root / "train" / "cat" / "1.JPEG").write_bytes(b"no image")
+    command = ["train", "deit_tiny_imagenet", "--quick", "--data-root", root, "--output", tmp_path / "run"]
+    code, out, _ = run_command(capsys, *command, "--epochs", "1", "--warmup-epochs", "0", "--joining", "lape")
+    assert code == 0 and "1 broken images were left out" in out and "1.JPEG" in out
+    recipe = Run.open(tmp_path / "run").recipe()
+    assert recipe.mixing.mixup == 0.8 and recipe.augmentation.rand_augment and recipe.img_size == (224, 224)
+
+
+@pytest.mark.parametrize("recipe", ["vit_lite_cifar10", "vit_lite_cifar100"])
+def test_a_recipe_whose_backbone_is_not_there_yet_says_so(capsys, tmp_path, recipe):
+    code, _, err = run_command(capsys, "train", recipe, "--output", tmp_path / "run", "--dataset", "digits")
+    assert code == 1 and "vit_lite_7_4_32" in err and not (tmp_path / "run").exists()
+
+
+def test_a_recipe_of_ones_own_is_a_file_with_a_function(capsys, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from graticule.tasks import Recipe\n\ndef recipe():\n    return Recipe(joining='shared')\n")
+    code, out, _ = run_command(capsys, "train", file, "--quick", "--output", tmp_path / "run")
+    assert code == 0 and Run.open(tmp_path / "run").recipe().joining == "shared"
+    file.write_text("recipe = 3\n")
+    code, _, err = run_command(capsys, "train", file)
+    assert code == 1 and "recipe()" in err
+
+
+# What is wrong is named, before any work
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--img-size 30 28", ["`img_size`", "30", "28", "32"]),
+        ("--joining lape --joined-layers 9", ["`joined_layers`", "6", "9"]),
+        ("--joining lape --joined-layers 0", ["`joined_layers`", "0"]),
+        ("--joining unshared --encoding sinusoidal_1d", ["unshared", "sinusoidal_1d"]),
+        ("--encoding learnabel", ["'learnabel'", "did you mean 'learnable'"]),
+        ("--joining laep", ["'laep'", "did you mean 'lape'"]),
+        ("--model vit_nano_patch4_82", ["did you mean 'vit_nano_patch4_28'"]),
+        ("--dataset digit", ["did you mean 'digits'"]),
+        ("--epocs 3", ["--epocs", "did you mean --epochs", "--weight-decay"]),
+        ("--augmentation.erase 0.5", ["--augmentation.erasing"]),
+        ("--epochs 0", ["`epochs`", "0"]),
+        ("--optimizer adamww", ["optimizer", "adamww"]),
+        ("--patch-size 5", ["`img_size`", "5"]),
+    ],
+)
+def test_a_wrong_option_is_named_and_nothing_is_written(capsys, tmp_path, options, said):
+    folder = tmp_path / "run"
+    code, _, err = run_command(capsys, "train", "digits_quick", "--output", folder, *options.split())
+    assert code == 1, err
+    assert all(text in err for text in said), err
+    assert not folder.exists()
+
+
+def test_a_value_of_a_wrong_type_is_named(capsys, tmp_path):
+    code, out, err = run_command(capsys, "train", "digits_quick", "--epochs", "three", "--output", tmp_path / "run")
+    assert code == 2 and "--epochs" in out + err and "three" in out + err
+
+
+def test_an_unknown_command_and_recipe_are_answered_with_the_nearest(capsys):
+    code, _, err = run_command(capsys, "evalute")
+    assert code == 1 and "did you mean 'evaluate'" in err
+    code, _, err = run_command(capsys, "train", "digits_quik")
+    assert code == 1 and "did you mean 'digits_quick'" in err
+
+
+@pytest.mark.parametrize("case", ["missing", "empty", "one class", "no images", "classes differ"])
+def test_a_data_folder_that_cannot_do_is_named(capsys, tmp_path, case):
+    root = tmp_path / "data"
+    if case == "empty":
+        root.mkdir()
+    elif case == "one class":
+        write_image_folder(root, ("cat",))
+    elif case == "no images":
+        write_image_folder(root, images=0)
+    elif case == "classes differ":
+        write_image_folder(root)
+        (root / "val" / "dog").rename(root / "val" / "wolf")
+    command = ["train", "deit_tiny_imagenet", "--quick", "--data-root", root, "--output", tmp_path / "run"]
+    code, _, err = run_command(capsys, *command)
+    assert code == 1 and "`data_root`" in err and not (tmp_path / "run").exists()
+    assert {"one class": "got 1", "classes differ": "wolf"}.get(case, str(root)) in err
+
+
+def copy_with_checkpoint(run: Run, folder: Path, write) -> Run:
+    folder.mkdir()
+    (folder / "recipe.json").write_bytes(run.recipe_file.read_bytes())
+    copy = Run(folder)
+    copy.best.parent.mkdir()
+    write(copy.best)
+    return copy
+
+
+class Hostile:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("case", ["truncated", "foreign", "hostile", "classes"])
+def test_a_checkpoint_that_cannot_do_is_named(capsys, tmp_path, trained, case):
+    sign = tmp_path / "it-ran"
+
+    def write(path: Path) -> None:
+        whole = trained.best.read_bytes()
+        if case == "truncated":
+            path.write_bytes(whole[: len(whole) // 2])
+        elif case == "foreign":
+            path.write_text("not a checkpoint")
+        elif case == "hostile":
+            torch.save({"model": Hostile(f"touch {sign}")}, path)
+        else:
+            state = {f"model.{k}": v for k, v in trained.model().state_dict().items()}
+            torch.save(
+                {"state_dict": state | {"model.head.weight": torch.zeros(7, 64), "model.head.bias": torch.zeros(7)}},
+                path,
+            )
+
+    copy = copy_with_checkpoint(trained, tmp_path / "run", write)
+    code, _, err = run_command(capsys, "evaluate", copy.folder)
+    assert code == 1 and str(copy.best) in err and not sign.exists()
+    assert {"truncated": "truncated", "foreign": "not a checkpoint", "hostile": "run code", "classes": "7 classes"}[
+        case
+    ] in err
+
+
+def test_weights_load_anywhere_by_their_published_names(trained, tmp_path):
+    import graticule
+
+    model = graticule.create_model("vit_nano_patch4_28", joining="lape")
+    graticule.load_checkpoint(model, trained.weights)
+    save_file(graticule.published_state_dict(model), tmp_path / "published.safetensors")
+    again = graticule.create_model("vit_nano_patch4_28", joining="lape")
+    graticule.load_checkpoint(again, tmp_path / "published.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(tmp_path):
+    """The system refuses files above a size, which is what a full disk looks like to a program."""
+    folder = tmp_path / "run"
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000)); "
+        "from graticule.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "train", "digits_quick", "--quick", "--output", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert "could not be written" in done.stderr and "disk full" in done.stderr and "Traceback" not in done.stderr
+    assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("last.ckpt"))

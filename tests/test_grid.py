@@ -1,0 +1,167 @@
+"""Where tokens are: order, offsets, prefix tokens and resampling."""
+
+import pytest
+import torch
+from timm.layers import resample_abs_pos_embed
+
+from graticule import Grid
+
+
+def test_coordinates_are_y_then_x_row_by_row():
+    assert Grid(2, 3).coordinates().tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+
+
+def test_offsets_are_the_first_place_minus_the_second():
+    offsets = Grid(2, 3).offsets()
+    assert offsets.shape == (6, 6, 2)
+    assert offsets[0].tolist() == [[0, 0], [0, -1], [0, -2], [-1, 0], [-1, -1], [-1, -2]]
+    assert offsets[5, 1].tolist() == [1, 1]  # (1, 2) - (0, 1)
+    assert torch.equal(offsets, -offsets.transpose(0, 1))
+
+
+def test_distances_are_euclidean():
+    distances = Grid(2, 3).distances()
+    assert distances.shape == (6, 6)
+    torch.testing.assert_close(distances[0], torch.tensor([0.0, 1.0, 2.0, 1.0, 2**0.5, 5**0.5]))
+
+
+def test_prefix_tokens_count_as_tokens_and_not_as_patches():
+    grid = Grid(2, 3, prefix=2)
+    assert (grid.shape, grid.patches, grid.tokens) == ((2, 3), 6, 8)
+    assert len(grid.coordinates()) == 6
+
+
+@pytest.mark.parametrize(("shape", "center"), [((2, 3), 4), ((3, 5), 7), ((4, 4), 10), ((1, 1), 0)])
+def test_center_is_the_patch_at_half_the_height_and_half_the_width(shape, center):
+    grid = Grid(*shape, prefix=1)
+    assert grid.center == center
+    assert grid.coordinates()[center].tolist() == [shape[0] // 2, shape[1] // 2]
+
+
+def test_split_cuts_prefix_tokens_from_patches():
+    grid = Grid(2, 3, prefix=2)
+    tokens = torch.randn(4, 8, 5)
+    prefix, patches = grid.split(tokens)
+    assert prefix.shape == (4, 2, 5)
+    assert patches.shape == (4, 6, 5)
+    assert torch.equal(torch.cat([prefix, patches], 1), tokens)
+
+
+def test_a_map_has_every_patch_at_its_coordinates():
+    grid = Grid(2, 3, prefix=1)
+    tokens = torch.randn(4, 7, 5)
+    features = grid.to_map(tokens)
+    assert features.shape == (4, 5, 2, 3)
+    for index, (y, x) in enumerate(grid.coordinates().tolist()):
+        assert torch.equal(features[:, :, y, x], tokens[:, 1 + index])
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_from_map_is_the_inverse_of_to_map(prefix):
+    grid = Grid(2, 3, prefix)
+    tokens = torch.randn(4, grid.tokens, 5)
+    assert torch.equal(grid.from_map(grid.to_map(tokens)), grid.split(tokens)[1])
+
+
+def test_prefix_rows_are_zero_and_come_first():
+    table = torch.randn(6, 5)
+    whole = Grid(2, 3, prefix=2).with_prefix_rows(table)
+    assert torch.equal(whole, torch.cat([torch.zeros(2, 5), table]))
+
+
+def test_prefix_tokens_get_no_bias_as_queries_nor_as_keys():
+    bias = torch.randn(3, 6, 6)
+    whole = Grid(2, 3, prefix=2).with_prefix_bias(bias)
+    assert whole.shape == (3, 8, 8)
+    assert torch.equal(whole[:, 2:, 2:], bias)
+    assert not whole[:, :2].any()
+    assert not whole[:, :, :2].any()
+
+
+def test_the_grid_of_an_image_is_its_size_in_patches():
+    assert Grid.of_image((32, 48), (8, 16), prefix=1) == Grid(4, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("image", "side", "below", "above"),
+    [((30, 32), "height 30", 24, 32), ((32, 33), "width 33", 32, 40), ((0, 32), "height 0", 8, 8)],
+)
+def test_an_image_that_the_patch_does_not_divide_is_refused_with_the_nearest_sizes(image, side, below, above):
+    with pytest.raises(ValueError, match="`img_size`") as error:
+        Grid.of_image(image, (8, 8))
+    message = str(error.value)
+    assert side in message
+    assert "patch of 8" in message
+    assert str(below) in message
+    assert str(above) in message
+
+
+def test_an_image_smaller_than_the_patch_is_refused():
+    with pytest.raises(ValueError, match="`img_size` must be a positive multiple"):
+        Grid.of_image((8, 4), (8, 8))
+
+
+def test_resizing_to_the_same_grid_changes_nothing():
+    table = torch.randn(7, 5)
+    assert torch.equal(Grid(2, 3, 1).resize(table, Grid(2, 3, 1)), table)
+
+
+@pytest.mark.parametrize("new", [(7, 7), (3, 5), (2, 2), (6, 2)])
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_resizing_is_timms_resampling(new, prefix):
+    table = torch.randn(16 + prefix, 12)
+    ours = Grid(4, 4, prefix).resize(table, Grid(*new, prefix))
+    theirs = resample_abs_pos_embed(table[None], list(new), [4, 4], num_prefix_tokens=prefix)[0]
+    assert ours.shape == (new[0] * new[1] + prefix, 12)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_resizing_from_a_grid_that_is_not_square_is_timms_resampling():
+    table = torch.randn(16, 12)
+    ours = Grid(3, 5, 1).resize(table, Grid(4, 2, 1))
+    torch.testing.assert_close(
+        ours, resample_abs_pos_embed(table[None], [4, 2], [3, 5], num_prefix_tokens=1)[0], rtol=0, atol=1e-6
+    )
+
+
+def test_resizing_keeps_prefix_rows():
+    table = torch.randn(18, 5)
+    assert torch.equal(Grid(4, 4, 2).resize(table, Grid(3, 5, 2))[:2], table[:2])
+
+
+@pytest.mark.parametrize("new", [(7, 9), (2, 3)])
+def test_a_constant_table_stays_constant_at_any_size(new):
+    table = torch.full((16, 3), 0.7, dtype=torch.float64)
+    resized = Grid(4, 4).resize(table, Grid(*new))
+    torch.testing.assert_close(resized, torch.full((new[0] * new[1], 3), 0.7, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_resizing_is_linear():
+    a, b = torch.randn(2, 17, 3, dtype=torch.float64)
+    old, new = Grid(4, 4, 1), Grid(3, 5, 1)
+    torch.testing.assert_close(
+        old.resize(2 * a - 3 * b, new), 2 * old.resize(a, new) - 3 * old.resize(b, new), rtol=0, atol=1e-12
+    )
+
+
+def test_resizing_commutes_with_transposing_the_grid():
+    image = torch.randn(4, 6, 5, dtype=torch.float64)
+    wide = Grid(4, 6).resize(image.flatten(0, 1), Grid(3, 8)).unflatten(0, (3, 8))
+    tall = Grid(6, 4).resize(image.transpose(0, 1).flatten(0, 1), Grid(8, 3)).unflatten(0, (8, 3))
+    torch.testing.assert_close(wide, tall.transpose(0, 1), rtol=0, atol=1e-12)
+
+
+def test_resizing_keeps_the_dtype_of_the_table():
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        assert Grid(4, 4).resize(torch.randn(16, 3).to(dtype), Grid(3, 5)).dtype == dtype
+
+
+def test_the_gradient_of_a_resized_table_reaches_every_row():
+    table = torch.randn(17, 3, requires_grad=True)
+    Grid(4, 4, 1).resize(table, Grid(3, 5, 1)).square().sum().backward()
+    assert (table.grad.abs().sum(1) > 0).all()
+
+
+def test_resizing_to_another_number_of_prefix_tokens_is_refused():
+    with pytest.raises(ValueError, match=r"`new` must have as many prefix tokens as the table \(1\), got 2"):
+        Grid(4, 4, 1).resize(torch.randn(17, 3), Grid(3, 5, 2))

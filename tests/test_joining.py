@@ -1,0 +1,193 @@
+"""What each layer gets from each joining, and what can stand in the place of LaPE's norm."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from graticule import LayerPosition
+from graticule.joining import DECOMPOSITIONS, Default, Lape, LapeSharing, Scale, Shared, Unshared
+
+DEPTH, TOKENS, DIM = 4, 7, 6
+
+
+@pytest.fixture
+def table():
+    return torch.randn(TOKENS, DIM, dtype=torch.float64)
+
+
+def drawn(module):
+    """Draw every parameter, in float64."""
+    for parameter in module.double().parameters():
+        nn.init.normal_(parameter)
+    return module
+
+
+def norm(x, module=None):
+    """LayerNorm by hand, with the scale and the shift of `module`."""
+    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+    return x if module is None else x * module.weight + module.bias
+
+
+def test_default_gives_the_table_to_the_stream_once(table):
+    assert Default(DEPTH)(table) == [LayerPosition(pre=table), *[LayerPosition()] * 3]
+
+
+def test_shared_gives_the_same_table_to_every_layer(table):
+    assert Shared(DEPTH)(table) == [LayerPosition(pre=table)] * 4
+
+
+def test_unshared_gives_each_layer_a_table_of_its_own(table):
+    joining = Unshared(DEPTH)
+    assert joining.tables == DEPTH
+    tables = [table + layer for layer in range(DEPTH)]
+    assert joining(*tables) == [LayerPosition(pre=own) for own in tables]
+
+
+def test_lape_sharing_gives_each_layer_its_own_norm_of_the_one_table(table):
+    joining = drawn(LapeSharing(DIM, DEPTH))
+    positions = joining(table)
+    assert len(positions) == DEPTH
+    for position, own in zip(positions, joining.norms, strict=True):
+        assert position.inner.shape == (TOKENS, DIM)
+        torch.testing.assert_close(position.inner, norm(table, own), rtol=0, atol=1e-12)
+        assert position == LayerPosition(inner=position.inner)
+
+
+def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
+    joining = drawn(Lape(DIM, DEPTH))
+    positions = joining(table)
+    assert len(positions) == DEPTH
+    expected = table
+    for position, own in zip(positions, joining.norms, strict=True):
+        expected = norm(expected, own)
+        torch.testing.assert_close(position.inner, expected, rtol=0, atol=1e-11)
+        assert position == LayerPosition(inner=position.inner)
+
+
+def test_the_two_versions_of_lape_agree_in_the_first_layer_and_not_in_the_second(table):
+    progressive, sharing = drawn(Lape(DIM, DEPTH)), LapeSharing(DIM, DEPTH).double()
+    sharing.load_state_dict(progressive.state_dict())
+    ours, theirs = progressive(table), sharing(table)
+    assert torch.equal(ours[0].inner, theirs[0].inner)
+    assert not torch.allclose(ours[1].inner, theirs[1].inner)
+
+
+def test_a_change_of_one_norm_reaches_the_layers_behind_it_in_lape_and_its_own_alone_in_lape_sharing(table):
+    for kind, changed in ((Lape, [False, True, True, True]), (LapeSharing, [False, True, False, False])):
+        joining = drawn(kind(DIM, DEPTH))
+        before = [position.inner.detach().clone() for position in joining(table)]
+        nn.init.normal_(joining.norms[1].weight)
+        after = [position.inner for position in joining(table)]
+        assert [not torch.equal(a, b) for a, b in zip(after, before, strict=True)] == changed
+
+
+def test_lape_does_not_see_the_scale_of_the_table_nor_a_shift_of_its_rows(table):
+    joining = drawn(Lape(DIM, DEPTH))
+    before = joining(1e4 * table)
+    after = joining(3e4 * table + torch.randn(TOKENS, 1, dtype=torch.float64))
+    for a, b in zip(before, after, strict=True):
+        torch.testing.assert_close(a.inner, b.inner, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("eta", range(1, DEPTH + 1))
+@pytest.mark.parametrize("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
+def test_eta_joins_the_first_layers_and_leaves_the_later_ones_empty(build, eta, table):
+    joining = build(DEPTH, eta)
+    positions = joining.double()(*[table] * joining.tables)
+    assert len(positions) == DEPTH
+    assert all(position != LayerPosition() for position in positions[:eta])
+    assert positions[eta:] == [LayerPosition()] * (DEPTH - eta)
+
+
+@pytest.mark.parametrize("kind", [Lape, LapeSharing])
+def test_eta_joins_the_first_layers_as_all_layers_would(kind, table):
+    whole = drawn(kind(DIM, DEPTH))
+    part = kind(DIM, DEPTH, 2).double()
+    part.load_state_dict({name: value for name, value in whole.state_dict().items() if int(name.split(".")[1]) < 2})
+    for a, b in zip(part(table)[:2], whole(table)[:2], strict=True):
+        assert torch.equal(a.inner, b.inner)
+
+
+@pytest.mark.parametrize("eta", [0, -1, DEPTH + 1])
+@pytest.mark.parametrize("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
+def test_an_eta_outside_the_depth_is_refused(build, eta):
+    with pytest.raises(ValueError, match=rf"`joined_layers` must be from 1 to the depth of the model, 4, got {eta}"):
+        build(DEPTH, eta)
+
+
+def test_a_depth_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="`depth` must be at least 1, got 0"):
+        Default(0)
+
+
+def test_the_decompositions_have_0_1_d_2d_0_1_d_2d_parameters():
+    counts = [sum(p.numel() for p in build(DIM).parameters()) for build in DECOMPOSITIONS.values()]
+    assert counts == [0, 1, DIM, 2 * DIM, 0, 1, DIM, 2 * DIM]
+
+
+FORMULAS = {
+    "w": lambda w, gamma, beta: w,
+    "scalar_w": lambda w, gamma, beta: gamma * w,
+    "channel_w": lambda w, gamma, beta: gamma * w,
+    "affine_w": lambda w, gamma, beta: gamma * w + beta,
+    "norm": lambda w, gamma, beta: norm(w),
+    "scalar_norm": lambda w, gamma, beta: gamma * norm(w),
+    "channel_norm": lambda w, gamma, beta: gamma * norm(w),
+    "layer_norm": lambda w, gamma, beta: gamma * norm(w) + beta,
+}
+
+
+@pytest.mark.parametrize("name", DECOMPOSITIONS)
+def test_a_decomposition_is_its_formula(name, table):
+    module = drawn(DECOMPOSITIONS[name](DIM))
+    parameters = [*module.parameters(), None, None]
+    torch.testing.assert_close(module(table), FORMULAS[name](table, *parameters[:2]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", DECOMPOSITIONS)
+def test_a_decomposition_starts_as_its_norm_or_as_nothing(name, table):
+    start = DECOMPOSITIONS[name](DIM).double()(table)
+    expected = F.layer_norm(table, (DIM,), eps=1e-6) if "norm" in name else table
+    torch.testing.assert_close(start, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Lape, LapeSharing])
+@pytest.mark.parametrize("name", DECOMPOSITIONS)
+def test_a_decomposition_stands_in_the_place_of_every_norm(kind, name, table):
+    joining = drawn(kind(DIM, DEPTH, decomposition=DECOMPOSITIONS[name]))
+    w = table
+    for position, own in zip(joining(table), joining.norms, strict=True):
+        w = own(w if kind is Lape else table)
+        assert torch.equal(position.inner, w)
+
+
+@pytest.mark.parametrize("kind", [Lape, LapeSharing])
+def test_layer_norm_is_what_stands_there_by_default(kind, table):
+    named, default = drawn(kind(DIM, DEPTH, decomposition=DECOMPOSITIONS["layer_norm"])), kind(DIM, DEPTH).double()
+    default.load_state_dict(named.state_dict(), strict=True)
+    assert all(torch.equal(a.inner, b.inner) for a, b in zip(named(table), default(table), strict=True))
+
+
+def test_scale_keeps_the_dtype(table):
+    for dtype in (torch.bfloat16, torch.float32):
+        for module in (Scale(1), Scale(DIM), Scale(DIM, shift=True)):
+            assert module.to(dtype)(table.to(dtype)).dtype == dtype
+
+
+def test_merging_adds_what_both_say_and_keeps_what_one_says(table):
+    bias, rotary = torch.randn(3, TOKENS, TOKENS), torch.randn(TOKENS, 4)
+    one = LayerPosition(pre=table, inner=table, rotary=rotary)
+    other = LayerPosition(inner=2 * table, bias=bias)
+    for merged in (one.merge(other), other.merge(one)):
+        assert torch.equal(merged.pre, table)
+        torch.testing.assert_close(merged.inner, 3 * table)
+        assert torch.equal(merged.bias, bias)
+        assert torch.equal(merged.rotary, rotary)
+    assert LayerPosition().merge(LayerPosition()) == LayerPosition()
+
+
+def test_queries_and_keys_turn_once_only():
+    turning = LayerPosition(rotary=torch.randn(TOKENS, 4))
+    with pytest.raises(ValueError, match="`rotary` must be given by one encoding at most, got two"):
+        turning.merge(turning)

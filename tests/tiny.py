@@ -1,0 +1,66 @@
+"""Small models for tests: images of 32 pixels, patches of 8, 24 channels, 3 layers of 3 heads, 5 classes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import graticule
+
+SIZE: dict[str, Any] = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 24,
+    "depth": 3,
+    "num_heads": 3,
+    "num_classes": 5,
+}
+TOKENS, DIM, DEPTH, CLASSES = 17, 24, 3, 5
+
+#: Every encoding alone with every joining that it takes.
+PAIRS = [
+    ("none", "default"),
+    *[("learnable", joining) for joining in ("default", "shared", "unshared", "lape_sharing", "lape")],
+    *[("sinusoidal_1d", joining) for joining in ("default", "shared", "lape_sharing", "lape")],
+    *[("sinusoidal_2d", joining) for joining in ("default", "shared", "lape_sharing", "lape")],
+    ("relative_bias", "default"),
+    ("relative_bias", "lape"),
+]
+#: The same, and an absolute encoding beside a relative one.
+CHOICES = [
+    *PAIRS,
+    ("learnable+relative_bias", "default"),
+    ("sinusoidal_2d+relative_bias", "shared"),
+    ("learnable+relative_bias", "lape"),
+]
+
+
+def tiny(
+    encoding: str = "learnable", joining: str = "default", name: str = "vit_tiny_patch16_224", **kwargs: Any
+) -> Any:
+    """Build a small model of the kind that `name` says."""
+    return graticule.create_model(name, encoding=encoding, joining=joining, **{**SIZE, **kwargs})
+
+
+@torch.no_grad()
+def draw(model: nn.Module) -> nn.Module:
+    """Draw every trainable parameter anew, norms and biases included, so that each one matters."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1) * 0.5)
+    return model
+
+
+def images(height: int = 32, width: int = 32, batch: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw images (batch, 3, height, width)."""
+    return torch.randn(batch, 3, height, width, dtype=dtype)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    """Return the gradient of every trainable parameter by name."""
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def count(model: nn.Module) -> int:
+    """Count the parameters, trained or not."""
+    return sum(parameter.numel() for parameter in model.parameters())
