@@ -130,7 +130,7 @@ def test_a_recipe_whose_backbone_is_not_there_yet_says_so(capsys, tmp_path, reci
 def test_a_recipe_of_ones_own_is_a_file_with_a_function(capsys, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("from graticule.tasks import Recipe\n\ndef recipe():\n    return Recipe(joining='shared')\n")
-    code, out, _ = run_command(capsys, "train", file, "--quick", "--output", tmp_path / "run")
+    code, *_ = run_command(capsys, "train", file, "--quick", "--output", tmp_path / "run")
     assert code == 0 and Run.open(tmp_path / "run").recipe().joining == "shared"
     file.write_text("recipe = 3\n")
     code, _, err = run_command(capsys, "train", file)

@@ -102,7 +102,9 @@ def build_position(
             f"`joined_layers` must be left out with joining 'default', which adds once and reaches every layer, "
             f"got {joined_layers}."
         )
-    if names == ["none"] and (joining != "default" or joined_layers is not None):
+    if names == ["none"] and joined_layers is not None:
+        raise ValueError(f"`joined_layers` must be left out with encoding 'none', got {joined_layers}.")
+    if names == ["none"] and joining != "default":
         raise ValueError(
             f"`joining` must be 'default' with encoding 'none': there is nothing to join, got {joining!r}."
         )

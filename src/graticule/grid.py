@@ -38,10 +38,11 @@ class Grid:
         """
         for side, pixels, step in zip(("height", "width"), image, patch, strict=True):
             if pixels < step or pixels % step:
-                below, above = max(pixels // step, 1) * step, (pixels // step + 1) * step
+                above = (pixels // step + 1) * step
+                near = f"sizes are {above - step} and {above}" if pixels > step else f"size is {step}"
                 raise ValueError(
                     f"`img_size` must be a positive multiple of the patch size, got {side} {pixels} with a patch of "
-                    f"{step}; the nearest sizes are {below} and {above}."
+                    f"{step}; the nearest {near}."
                 )
         return cls(image[0] // patch[0], image[1] // patch[1], prefix)
 

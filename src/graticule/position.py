@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from graticule.encodings import AbsoluteEncoding, Learnable, NormalizedBias, RelativeBias
 from graticule.grid import Grid
-from graticule.joining import Joining, LayerPosition
+from graticule.joining import Joining, LayerPosition, Unshared
 
 
 class Position(nn.Module, ABC):
@@ -28,6 +28,10 @@ class Position(nn.Module, ABC):
     def published_names(self) -> dict[str, str]:
         """Name in published checkpoints of a vision transformer -> name of the parameter here."""
         return {}
+
+    def layer_lists(self) -> list[str]:
+        """Names of the module lists that have an entry of its own for each layer, from the first."""
+        return []
 
     def fit(self, name: str, value: Tensor) -> Tensor | None:
         """Make the published `value` fit the parameter `name`; None leaves the parameter as it is."""
@@ -85,9 +89,15 @@ class JoinedPosition(Position):
         for encoding in cast("Iterable[Any]", self.encodings):
             encoding.set_grid(grid)
 
+    def layer_lists(self) -> list[str]:
+        """The norms of LaPE, and the tables where each layer has one."""
+        norms = ["joining.norms"] if hasattr(self.joining, "norms") else []
+        return norms + ["encodings"] * isinstance(self.joining, Unshared)
+
     def published_names(self) -> dict[str, str]:
         """`pos_embed` as DeiT and timm have it; `pos_embed0...` and `blocks.l.pe_norm` as LaPE's code."""
-        tables = ["pos_embed"] if len(self.encodings) == 1 else [f"pos_embed{i}" for i in range(len(self.encodings))]
+        own_tables = isinstance(self.joining, Unshared)
+        tables = [f"pos_embed{i}" for i in range(len(self.encodings))] if own_tables else ["pos_embed"]
         names = {name: f"encodings.{i}.pos_embed" for i, name in enumerate(tables)}
         for own, _ in self.joining.named_parameters():
             _, layer, *rest = own.split(".")
@@ -96,7 +106,7 @@ class JoinedPosition(Position):
 
     def fit(self, name: str, value: Tensor) -> Tensor | None:
         """Bring a published table to this grid: a learnable one is resampled, a formula needs none."""
-        if not name.endswith("pos_embed"):
+        if not name.endswith("pos_embed") or value.ndim < 2:
             return value
         encoding = self.get_submodule(name.rpartition(".")[0])
         assert isinstance(encoding, AbsoluteEncoding)
@@ -132,6 +142,10 @@ class BiasPosition(Position):
         for encoding in cast("Iterable[Any]", self.encodings):
             encoding.set_grid(grid)
 
+    def layer_lists(self) -> list[str]:
+        """The biases."""
+        return ["encodings"]
+
     def published_names(self) -> dict[str, str]:
         """`blocks.l.attn.relative_position_bias_table` and `blocks.l.attn.pe_norm`, as LaPE's code."""
         names = {}
@@ -161,6 +175,11 @@ class CombinedPosition(Position):
         for part in cast("Iterable[Position]", self.parts):
             part.set_grid(grid)
 
+    def layer_lists(self) -> list[str]:
+        """The lists of every part."""
+        parts = enumerate(cast("Iterable[Position]", self.parts))
+        return [f"parts.{i}.{name}" for i, part in parts for name in part.layer_lists()]
+
     def published_names(self) -> dict[str, str]:
         """The published names of every part."""
         return {
@@ -178,19 +197,24 @@ class CombinedPosition(Position):
 class FoldedPosition(Position):
     """Constants for one grid in the place of a position that depends on parameters and grid alone.
 
-    It keeps the original, so that nothing is lost, and computes the constants anew when a state dict is
-    loaded. It refuses another grid and refuses to be trained.
+    It keeps the original, so that nothing is lost, and its state dict is the original's: the constants are
+    computed anew when one is loaded. It refuses another grid and refuses to be trained.
     """
 
     def __init__(self, original: Position, grid: Grid) -> None:
         super().__init__()
-        self.original = original
+        # not a module of its own, which would change the names of the parameters: the two share what they hold
+        self.__dict__["original"] = original
+        self._modules = original._modules
         self.grid = grid
-        self._fold()
-        self.register_load_state_dict_post_hook(lambda module, _: module._fold())
+        self.fold()
+        self.register_load_state_dict_post_hook(_fold_again)
+
+    original: Position
 
     @torch.no_grad()
-    def _fold(self) -> None:
+    def fold(self) -> None:
+        """Compute the constants from the parameters as they are now."""
         self.layout: list[list[str | None]] = []
         seen: dict[int, str] = {}  # a table that several layers share is kept once
         keep: list[Tensor] = []
@@ -229,15 +253,23 @@ class FoldedPosition(Position):
         """Fold for `grid` instead."""
         self.original.set_grid(grid)
         self.grid = grid
-        self._fold()
+        self.fold()
 
     def published_names(self) -> dict[str, str]:
         """The published names of the original."""
-        return {theirs: f"original.{own}" for theirs, own in self.original.published_names().items()}
+        return self.original.published_names()
+
+    def layer_lists(self) -> list[str]:
+        """The lists of the original."""
+        return self.original.layer_lists()
 
     def fit(self, name: str, value: Tensor) -> Tensor | None:
         """Let the original fit `name`."""
-        return self.original.fit(name.removeprefix("original."), value)
+        return self.original.fit(name, value)
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}"
+
+
+def _fold_again(module: nn.Module, _: Any) -> None:
+    cast("FoldedPosition", module).fold()

@@ -101,7 +101,7 @@ def test_a_fresh_classifier_can_pool_otherwise():
 
 
 def test_a_model_without_a_class_token_cannot_be_pooled_by_it():
-    model = tiny(global_pool="avg")
+    model = tiny(global_pool="avg", class_token=False)
     with pytest.raises(ValueError, match="`class_token` must be True"):
         model.reset_classifier(7, "token")
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -118,7 +119,7 @@ def main(paths: list[str]) -> int:
     for path in map(Path, paths):
         try:
             found = differences(path)
-        except (UnknownClassError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        except (UnknownClassError, SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
             print(f"FAIL {path.stem}: {type(error).__name__}: {error}")
             failed = True
             continue

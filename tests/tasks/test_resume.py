@@ -14,10 +14,10 @@ from graticule.surgery import read_checkpoint
 from graticule.tasks import Interrupted, Recipe, Run, train
 
 # Everything that draws random numbers or keeps state of its own is on.
-OPTIONS = (
-    "digits_quick --epochs 3 --warmup-epochs 1 --limit-train 400 --limit-test 50 --batch-size 10 --joining lape "
-    "--drop-path-rate 0.2 --augmentation.random-crop-padding 2 --mixing.mixup 0.5 --ema-decay 0.9 --accelerator cpu"
-).split()
+OPTIONS = """
+    digits_quick --epochs 3 --warmup-epochs 1 --limit-train 400 --limit-test 50 --batch-size 10 --joining lape
+    --drop-path-rate 0.2 --augmentation.random-crop-padding 2 --mixing.mixup 0.5 --ema-decay 0.9 --accelerator cpu
+"""
 
 
 def start(*arguments: str) -> subprocess.Popen:
@@ -38,9 +38,9 @@ def wait_for(condition, process: subprocess.Popen) -> None:
 
 def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp_path):
     whole, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
-    finish(start(*OPTIONS, "--output", str(whole.folder)))
+    finish(start(*OPTIONS.split(), "--output", str(whole.folder)))
 
-    process = start(*OPTIONS, "--output", str(killed.folder))
+    process = start(*OPTIONS.split(), "--output", str(killed.folder))
     wait_for(killed.recipe_file.exists, process)
     time.sleep(0.2)
     process.send_signal(signal.SIGKILL)  # in the first epoch or just before it: there is no checkpoint

@@ -49,13 +49,13 @@ def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
         if isinstance(state.get(key), Mapping):
             state = state[key]
             break
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
         raise ValueError(
             f"the checkpoint must map names to tensors, directly or under 'model' or 'state_dict', got the keys "
             f"{', '.join(map(repr, list(state)[:5])) or '(none)'}."
         )
-    for wrapper in ("module.", "_orig_mod.", "model."):
-        if all(name.startswith(wrapper) for name in tensors):
-            tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
+    wrappers = ("module.", "_orig_mod.", "model.")
+    while wrapper := next((w for w in wrappers if all(name.startswith(w) for name in tensors)), None):
+        tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
     return tensors

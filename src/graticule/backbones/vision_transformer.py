@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -46,7 +47,7 @@ class VisionTransformer(nn.Module):
         num_heads: h.
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether queries, keys and values have a bias.
-        class_token: by default, whether `global_pool` needs one.
+        class_token: whether there is one; as in timm it stays, unused, with another `global_pool` unless it is False.
         reg_tokens: number of register tokens.
         fc_norm: norm after pooling instead of before; by default, where `global_pool` is a pooling of patches.
         drop_rate: dropout before the head.
@@ -73,7 +74,7 @@ class VisionTransformer(nn.Module):
         num_heads: int = 12,
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
-        class_token: bool | None = None,
+        class_token: bool = True,
         reg_tokens: int = 0,
         fc_norm: bool | None = None,
         drop_rate: float = 0.0,
@@ -85,7 +86,6 @@ class VisionTransformer(nn.Module):
         act_layer: type[nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        class_token = global_pool == "token" if class_token is None else class_token
         _check(global_pool, class_token, depth, num_classes, in_chans, drop_path_rate)
         norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
         act_layer = act_layer or nn.GELU
@@ -155,10 +155,8 @@ class VisionTransformer(nn.Module):
         if mode:
             raise ValueError(f"`mode` must be '', the one initialisation that there is, got {mode!r}.")
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear) and not name.startswith("position."):
-                trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+            if not name.startswith("position."):
+                _init_linear(module)
         for token in self._prefix_tokens():
             trunc_normal_(token, std=0.02)
 
@@ -172,10 +170,11 @@ class VisionTransformer(nn.Module):
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns that put parameters into the stem, a block each (with that layer's norm of LaPE) and the end."""
+        """Patterns that put parameters into the stem, a block each (with what its layer alone has) and the end."""
+        lists = "|".join(re.escape(name) for name in self.position.layer_lists()) or "(?!)"
         return {
-            "stem": r"^cls_token|^dist_token|^reg_token|^patch_embed|^position(?!.*\bnorms\.)",
-            "blocks": [(r"^(?:blocks|position\..*\bnorms)\.(\d+)", None), (r"^norm", (99999,))],
+            "stem": rf"^cls_token|^dist_token|^reg_token|^patch_embed|^position\.(?!(?:{lists})\.)",
+            "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
         }
 
     @torch.jit.ignore
@@ -334,7 +333,7 @@ class DistilledVisionTransformer(VisionTransformer):
         super().__init__(position, **kwargs)
         self.distilled_training = False
         self.head_dist = self._classifier()
-        self.init_weights()
+        _init_linear(self.head_dist)
 
     def _add_prefix_tokens(self) -> None:
         self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dim))
@@ -366,6 +365,13 @@ class DistilledVisionTransformer(VisionTransformer):
         if self.training and self.distilled_training:
             return cls, dist
         return (cls + dist) / 2
+
+
+def _init_linear(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def _check(

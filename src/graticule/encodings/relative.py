@@ -49,8 +49,9 @@ class RelativeBias(nn.Module):
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for, for good."""
-        with torch.no_grad():
-            self.relative_position_bias_table = nn.Parameter(self._table_at(grid).clone())
+        learned = self.relative_position_bias_table.requires_grad
+        table = self._table_at(grid).detach().clone()
+        self.relative_position_bias_table = nn.Parameter(table, requires_grad=learned)
         self.index = _offset_index(grid, self.index.device)
         self.grid = grid
 
@@ -92,6 +93,8 @@ class NormalizedBias(nn.Module):
         with torch.no_grad():
             norm.weight.copy_(self._map_at(self.norm.weight, grid))
             norm.bias.copy_(self._map_at(self.norm.bias, grid))
+        norm.weight.requires_grad_(self.norm.weight.requires_grad)
+        norm.bias.requires_grad_(self.norm.bias.requires_grad)
         self.norm = norm
         self.bias.set_grid(grid)
 

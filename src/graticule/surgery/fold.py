@@ -43,7 +43,7 @@ def unfold(model: Model) -> Model:
     """Bring the position information that `fold` replaced back, in place; returns the model."""
     for backbone in _backbones(model):
         if isinstance(backbone.position, FoldedPosition):
-            backbone.position = backbone.position.original
+            backbone.position = backbone.position.original.train(backbone.position.training)
     return model
 
 

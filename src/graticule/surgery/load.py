@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import struct
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +16,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from graticule.backbones.published import rename_published, unwrap_checkpoint
+from graticule.position import Position
 
 #: What the readers raise for a file that is damaged or of another kind.
-_UNREADABLE = (RuntimeError, EOFError, SafetensorError, OSError, ValueError, KeyError, IndexError, AttributeError)
+_UNREADABLE = (
+    *(RuntimeError, EOFError, SafetensorError, OSError, ValueError, KeyError, IndexError, AttributeError),
+    *(struct.error, TypeError, AssertionError),
+)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -69,7 +74,13 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
         ValueError: if the file cannot be read, or does not fit: names missing, names left over, other shapes
             (a class count that does not match is named as such). The model is then as it was.
     """
-    state = unwrap_checkpoint(read_checkpoint(path))
+    if not isinstance(getattr(model, "position", None), Position):
+        raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
+    checkpoint = read_checkpoint(path)
+    try:
+        state = unwrap_checkpoint(checkpoint)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     rename_published(model, state, "")
     complaints = _misfits(model, state)
     if complaints:
@@ -83,7 +94,7 @@ def _misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     complaints = []
     for name, value in state.items():
         if name in own and value.shape != own[name].shape:
-            if name.startswith("head"):
+            if name.startswith("head") and value.shape[1:] == own[name].shape[1:] and value.ndim:
                 complaints.append(
                     f"it has {value.shape[0]} classes where the model has {own[name].shape[0]} ({name}); create the "
                     f"model with num_classes={value.shape[0]} and use reset_classifier afterwards"

@@ -112,7 +112,7 @@ class Recipe:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
-        known_name("optimizer", self.optimizer, list_optimizers())
+        known_name("optimizer", self.optimizer, [str(name) for name in list_optimizers()])
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"`label_smoothing` must be in [0, 1), got {self.label_smoothing}.")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:

@@ -161,6 +161,7 @@ def build_model(recipe: Recipe, num_classes: int, channels: int) -> Any:
         img_size=recipe.img_size,
         patch_size=recipe.patch_size,
         global_pool=recipe.global_pool,
+        class_token=recipe.global_pool == "token",
         drop_path_rate=recipe.drop_path_rate,
         num_classes=num_classes,
         in_chans=channels,
