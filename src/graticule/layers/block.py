@@ -56,6 +56,9 @@ class Block(nn.Module):
         """Take tokens x: (B, N, D) to (B, N, D); `position.pre` is the backbone's to add."""
         y = self.norm1(x)
         if position.inner is not None:
-            y = y + position.inner
+            # The norm's output is nobody else's, so it takes the sum: no memory, half the traffic. Unless a hook
+            # may have kept it, or the norm hands its input on, or the sum is of another dtype.
+            own = y is not x and not self.norm1._forward_hooks and y.dtype == position.inner.dtype
+            y = y.add_(position.inner) if own else y + position.inner
         x = x + self.drop_path1(self.attn(y, position))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
