@@ -7,13 +7,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-lowest lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# Old versions warn of what newer ones have mended, so warnings are no errors here.
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[demo]" pytest pyyaml
+	.venv-lowest/bin/python -m pytest -o filterwarnings=default
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

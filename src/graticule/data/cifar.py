@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -96,23 +97,24 @@ class _ForbiddenError(Exception):
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Knows NumPy's arrays, by their old and new names, and nothing else."""
+    """Knows what NumPy's arrays are made of, by its old and new names, and imports nothing."""
 
-    _ALLOWED = frozenset(
-        (module, name)
-        for module, name in [
-            *[(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")],
-            *[(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")],
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        ]
-    )
+    _KNOWN: ClassVar[dict[tuple[str, str], Any]] = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("_codecs", "encode"): codecs.encode,
+        **{
+            (f"numpy.{core}.{module}", name): np.zeros(1).__reduce_ex__(protocol)[0]
+            for core in ("core", "_core")
+            for module, name, protocol in (("multiarray", "_reconstruct", 2), ("numeric", "_frombuffer", 5))
+        },
+    }
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise _ForbiddenError(f"{module}.{name}")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        try:
+            return self._KNOWN[module, name]
+        except KeyError:
+            raise _ForbiddenError(f"{module}.{name}") from None
 
 
 def _text(value: Any) -> Any:

@@ -1,0 +1,55 @@
+"""Recipes say what their papers say."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from graticule.recipes import list_recipes, load_recipe
+from graticule.tasks import Recipe
+
+FIGURES = yaml.safe_load((Path(__file__).parent / "parity" / "golden" / "figures.yaml").read_text())
+TABLE = FIGURES["lape_first_version"]["settings_table7"]
+ROWS = {
+    "deit_tiny_imagenet": TABLE["deit"],
+    "vit_lite_cifar10": TABLE["vit_lite_cvt_cct_cifar10"],
+    "vit_lite_cifar100": TABLE["vit_lite_cvt_cct_cifar100"],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_recipe_has_the_values_of_the_papers_table(name):
+    recipe, row = load_recipe(name), ROWS[name]
+    # DeiT's learning rate is given before its scaling by batch / 512
+    lr = float(row["lr"]) * (row["batch"] / 512 if name.startswith("deit") else 1)
+    assert recipe.lr == pytest.approx(lr)
+    assert recipe.min_lr == pytest.approx(float(row["min_lr"]))
+    assert recipe.weight_decay == row["weight_decay"]
+    assert recipe.batch_size == row["batch"]
+    assert recipe.epochs == row["epochs"]
+    assert recipe.warmup_epochs == row["warmup"]
+    assert recipe.cooldown_epochs == row.get("cooldown", 0)
+    assert recipe.optimizer == "adamw"
+
+
+def test_the_deit_recipe_augments_as_cpvt_lists_it():
+    recipe, row = load_recipe("deit_tiny_imagenet"), FIGURES["cpvt"]["hyperparameters_table10"]
+    assert recipe.label_smoothing == row["label_smoothing"]
+    assert recipe.drop_path_rate == row["stochastic_depth"]
+    assert recipe.clip_grad is None and row["gradient_clip"] == "none"
+    assert recipe.augmentation.rand_augment.startswith("rand-m9-mstd0.5") and row["rand_augment"] == "9/0.5"
+    assert (recipe.mixing.mixup, recipe.mixing.cutmix) == (row["mixup"], row["cutmix"])
+    assert recipe.augmentation.erasing == row["erasing"]
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_says_what_it_reproduces_how_and_at_what_cost(name):
+    module = __import__(f"graticule.recipes.{name}", fromlist=["recipe"])
+    assert all(f"\n{word}:" in module.__doc__ or word == "Reproduces" for word in ("Command", "Cost", "Result"))
+    assert "eproduces" in module.__doc__
+    assert Recipe.from_dict(load_recipe(name).to_dict()) == load_recipe(name)
+
+
+def test_a_recipe_with_an_unknown_key_is_refused():
+    with pytest.raises(ValueError, match="epocs"):
+        Recipe.from_dict({"epocs": 3})
