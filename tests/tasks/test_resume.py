@@ -120,3 +120,18 @@ def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
         Run.open(tmp_path)
     with pytest.raises(FileNotFoundError, match="not there"):
         Run.open(Path(tmp_path, "nowhere"))
+
+
+def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
+    train(small(), tmp_path, progress=False)
+    with pytest.raises(ValueError, match="another recipe"):
+        train(small(lr=0.5), tmp_path, resume=True, progress=False)
+
+
+def test_a_run_killed_behind_its_last_epoch_only_says_what_came_of_it(tmp_path):
+    run = train(small(), tmp_path, progress=False)
+    result, written = run.result(), run.last.stat().st_mtime_ns
+    run.result_file.unlink()
+    run.weights.unlink()
+    train(small(), tmp_path, resume=True, progress=False)
+    assert run.result() == result and run.weights.is_file() and run.last.stat().st_mtime_ns == written

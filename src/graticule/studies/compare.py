@@ -106,11 +106,7 @@ def compare(
             model = build_model(recipe, info.num_classes, info.channels)
         parameters[name] = sum(p.numel() for p in model.parameters())
         for resolved, place in plan[name]:
-            if Run(place).recipe_file.exists() and Run(place).recipe() != resolved:
-                raise ValueError(
-                    f"`folder` must not hold other runs under the same names, got {str(place)!r}, which was made by "
-                    "another recipe; name another folder."
-                )
+            Run(place).check_recipe(resolved)
     scores: dict[str, list[float]] = {name: [] for name in choices}
     runs: dict[str, list[Run]] = {name: [] for name in choices}
     for index, seed in enumerate(seeds):  # seed by seed, so that an interruption leaves pairs

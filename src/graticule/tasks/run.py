@@ -104,6 +104,18 @@ class Run:
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{self.recipe_file} is no recipe that this version can read ({error}).") from None
 
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Check that a run that is here was made by `recipe`.
+
+        Raises:
+            ValueError: if another recipe made it.
+        """
+        if self.recipe_file.exists() and self.recipe() != recipe:
+            raise ValueError(
+                f"`folder` must hold no run or one of the same recipe, got {str(self.folder)!r}, which another recipe "
+                "made; name another folder."
+            )
+
     def result(self) -> dict[str, Any]:
         """Read what came of a finished run."""
         return json.loads(self.result_file.read_text(encoding="utf-8"))
@@ -176,6 +188,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
 
     Raises:
         FileExistsError: if `folder` holds a run already and `resume` is off.
+        ValueError: if something in the recipe cannot be, or `folder` holds a run of another recipe.
         Interrupted: if the user stopped it; it can be resumed.
         OSError: if the disk is full.
     """
@@ -184,6 +197,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
         raise FileExistsError(
             f"`folder` must not hold a run already, got {str(folder)!r}; resume it with --resume, or name another."
         )
+    run.check_recipe(recipe)
     L.seed_everything(recipe.seed, verbose=False)
     data = build_data(recipe)
     model = build_model(recipe, data.info.num_classes, data.info.channels)
