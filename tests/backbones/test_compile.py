@@ -54,3 +54,14 @@ def test_every_public_model_is_one_graph(name):
     x = torch.randn(1, model.in_chans, 2 * patch, 2 * patch)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+@pytest.mark.parametrize("name", graticule.list_models())
+def test_every_public_model_is_one_graph_in_bfloat16_at_another_size_that_is_no_square(name):
+    patch = int(name.split("patch")[1].split("_")[0])
+    model = graticule.create_model(name, depth=1, img_size=2 * patch, num_classes=5, joining="lape").eval().bfloat16()
+    x = torch.randn(1, model.in_chans, 2 * patch, 3 * patch, dtype=torch.bfloat16)
+    with torch.no_grad():
+        logits = torch.compile(model, fullgraph=True, backend="eager")(x)
+        torch.testing.assert_close(logits, model(x))
+    assert logits.dtype == torch.bfloat16 and logits.isfinite().all()

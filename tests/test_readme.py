@@ -1,0 +1,37 @@
+"""What the README shows is what happens."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import graticule
+from graticule.cli import main
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_ten_lines_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(compile(block, "README.md", "exec"), {})
+    assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_tables_name_every_encoding_and_joining():
+    named = set(re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE))
+    assert named == {*graticule.list_encodings(), *graticule.list_joinings()}
+
+
+def test_every_file_that_it_points_to_is_there():
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if not link.startswith("http")]
+    assert links and all((Path(__file__).parents[1] / link).exists() for link in links), links
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"^    graticule (\w+)", README, flags=re.MULTILINE))))
+def test_every_command_that_it_shows_is_there(capsys, command):
+    try:
+        code = main([command, "--help"])
+    except SystemExit as exit:
+        code = exit.code
+    assert code == 0 and "usage" in capsys.readouterr().out
