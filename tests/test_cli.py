@@ -137,6 +137,12 @@ def test_a_recipe_of_ones_own_is_a_file_with_a_function(capsys, tmp_path):
     assert code == 1 and "recipe()" in err
 
 
+def test_a_run_is_repeated_from_its_folder_with_what_is_to_differ(capsys, tmp_path, trained):
+    code, *_ = run_command(capsys, "train", trained.folder, "--seed", "7", "--output", tmp_path / "again")
+    again, first = Run.open(tmp_path / "again").recipe(), trained.recipe()
+    assert code == 0 and again.seed == 7 and again.joining == first.joining and again.limit_train == first.limit_train
+
+
 # What is wrong is named, before any work
 
 

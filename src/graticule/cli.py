@@ -31,6 +31,13 @@ Choose a position embedding and how it reaches each layer, train a vision backbo
 graticule COMMAND --help says more. To begin: graticule train digits_quick
 """
 
+TRAIN_USAGE = """\
+usage: graticule train RECIPE [--output FOLDER] [--quick] [overrides of the recipe]
+       graticule train --resume RUN
+
+A recipe is a name, a Python file of yours with a function recipe(), or a run folder, to repeat it. The names:
+"""
+
 
 @dataclass
 class Models:
@@ -248,8 +255,7 @@ def _train(arguments: list[str]) -> int:
     from graticule.tasks import Interrupted, Recipe, Run, train
 
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: graticule train RECIPE [--output FOLDER] [--quick] [overrides of the recipe]")
-        print("       graticule train --resume RUN\n\nThe recipes, or a Python file of yours with a function recipe():")
+        print(TRAIN_USAGE)
         for name, about in list_recipes().items():
             print(f"  {name:20s} {about}")
         print("\ngraticule train RECIPE --help lists every option with its value in that recipe.")

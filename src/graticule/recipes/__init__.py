@@ -8,7 +8,7 @@ import runpy
 from pathlib import Path
 
 from graticule.factory import known_name
-from graticule.tasks import Recipe
+from graticule.tasks import Recipe, Run
 
 
 def list_recipes() -> dict[str, str]:
@@ -21,12 +21,14 @@ def list_recipes() -> dict[str, str]:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Load a recipe by its name, or from a Python file of yours that has a function `recipe()`.
+    """Load a recipe by its name, from a Python file of yours that has a function `recipe()`, or of a run folder.
 
     Raises:
         ValueError: for an unknown name, with the nearest ones, or a file without `recipe()`.
         FileNotFoundError: for a path that is not there.
     """
+    if Run(Path(name)).recipe_file.is_file():
+        return Run.open(name).recipe()
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():
