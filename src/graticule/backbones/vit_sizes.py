@@ -7,9 +7,10 @@ from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs
 
+from graticule.backbones.distilled import DistilledVisionTransformer
 from graticule.backbones.published import rename_published, unwrap_checkpoint
 from graticule.backbones.registry import register, registry_name
-from graticule.backbones.vision_transformer import DistilledVisionTransformer, VisionTransformer
+from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.factory import build_position
 
 _INCEPTION = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

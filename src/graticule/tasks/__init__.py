@@ -1,9 +1,11 @@
 """What a backbone is trained for, on Lightning's Trainer."""
 
+from graticule.tasks.build import build_data, build_model
 from graticule.tasks.classification import Classification
 from graticule.tasks.evaluate import Score, evaluate
 from graticule.tasks.recipe import Mixing, Recipe
-from graticule.tasks.run import Interrupted, Run, build_data, build_model, train
+from graticule.tasks.run import Run
+from graticule.tasks.training import Interrupted, train
 
 __all__ = [
     "Classification",

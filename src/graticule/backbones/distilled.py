@@ -1,0 +1,62 @@
+"""DeiT's distilled form: a second prefix token, and a head of its own for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones.vision_transformer import VisionTransformer, init_linear
+from graticule.position import PositionBuilder
+
+
+class DistilledVisionTransformer(VisionTransformer):
+    """DeiT with a distillation token and a head of its own for it.
+
+    In evaluation the logits are the mean of the two heads; in training too, unless
+    `set_distilled_training()` asks for both, as timm's does.
+
+    Reference: Training data-efficient image transformers & distillation through attention (Touvron et al., 2021).
+    """
+
+    prefix_names = ("cls_token", "dist_token", "reg_token")
+
+    def __init__(self, position: PositionBuilder, **kwargs: Any) -> None:
+        if kwargs.get("global_pool", "token") != "token" or kwargs.get("class_token") is False:
+            raise ValueError("`global_pool` must be 'token' in a distilled model: both heads read prefix tokens.")
+        super().__init__(position, **kwargs)
+        self.distilled_training = False
+        self.head_dist = self._classifier()
+        init_linear(self.head_dist)
+
+    def _add_prefix_tokens(self) -> None:
+        self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dim))
+
+    @torch.jit.ignore
+    def set_distilled_training(self, enable: bool = True) -> None:
+        """Return the logits of both heads, as a pair, in training."""
+        self.distilled_training = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> Any:
+        """Return both classifiers."""
+        return self.head, self.head_dist
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Put fresh classifiers of `num_classes` in; 0 for none."""
+        if global_pool not in (None, "", "token"):
+            raise ValueError(f"`global_pool` must be 'token' in a distilled model, got {global_pool!r}.")
+        super().reset_classifier(num_classes)
+        weight = self.patch_embed.proj.weight
+        self.head_dist = self._classifier().to(weight.device, weight.dtype)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
+        """Classify tokens (B, N, D) by class and distillation token."""
+        cls, dist = self.head_drop(x[:, 0]), self.head_drop(x[:, 1])
+        if pre_logits:
+            return (cls + dist) / 2
+        cls, dist = self.head(cls), self.head_dist(dist)
+        if self.training and self.distilled_training:
+            return cls, dist
+        return (cls + dist) / 2
