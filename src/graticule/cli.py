@@ -29,6 +29,7 @@ Choose a position embedding and how it reaches each layer, train a vision backbo
   demo           the whole chain on embedded digits, in minutes
 
 graticule COMMAND --help says more. To begin: graticule train digits_quick
+An error is one line; GRATICULE_DEBUG=1 shows where it came from.
 """
 
 TRAIN_USAGE = """\

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import torch
 
 from graticule.analysis import (
@@ -137,8 +138,9 @@ def _report(
         "where the cosine is positive; two-dimensionality is 1 where vertical and horizontal neighbours count alike; "
         f"hierarchy is the rank correlation of locality with depth. Seed {comparison.seeds[0]}, last epoch."
     )
-    for joining, found in sheets.items():
-        figure = correlation_sheet(found, f"joining {joining}")
+    least = min(float(np.nanmin(found.similarity)) for found in sheets.values())
+    for joining, found in sheets.items():  # one colour scale for both
+        figure = correlation_sheet(found, f"joining {joining}", limits=(min(least, 0.0), 1.0))
         save_figure(figure, folder / f"correlations-{joining}.png")
         report.figure(figure, f"Position correlations, joining {joining}.", f"Correlation sheet of joining {joining}")
         columns, *rows = found.summary()

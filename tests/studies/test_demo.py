@@ -1,0 +1,27 @@
+"""The demo makes one page that needs nothing else, from runs that are there beside it."""
+
+import json
+import re
+
+import graticule.studies.demo as module
+from graticule.recipes import load_recipe
+
+
+def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "load_recipe", lambda name: load_recipe(name).quick())
+    monkeypatch.setattr(module, "EPOCHS", 2)
+    report = module.demo(tmp_path, seeds=[0, 1], progress=False)
+    page = report.read_text(encoding="utf-8")
+    assert report == tmp_path / "report.html"
+    assert len(re.findall("<table>", page)) == 4 and len(re.findall("<img ", page)) == 6
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)""", page)
+    for number in json.loads((tmp_path / "comparison.json").read_text())["top1"].values():
+        assert f"{sum(number) / 2:.2f}" in page
+    sizes = {tuple(entry["size"]) for entry in json.loads((tmp_path / "resolutions.json").read_text())}
+    assert sizes == set(module.SIZES) and len(sizes) == 3
+    assert "neither confirm nor refute" in page
+    assert all(
+        (tmp_path / f"correlations-{joining}.{kind}").is_file()
+        for joining in module.JOININGS
+        for kind in ("png", "npz")
+    )
