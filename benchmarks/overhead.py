@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--phases", nargs="+", default=["training", "inference"], choices=["training", "inference"])
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--alone", nargs=2, metavar=("MODEL", "PHASE"), help=argparse.SUPPRESS)
@@ -149,7 +150,7 @@ def main() -> None:
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{MODEL}, batch {options.batch}, {'bfloat16' if options.bf16 else 'float32'}, ", end="")
     print(f"{'compiled' if options.compile else 'eager'}, {where}, torch {torch.__version__}, timm {timm.__version__}")
-    for phase in ("training", "inference"):
+    for phase in options.phases:
         measure(phase, options)
         memory(phase, options)
 
