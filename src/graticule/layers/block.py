@@ -54,11 +54,15 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition()) -> Tensor:  # noqa: B008 (a constant)
         """Take tokens x: (B, N, D) to (B, N, D); `position.pre` is the backbone's to add."""
-        y = self.norm1(x)
-        if position.inner is not None:
-            # The norm's output is nobody else's, so it takes the sum: no memory, half the traffic. Unless a hook
-            # may have kept it, or the norm hands its input on, or the sum is of another dtype.
-            own = y is not x and not self.norm1._forward_hooks and y.dtype == position.inner.dtype
-            y = y.add_(position.inner) if own else y + position.inner
-        x = x + self.drop_path1(self.attn(y, position))
+        x = x + self.drop_path1(self.attn(self._normalized(x, position.inner), position))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
+
+    def _normalized(self, x: Tensor, inner: Tensor | None) -> Tensor:
+        """Return norm1(x) + inner: (B, N, D); in a function of its own, so that it is gone when the MLP runs."""
+        y = self.norm1(x)
+        if inner is None:
+            return y
+        # The norm's output is nobody else's, so it takes the sum: no memory, half the traffic. Unless a hook
+        # may have kept it, or the norm hands its input on, or the sum is of another dtype.
+        own = y is not x and not self.norm1._forward_hooks and y.dtype == inner.dtype
+        return y.add_(inner) if own else y + inner
