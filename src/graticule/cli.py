@@ -310,8 +310,7 @@ def _evaluate(arguments: list[str]) -> int:
     options = _parse(Evaluate, "evaluate", arguments)
     from graticule.analysis import resolution_plot, save_figure
     from graticule.files import write_json
-    from graticule.grid import Grid
-    from graticule.tasks import Run, evaluate
+    from graticule.tasks import Run, check_sizes, evaluate
 
     runs = [Run.open(folder) for folder in options.runs]
     wanted = _sizes(options.sizes)
@@ -320,8 +319,7 @@ def _evaluate(arguments: list[str]) -> int:
         data = run.data()
         model = run.model(data, _checkpoint(options.checkpoint))
         sizes = wanted or [run.recipe().img_size]
-        for size in sizes:
-            Grid.of_image(size, model.patch_embed.patch_size)  # type: ignore[union-attr, arg-type]
+        check_sizes(model, sizes)
         models.append((run, data, model, sizes))
     rows: list[list[str]] = []
     records: list[dict[str, Any]] = []

@@ -60,7 +60,8 @@ def test_a_layer_that_is_told_nothing_is_an_empty_panel_that_says_so(silent):
 
 @pytest.mark.parametrize("grid", [Grid(1, 15), Grid(15, 1)])
 def test_a_sheet_takes_a_grid_of_one_row_or_column(grid):
-    drawn(correlation_sheet(correlations(grid=grid), "a model"))
+    figure = drawn(correlation_sheet(correlations(grid=grid), "a model"))
+    assert {ax.images[0].get_array().shape for ax in figure.axes[:-1]} == {(15, 15), grid.shape}
 
 
 def test_no_text_of_a_sheet_lies_over_another():

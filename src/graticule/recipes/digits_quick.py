@@ -2,8 +2,8 @@
 
 Reproduces nothing; it is there to try things.
 Command: graticule train digits_quick
-Cost: a minute or two on 2 cores.
-Result: see docs/results.md.
+Cost: under a minute on 2 cores (2026-11-21).
+Result: see docs/results.md (five joinings, five seeds).
 """
 
 from graticule.data import Augmentation

@@ -2,7 +2,7 @@
 
 from graticule.tasks.build import build_data, build_model
 from graticule.tasks.classification import Classification
-from graticule.tasks.evaluate import Score, evaluate
+from graticule.tasks.evaluate import Score, check_sizes, evaluate
 from graticule.tasks.recipe import Mixing, Recipe
 from graticule.tasks.run import Run
 from graticule.tasks.training import Interrupted, train
@@ -16,6 +16,7 @@ __all__ = [
     "Score",
     "build_data",
     "build_model",
+    "check_sizes",
     "evaluate",
     "train",
 ]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from timm.data import Mixup
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics.aggregation import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -29,13 +29,13 @@ class Classification(L.LightningModule):
         steps_per_epoch: number of training batches.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, mixup: Mixup | None, steps_per_epoch: int) -> None:
+    def __init__(self, model: Any, recipe: Recipe, mixup: Mixup | None, steps_per_epoch: int) -> None:
         super().__init__()
         self.model = model
         self.recipe = recipe
         self.mixup = mixup
         self.steps_per_epoch = steps_per_epoch
-        classes = int(model.num_classes)  # type: ignore[arg-type]
+        classes = model.num_classes
         self.val_loss = MeanMetric()
         self.top1 = MulticlassAccuracy(classes, average="micro")
 

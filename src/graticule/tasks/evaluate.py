@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,16 @@ class Score:
     images_per_second: float
 
 
+def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
+    """Check that a backbone can be fed images of `sizes` = (height, width), in pixels.
+
+    Raises:
+        ValueError: for a size that is no multiple of the patch.
+    """
+    for size in sizes:
+        Grid.of_image(size, model.patch_embed.patch_size)
+
+
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,
@@ -47,8 +58,7 @@ def evaluate(
         ValueError: for a size that is no multiple of the patch, before any work.
     """
     sizes = list(sizes)
-    for size in sizes:
-        Grid.of_image(size, model.patch_embed.patch_size)  # type: ignore[union-attr, arg-type]
+    check_sizes(model, sizes)
     classes = data.info.num_classes
     was_training = model.training
     model.to(device)
