@@ -177,6 +177,16 @@ def test_a_value_of_a_wrong_type_is_named(capsys, tmp_path):
     assert code == 2 and "--epochs" in out + err and "three" in out + err
 
 
+def test_an_evaluation_of_nothing_and_a_run_that_is_not_there_are_named(capsys, tmp_path):
+    code, _, err = run_command(capsys, "evaluate")
+    assert code == 1 and "`runs`" in err
+    for command in ("evaluate", "correlations"):
+        code, _, err = run_command(capsys, command, tmp_path / "nowhere")
+        assert code == 1 and "nowhere" in err and "not there" in err
+    code, _, err = run_command(capsys, "train", "--resume", tmp_path)
+    assert code == 1 and "recipe.json" in err
+
+
 def test_an_unknown_command_and_recipe_are_answered_with_the_nearest(capsys):
     code, _, err = run_command(capsys, "evalute")
     assert code == 1 and "did you mean 'evaluate'" in err

@@ -312,6 +312,8 @@ def _evaluate(arguments: list[str]) -> int:
     from graticule.files import write_json
     from graticule.tasks import Run, check_sizes, evaluate
 
+    if not options.runs:
+        raise ValueError("`runs` must be one run folder or more, got none; see graticule evaluate --help.")
     runs = [Run.open(folder) for folder in options.runs]
     wanted = _sizes(options.sizes)
     models = []

@@ -1,4 +1,4 @@
-"""A small ViT on Fashion-MNIST: 60,000 real images, minutes an epoch on 2 cores, seconds on a GPU.
+"""A small ViT on Fashion-MNIST: 60,000 real images, minutes an epoch on 2 cores.
 
 Reproduces nothing; it is the benchmark for machines without ImageNet.
 Command: graticule train fashion_mnist
