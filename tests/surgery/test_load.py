@@ -21,7 +21,7 @@ def timms(name="deit_tiny_patch16_224", **kwargs):
     return draw(timm.create_model(name, **{**SIZE, **kwargs})).eval()
 
 
-def refused(model, path, kind=ValueError):
+def assert_refused(model, path, kind=ValueError):
     """Load a file that must be refused: nothing in the model changes and the message names the file."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(kind) as error:
@@ -172,20 +172,20 @@ def test_a_table_without_the_axis_of_one_is_taken(saved):
 
 def test_a_class_count_that_does_not_match_is_named(saved):
     path = saved(timms(num_classes=7).state_dict())
-    message = refused(tiny(), path)
+    message = assert_refused(tiny(), path)
     assert "it has 7 classes where the model has 5" in message
     assert "num_classes=7" in message
 
 
 def test_other_shapes_are_named_with_both(saved):
-    message = refused(tiny(), saved(timms(mlp_ratio=2.0).state_dict()))
+    message = assert_refused(tiny(), saved(timms(mlp_ratio=2.0).state_dict()))
     assert "blocks.0.mlp.fc1.weight is (48, 24) where the model has (96, 24)" in message
 
 
 def test_another_width_is_not_taken_for_another_number_of_classes(saved):
     state = {name: value for name, value in timms(embed_dim=48).state_dict().items() if name == "head.weight"}
     own = graticule.published_state_dict(tiny())
-    message = refused(tiny(), saved({**own, **state}))
+    message = assert_refused(tiny(), saved({**own, **state}))
     assert "classes" not in message
     assert "head.weight is (5, 48) where the model has (5, 24)" in message
 
@@ -193,33 +193,33 @@ def test_another_width_is_not_taken_for_another_number_of_classes(saved):
 def test_missing_names_are_named(saved):
     state = timms().state_dict()
     del state["blocks.1.mlp.fc1.bias"]
-    assert "lacks blocks.1.mlp.fc1.bias" in refused(tiny(), saved(state))
+    assert "lacks blocks.1.mlp.fc1.bias" in assert_refused(tiny(), saved(state))
 
 
 def test_left_over_names_are_named(saved):
-    message = refused(tiny(depth=2), saved(timms().state_dict()))
+    message = assert_refused(tiny(depth=2), saved(timms().state_dict()))
     assert "blocks.2." in message
     assert "and 8 more" in message
 
 
 def test_norms_that_a_model_has_and_the_checkpoint_has_not_are_named(saved):
-    message = refused(tiny("learnable", "lape"), saved(timms().state_dict()))
+    message = assert_refused(tiny("learnable", "lape"), saved(timms().state_dict()))
     assert "lacks position.joining.norms.0.bias" in message
 
 
 def test_a_checkpoint_of_another_number_of_prefix_tokens_is_refused(saved):
-    message = refused(tiny(), saved(timms("deit_tiny_distilled_patch16_224").state_dict()))
+    message = assert_refused(tiny(), saved(timms("deit_tiny_distilled_patch16_224").state_dict()))
     assert "pos_embed is (1, 18, 24) where the model has (1, 17, 24)" in message
     assert "dist_token" in message
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    assert "which is not there" in refused(tiny(), tmp_path / "none.pth", FileNotFoundError)
-    assert "which is not there" in refused(tiny(), tmp_path / "none.safetensors", FileNotFoundError)
+    assert "which is not there" in assert_refused(tiny(), tmp_path / "none.pth", FileNotFoundError)
+    assert "which is not there" in assert_refused(tiny(), tmp_path / "none.safetensors", FileNotFoundError)
 
 
 def test_a_folder_is_not_a_file(tmp_path):
-    refused(tiny(), tmp_path, FileNotFoundError)
+    assert_refused(tiny(), tmp_path, FileNotFoundError)
 
 
 @pytest.mark.parametrize("format", ["zip", "legacy", "safetensors"])
@@ -233,7 +233,7 @@ def test_a_truncated_file_is_refused(format, kept, saved, tmp_path):
         path = saved(state, _use_new_zipfile_serialization=format == "zip")
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    assert "truncated" in refused(tiny(), path)
+    assert "truncated" in assert_refused(tiny(), path)
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
@@ -242,7 +242,7 @@ def test_random_bytes_are_refused(suffix, seed, tmp_path):
     path = tmp_path / f"noise.{suffix}"
     generator = torch.Generator().manual_seed(seed)
     path.write_bytes(bytes(torch.randint(256, (10 ** (seed % 4 + 1),), generator=generator).tolist()))
-    refused(tiny(), path)
+    assert_refused(tiny(), path)
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
@@ -278,7 +278,7 @@ def test_random_bytes_are_refused(suffix, seed, tmp_path):
 def test_text_is_refused(suffix, text, tmp_path):
     path = tmp_path / f"text.{suffix}"
     path.write_text(text)
-    refused(tiny(), path)
+    assert_refused(tiny(), path)
 
 
 @pytest.mark.parametrize("start", range(5))
@@ -316,12 +316,12 @@ def test_code_in_a_checkpoint_does_not_run(where, format, tmp_path, saved):
         path.write_bytes(pickle.dumps(found))
     else:
         path = saved(found, _use_new_zipfile_serialization=format == "zip")
-    refused(tiny(), path)
+    assert_refused(tiny(), path)
     assert not target.exists()
 
 
 def test_the_objects_that_could_run_code_are_named(tmp_path, saved):
-    message = refused(tiny(), saved({"model": {}, "hook": Hostile(tmp_path / "never")}))
+    message = assert_refused(tiny(), saved({"model": {}, "hook": Hostile(tmp_path / "never")}))
     assert "could run code" in message
     assert "open" in message
 
@@ -347,7 +347,7 @@ def test_the_objects_that_could_run_code_are_named(tmp_path, saved):
     ids=repr,
 )
 def test_what_is_no_state_dict_is_refused(found, saved):
-    refused(tiny(), saved(found))
+    assert_refused(tiny(), saved(found))
 
 
 @pytest.mark.parametrize(("encoding", "key"), [("learnable", "pos_embed"), ("sinusoidal_2d", "pos_embed")])
