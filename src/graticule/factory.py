@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
-from graticule.encodings import AbsoluteEncoding, Learnable, NormalizedBias, RelativeBias, Sinusoidal1d, Sinusoidal2d
+from graticule.encodings import (
+    AbsoluteEncoding,
+    ConvolutionalProjection,
+    Learnable,
+    NormalizedBias,
+    Peg,
+    QueryKeyPeg,
+    RelativeBias,
+    ShawBias,
+    Sinusoidal1d,
+    Sinusoidal2d,
+)
 from graticule.grid import Grid
 from graticule.joining import DECOMPOSITIONS, Default, Joining, Lape, LapeSharing, Shared, Unshared
-from graticule.position import BiasPosition, CombinedPosition, JoinedPosition, NoPosition, Position
+from graticule.position import (
+    BeforeProjections,
+    BetweenBlocks,
+    BiasPosition,
+    CombinedPosition,
+    JoinedPosition,
+    NoPosition,
+    Position,
+)
 
 ABSOLUTE: dict[str, Callable[..., AbsoluteEncoding]] = {
     "learnable": Learnable,
     "sinusoidal_1d": Sinusoidal1d,
     "sinusoidal_2d": Sinusoidal2d,
 }
-RELATIVE = {"relative_bias": RelativeBias}
+RELATIVE = ("relative_bias", "shaw")
+CONDITIONAL = ("peg", "convolutional_projection")
 JOININGS: dict[str, type[Joining]] = {
     "default": Default,
     "shared": Shared,
@@ -26,9 +49,39 @@ JOININGS: dict[str, type[Joining]] = {
 }
 
 
+@dataclass(frozen=True)
+class PegOptions:
+    """Form and places of a conditional encoding (`graticule.encodings.Peg`, CPVT)."""
+
+    places: tuple[int, ...] = (0,)
+    """the layers behind which it stands; -1 is before the first"""
+    kernel: int = 3
+    """side of the convolution, odd"""
+    convolution: Literal["depthwise", "separable", "dense"] = "depthwise"
+    """over each channel alone, that and then over all channels, or both at once"""
+    layers: int = 1
+    """convolutions of each; more than one come with batch norm and ReLU"""
+    padding: Literal["zeros", "circular", "replicate", "reflect", "none"] = "zeros"
+    """what stands around the grid"""
+    bias: bool = True
+    """whether the convolutions have a bias"""
+    frozen: bool = False
+    """keep the weights as they are drawn or loaded"""
+    acts_on: Literal["tokens", "queries_keys"] = "tokens"
+    """the stream of tokens, or the queries and keys of the next layer alone"""
+
+    def __post_init__(self) -> None:
+        places = (self.places,) if isinstance(self.places, int) else tuple(self.places)
+        if not places or len(set(places)) < len(places) or not all(isinstance(place, int) for place in places):
+            raise ValueError(f"`peg.places` must be different layers, at least one, as 0 1 2, got {self.places!r}.")
+        object.__setattr__(self, "places", places)
+        if self.acts_on not in ("tokens", "queries_keys"):
+            raise ValueError(f"`peg.acts_on` must be tokens or queries_keys, got {self.acts_on!r}.")
+
+
 def list_encodings() -> list[str]:
     """List the names that `encoding` takes; several at once are joined by '+', as 'learnable+relative_bias'."""
-    return ["none", *ABSOLUTE, *RELATIVE]
+    return ["none", *ABSOLUTE, *RELATIVE, *CONDITIONAL]
 
 
 def list_joinings() -> list[str]:
@@ -65,6 +118,8 @@ def build_position(
     joining: str = "default",
     joined_layers: int | None = None,
     decomposition: str | None = None,
+    peg: PegOptions | Mapping[str, Any] | None = None,
+    shaw_clip: int | None = None,
 ) -> Position:
     """Build the position of a backbone from names.
 
@@ -75,10 +130,12 @@ def build_position(
         num_heads: h.
         encoding: one of `list_encodings()`, or several joined by '+'.
         joining: one of `list_joinings()`; it is how an absolute encoding reaches the layers. A relative
-            encoding takes 'default' (its bias as it is) and 'lape' (its bias through a LayerNorm over the keys);
-            beside an absolute one it keeps its bias as it is.
+            bias takes 'default' (as it is) and 'lape' (through a LayerNorm over the keys); beside an absolute
+            encoding it stays as it is. What is made from the tokens ('shaw', 'peg') takes 'default' alone.
         joined_layers: eta, the first layers that are joined; all by default.
         decomposition: one of `list_decompositions()`, in the place of LaPE's norm.
+        peg: form and places of a conditional encoding, as `PegOptions` or a mapping of its fields.
+        shaw_clip: K of Shaw's encoding, in patches; 8 by default, as CPVT has it.
 
     Raises:
         ValueError: for an unknown name, or a pair that the mathematics does not allow.
@@ -102,12 +159,18 @@ def build_position(
             f"`joined_layers` must be left out with joining 'default', which adds once and reaches every layer, "
             f"got {joined_layers}."
         )
-    if names == ["none"] and joined_layers is not None:
-        raise ValueError(f"`joined_layers` must be left out with encoding 'none', got {joined_layers}.")
-    if names == ["none"] and joining != "default":
+    alone = not absolute and not set(names) & set(RELATIVE)
+    if alone and joined_layers is not None:
+        raise ValueError(f"`joined_layers` must be left out with encoding {encoding!r}, got {joined_layers}.")
+    if alone and joining != "default":
         raise ValueError(
-            f"`joining` must be 'default' with encoding 'none': there is nothing to join, got {joining!r}."
+            f"`joining` must be 'default' with encoding {encoding!r}: there is nothing to join, got {joining!r}."
         )
+    if shaw_clip is not None and "shaw" not in names:
+        raise ValueError(f"`shaw_clip` must be left out without encoding 'shaw', got {shaw_clip} with {encoding!r}.")
+    form = peg if isinstance(peg, PegOptions) else peg_options(peg or {})
+    if form != PegOptions() and not set(names) & set(CONDITIONAL):
+        raise ValueError(f"`peg` must be left out without encoding {' or '.join(CONDITIONAL)}, got {encoding!r}.")
 
     parts: list[Position] = []
     for name in names:
@@ -120,8 +183,16 @@ def build_position(
                     "the same; use 'shared', or encoding 'learnable'."
                 )
             parts.append(JoinedPosition((build() for _ in range(joined.tables)), joined))
+        elif name in CONDITIONAL:
+            parts.append(_conditional(name, dim, depth, form))
+        elif name == "shaw":
+            if not absolute and joining != "default":
+                raise ValueError(f"`joining` must be 'default' with encoding 'shaw', got {joining!r}.")
+            clip = 8 if shaw_clip is None else shaw_clip
+            build_bias = partial(ShawBias, grid, num_heads, dim // max(num_heads, 1), clip)
+            parts.append(BiasPosition(_every(build_bias, depth, joined_layers), depth))
         elif name in RELATIVE:
-            parts.append(_relative(name, grid, depth, num_heads, "default" if absolute else joining, joined_layers))
+            parts.append(_relative(grid, depth, num_heads, "default" if absolute else joining, joined_layers))
     if not parts:
         return NoPosition(depth)
     return parts[0] if len(parts) == 1 else CombinedPosition(parts)
@@ -136,14 +207,52 @@ def _joining(name: str, dim: int, depth: int, layers: int | None, decomposition:
     return JOININGS[name](depth, layers)
 
 
-def _relative(name: str, grid: Grid, depth: int, num_heads: int, joining: str, layers: int | None) -> BiasPosition:
+def _relative(grid: Grid, depth: int, num_heads: int, joining: str, layers: int | None) -> BiasPosition:
     if joining not in ("default", "lape"):
         raise ValueError(
-            f"`joining` must be 'default' or 'lape' with the relative encoding {name!r}, which every layer has of its "
+            f"`joining` must be 'default' or 'lape' with the encoding 'relative_bias', which every layer has of its "
             f"own, got {joining!r}."
         )
+    biases = _every(partial(RelativeBias, grid, num_heads), depth, layers)
+    return BiasPosition((NormalizedBias(b) if joining == "lape" else b for b in biases), depth)
+
+
+def _every(build: Callable[[], Any], depth: int, layers: int | None) -> list[Any]:
+    """Build one for each of the first `layers` layers, or for all."""
     layers = depth if layers is None else layers
     if not 1 <= layers <= depth:
         raise ValueError(f"`joined_layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
-    biases = (RELATIVE[name](grid, num_heads) for _ in range(layers))
-    return BiasPosition((NormalizedBias(b) if joining == "lape" else b for b in biases), depth)
+    return [build() for _ in range(layers)]
+
+
+def peg_options(given: Mapping[str, Any]) -> PegOptions:
+    """Make `PegOptions` from a mapping.
+
+    Raises:
+        ValueError: for a name that it does not have.
+    """
+    for name in given:
+        known_name("peg", name, [field.name for field in dataclasses.fields(PegOptions)])
+    return PegOptions(**given)
+
+
+def _conditional(name: str, dim: int, depth: int, form: PegOptions) -> Position:
+    position: Position
+    if name == "convolutional_projection":
+        plain = PegOptions(
+            places=form.places, kernel=form.kernel, padding=form.padding, bias=form.bias, frozen=form.frozen
+        )
+        if form != plain:
+            raise ValueError(
+                "`peg` must name no more than places, kernel, padding, bias and frozen with encoding "
+                f"'convolutional_projection', got {form}."
+            )
+        build = partial(ConvolutionalProjection, dim, form.kernel, form.padding, form.bias)
+        position = BeforeProjections({place: build() for place in form.places}, depth)
+    else:
+        make = partial(Peg, dim, form.kernel, form.convolution, form.layers, form.padding, form.bias)
+        if form.acts_on == "tokens":
+            position = BetweenBlocks({place: make() for place in form.places}, depth)
+        else:
+            position = BeforeProjections({place: QueryKeyPeg(make()) for place in form.places}, depth)
+    return position.requires_grad_(not form.frozen)

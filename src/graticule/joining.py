@@ -4,42 +4,97 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+Function = Callable[[Tensor], Tensor]
+
 
 class LayerPosition(NamedTuple):
     """All that a layer needs to know of position. Every field may be None.
 
+    What depends on parameters and grid alone is a tensor; what depends on the tokens is a function of them.
+
     pre: (N, D), added to the residual stream before the layer.
+    before: takes the stream that enters the layer, `pre` added, (B, N, D) -> (B, N, D).
     inner: (N, D), added after the layer's first norm, before attention.
-    bias: (heads, N, N), added to the attention logits; or, where it depends on content, a module that makes
-        it from the scaled queries, (B, heads, N, d) -> (B, heads, N, N).
+    inputs: makes what queries, keys and values are projected from, (B, N, D) -> three of (B, N, D), out of the
+        normalised tokens.
+    bias: (heads, N, N), added to the attention logits; or a function of the scaled queries that makes it,
+        (B, heads, N, d) -> (B, heads, N, N).
     rotary: (N, 2d) or (heads, N, 2d), sines then cosines, by which queries and keys are turned.
+    after: takes the stream that leaves the layer, (B, N, D) -> (B, N, D).
+
+    `pre`, `before` and `after` stand between blocks: `enter` and `leave` apply them.
     """
 
     pre: Tensor | None = None
     inner: Tensor | None = None
-    bias: Tensor | nn.Module | None = None
+    bias: Tensor | Function | None = None
     rotary: Tensor | None = None
+    before: Function | None = None
+    inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    after: Function | None = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Take the stream x: (B, N, D) to what enters the layer."""
+        if self.pre is not None:
+            x = x + self.pre
+        return x if self.before is None else self.before(x)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Take what the layer makes, x: (B, N, D), to the stream behind it."""
+        return x if self.after is None else self.after(x)
 
     def merge(self, other: LayerPosition) -> LayerPosition:
-        """Take what both say: `pre`, `inner` and `bias` add up; queries and keys turn once only."""
-        if self.rotary is not None and other.rotary is not None:
-            raise ValueError("`rotary` must be given by one encoding at most, got two.")
+        """Take what both say: tensors and biases add up, functions of the stream follow one another.
+
+        Raises:
+            ValueError: if both turn queries and keys, or both make their inputs.
+        """
+        for field in ("rotary", "inputs"):
+            if getattr(self, field) is not None and getattr(other, field) is not None:
+                raise ValueError(f"`{field}` must be given by one encoding at most, got two.")
         return LayerPosition(
             pre=_sum(self.pre, other.pre),
             inner=_sum(self.inner, other.inner),
             bias=_sum(self.bias, other.bias),
             rotary=self.rotary if other.rotary is None else other.rotary,
+            before=_chain(self.before, other.before),
+            inputs=self.inputs if other.inputs is None else other.inputs,
+            after=_chain(self.after, other.after),
         )
 
 
+def bias_of(bias: Tensor | Function, queries: Tensor) -> Tensor:
+    """Return a bias as a tensor, made from the scaled queries (B, h, N, d) if it depends on them."""
+    return bias if isinstance(bias, Tensor) else bias(queries)
+
+
 def _sum(a: Any, b: Any) -> Any:
-    """Add what is there; a sum of content-dependent biases is a matter for their own module."""
-    return a if b is None else b if a is None else a + b
+    """Add what is there: two tensors, or two biases of which one at least is a function."""
+    if a is None or b is None:
+        return b if a is None else a
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a + b
+    return partial(_added, a, b)
+
+
+def _added(a: Tensor | Function, b: Tensor | Function, queries: Tensor) -> Tensor:
+    return bias_of(a, queries) + bias_of(b, queries)
+
+
+def _chain(first: Function | None, second: Function | None) -> Function | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return partial(_composed, first, second)
+
+
+def _composed(first: Function, second: Function, x: Tensor) -> Tensor:
+    return second(first(x))
 
 
 class Joining(nn.Module, ABC):

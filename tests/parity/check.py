@@ -23,9 +23,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from graticule.backbones import DistilledVisionTransformer, VisionTransformer
+from graticule.backbones import DistilledVisionTransformer, PyramidVisionTransformer, VisionTransformer
 from graticule.backbones.vit_sizes import checkpoint_filter_fn
+from graticule.encodings import Peg
 from graticule.factory import build_position
+from graticule.grid import Grid
 
 TOLERANCE = 1e-9
 
@@ -59,9 +61,38 @@ def build_timm(kwargs: dict[str, Any], distilled: bool = False) -> nn.Module:
     return (DistilledVisionTransformer if distilled else VisionTransformer)(position, **kwargs)
 
 
+def build_pvt(kwargs: dict[str, Any], peg: bool = False) -> nn.Module:
+    """Build what PVT's code builds from the same keyword arguments, or Twins' with PEG and global average pooling."""
+    position = partial(build_position, encoding="peg" if peg else "learnable")
+    return PyramidVisionTransformer(position, global_pool="avg" if peg else "token", **kwargs)
+
+
+class PegAlone(nn.Module):
+    """A PEG on a fixed grid, as a model of tokens."""
+
+    def __init__(self, dim: int, grid: Grid) -> None:
+        super().__init__()
+        self.peg = Peg(dim)
+        self.grid = grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the PEG to x: (B, N, D)."""
+        return self.peg(x, self.grid)
+
+
+def build_peg(kwargs: dict[str, Any]) -> nn.Module:
+    """Build a PEG on the grid of the case; those of stride 2 are no position encoding and are not ours."""
+    if kwargs["s"] != 1 or kwargs["in_chans"] != kwargs["embed_dim"]:
+        raise UnknownClassError(f"a PEG keeps grid and channels, got {kwargs}")
+    return PegAlone(kwargs["embed_dim"], Grid(*kwargs["grid"]))
+
+
 BUILDERS: dict[tuple[str, str], Callable[[dict[str, Any]], nn.Module]] = {
     ("Ingrid725/LaPE", "VisionTransformer"): build_lape,
     ("Ingrid725/LaPE", "DistilledVisionTransformer"): partial(build_lape, distilled=True),
+    ("whai362/PVT", "PyramidVisionTransformer"): build_pvt,
+    ("Meituan-AutoML/Twins", "CPVTV2"): partial(build_pvt, peg=True),
+    ("Meituan-AutoML/Twins", "PosCNN"): build_peg,
     ("timm", "timm.models.VisionTransformer"): build_timm,
     ("timm", "timm.models.VisionTransformerDistilled"): partial(build_timm, distilled=True),
 }
@@ -85,7 +116,8 @@ def build(case: dict[str, Any]) -> nn.Module:
 def outputs(model: nn.Module, images: Tensor, names: list[str]) -> dict[str, Tensor]:
     """Compute the named outputs: `output`, and `pe_layer_L`, what layer L adds after its norm."""
     found = {"output": model(images)}
-    for layer, position in enumerate(model.position(model.grid)):
+    position_of: Any = getattr(model, "position", lambda grid: [])
+    for layer, position in enumerate(position_of(model.grid)):
         if position.inner is not None:
             found[f"pe_layer_{layer}"] = position.inner
     return {name: found[name] for name in names if name in found}
@@ -100,7 +132,9 @@ def differences(path: Path) -> dict[str, float]:
     recorded = {name: t.double() for name, t in tensors.items() if not name.startswith("weight.") and name != "input"}
 
     model = build(case)
-    model.load_state_dict(checkpoint_filter_fn(weights, model), strict=True)
+    if hasattr(model, "position"):
+        weights = checkpoint_filter_fn(weights, model)
+    model.load_state_dict(weights, strict=True)
     ours = outputs(model, tensors["input"].double(), list(recorded))
     return {
         name: (ours[name].reshape(value.shape) - value).abs().max().item()

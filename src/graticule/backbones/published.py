@@ -17,6 +17,10 @@ def rename_published(module: nn.Module, state_dict: dict[str, Any], prefix: str,
     Tables of another grid are resampled on the way, where their encoding can be; tables of a formula are
     left to the formula.
     """
+    rename: Any = getattr(module, "own_name", None)
+    if rename is not None:
+        for name in [key for key in state_dict if key.startswith(prefix)]:
+            state_dict[prefix + rename(name.removeprefix(prefix))] = state_dict.pop(name)
     position: Any = module.position
     for published, own in position.published_names().items():
         if prefix + published not in state_dict:
@@ -29,13 +33,14 @@ def rename_published(module: nn.Module, state_dict: dict[str, Any], prefix: str,
 
 
 def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of `model` under the names that timm, DeiT and LaPE's code use.
+    """Return the state dict of `model` under the names of its family's public code: timm, DeiT, LaPE, PVT, Twins.
 
     A model with a learnable encoding and the default joining can so be loaded by timm.
     """
     position: Any = model.position
     names = {f"position.{own}": theirs for theirs, own in position.published_names().items()}
-    return {names.get(name, name): value for name, value in model.state_dict().items()}
+    rename: Any = getattr(model, "published_name", lambda name: name)
+    return {names.get(name) or rename(name): value for name, value in model.state_dict().items()}
 
 
 def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any
 
 import timm
 from timm.models import register_model
 from torch import nn
 
-from graticule.factory import known_name
+from graticule.factory import build_position, known_name
+from graticule.position import PositionBuilder
 
 PREFIX = "graticule_"
 _names: list[str] = []
@@ -34,6 +37,43 @@ def register(module: str, name: str, build: Callable[..., nn.Module]) -> None:
     _names.append(name)
 
 
+def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
+    """Make a timm configuration of a model for ImageNet at 224 pixels; `kwargs` override or add."""
+    return {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": None,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        **kwargs,
+    }
+
+
+#: What `build_position` can be told beside the sizes of a backbone.
+_CHOICES = [
+    name
+    for name, parameter in inspect.signature(build_position).parameters.items()
+    if parameter.default is not inspect.Parameter.empty
+]
+
+
+def take_position(kwargs: dict[str, Any], **defaults: Any) -> PositionBuilder:
+    """Take what is said of position out of the keyword arguments of a model, and make the builder of it.
+
+    That is `position` itself, or the choices of `build_position`; `defaults` are those of the model.
+    """
+    given = {name: kwargs.pop(name) for name in _CHOICES if name in kwargs}
+    if "position" in kwargs:
+        if given:
+            raise ValueError(f"`position` must be given alone, without {', '.join(given)}.")
+        return kwargs.pop("position")
+    return partial(build_position, **{**defaults, **given})
+
+
 def list_models(pattern: str = "*") -> list[str]:
     """List the names of our models that match a shell-like `pattern`."""
     return [name for name in _names if fnmatch(name, pattern)]
@@ -48,8 +88,8 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
     Args:
         name: with or without the `graticule_` of timm's registry.
         pretrained: load the published weights, where timm has them on its hub.
-        **kwargs: `encoding`, `joining`, `joined_layers`, `decomposition` (see `build_position`) and the
-            arguments of the backbone.
+        **kwargs: `encoding`, `joining`, `joined_layers`, `decomposition`, `peg`, `shaw_clip` (see `build_position`)
+            and the arguments of the backbone.
 
     Raises:
         ValueError: for an unknown name, with the nearest ones.

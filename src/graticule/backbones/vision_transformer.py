@@ -173,7 +173,7 @@ class VisionTransformer(nn.Module):
         """Patterns that put parameters into the stem, a block each (with what its layer alone has) and the end."""
         lists = "|".join(re.escape(name) for name in self.position.layer_lists()) or "(?!)"
         return {
-            "stem": rf"^cls_token|^dist_token|^reg_token|^patch_embed|^position\.(?!(?:{lists})\.)",
+            "stem": rf"^cls_token|^dist_token|^reg_token|^patch_embed|^position\.(?!(?:{lists})\.\d)",
             "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
         }
 
@@ -211,9 +211,22 @@ class VisionTransformer(nn.Module):
 
     # The forward pass, from the image to the logits
 
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(height, width), in pixels, that position information is held for."""
+        return to_2tuple(self.patch_embed.img_size)
+
+    def grid_at(self, image: tuple[int, int]) -> Grid:
+        """Return the grid of an image of `image` = (height, width), in pixels.
+
+        Raises:
+            ValueError: if a side is not a multiple of the patch.
+        """
+        return Grid.of_image(image, self.patch_embed.patch_size, self.num_prefix_tokens)
+
     def grid_of(self, images: Tensor) -> Grid:
         """Return the grid of images (B, C, height, width)."""
-        return Grid.of_image((images.shape[-2], images.shape[-1]), self.patch_embed.patch_size, self.num_prefix_tokens)
+        return self.grid_at((images.shape[-2], images.shape[-1]))
 
     def embed(self, images: Tensor) -> Tensor:
         """Turn images (B, C, height, width) into tokens (B, N, D), before any position information."""
@@ -221,25 +234,26 @@ class VisionTransformer(nn.Module):
         prefix = [token.expand(len(tokens), -1, -1) for token in self._prefix_tokens()]
         return torch.cat([*prefix, tokens], 1) if prefix else tokens
 
-    def _run(self, images: Tensor, layers: int | None = None) -> Iterator[Tensor]:
-        """Yield the tokens (B, N, D) after each of the first `layers` blocks."""
-        positions = self.position(self.grid_of(images))
+    def each_layer(self, images: Tensor, layers: int | None = None) -> Iterator[tuple[Tensor, Grid]]:
+        """Yield the tokens (B, N, D) after each of the first `layers` blocks, and their grid."""
+        grid = self.grid_of(images)
+        positions = self.position(grid)
         x = self.embed(images)
         for layer, block in enumerate(self.blocks[:layers]):
             position: LayerPosition = positions[layer]
-            if position.pre is not None:
-                x = x + position.pre
+            x = position.enter(x)
             if layer == 0:
                 x = self.pos_drop(x)
             if self.grad_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, position, use_reentrant=False)
             else:
                 x = block(x, position)
-            yield x
+            x = position.leave(x)
+            yield x, grid
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Turn images (B, C, height, width) into tokens (B, N, D) after the last block and norm."""
-        for tokens in self._run(x):
+        for tokens, _ in self.each_layer(x):
             x = tokens
         return self.norm(x)
 
@@ -272,7 +286,7 @@ class VisionTransformer(nn.Module):
         grid = self.grid_of(x)
         take, last = feature_take_indices(len(self.blocks), indices)
         taken = []
-        for layer, tokens in enumerate(self._run(x, last + 1 if stop_early else None)):
+        for layer, (tokens, _) in enumerate(self.each_layer(x, last + 1 if stop_early else None)):
             x = tokens
             if layer in take:
                 taken.append(self.norm(tokens) if norm else tokens)

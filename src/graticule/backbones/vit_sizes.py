@@ -9,12 +9,11 @@ from timm.models import build_model_with_cfg, generate_default_cfgs
 
 from graticule.backbones.distilled import DistilledVisionTransformer
 from graticule.backbones.published import rename_published, unwrap_checkpoint
-from graticule.backbones.registry import register, registry_name
+from graticule.backbones.registry import imagenet_cfg, register, registry_name, take_position
 from graticule.backbones.vision_transformer import VisionTransformer
-from graticule.factory import build_position
 
 _INCEPTION = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-_SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "nano": {"embed_dim": 64, "depth": 6, "num_heads": 4, "mlp_ratio": 2.0},
     "micro": {"embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_ratio": 2.0},
     "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
@@ -23,40 +22,25 @@ _SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        **kwargs,
-    }
-
-
 def _deit(name: str, **kwargs: Any) -> dict[str, Any]:
     heads = {"classifier": ("head", "head_dist")} if "distilled" in name else {}
-    return _cfg(hf_hub_id=f"timm/{name}.fb_in1k", **heads, **kwargs)
+    return imagenet_cfg(hf_hub_id=f"timm/{name}.fb_in1k", **heads, **kwargs)
 
 
 def _gray(size: int) -> dict[str, Any]:
-    return _cfg(input_size=(1, size, size), num_classes=10, mean=(0.5,), std=(0.5,), crop_pct=1.0)
+    return imagenet_cfg(input_size=(1, size, size), num_classes=10, mean=(0.5,), std=(0.5,), crop_pct=1.0)
 
 
 # Names say kind, size, patch and image; a distilled model has two heads. Nano and micro are for small images.
 _MODELS: dict[str, dict[str, Any]] = {
     "vit_nano_patch4_28": _gray(28),
     "vit_micro_patch4_28": _gray(28),
-    "vit_tiny_patch16_224": _cfg(hf_hub_id="timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", **_INCEPTION),
-    "vit_small_patch16_224": _cfg(hf_hub_id="timm/vit_small_patch16_224.augreg_in21k_ft_in1k", **_INCEPTION),
-    "vit_small_patch32_224": _cfg(hf_hub_id="timm/vit_small_patch32_224.augreg_in21k_ft_in1k", **_INCEPTION),
-    "vit_base_patch8_224": _cfg(hf_hub_id="timm/vit_base_patch8_224.augreg_in21k_ft_in1k", **_INCEPTION),
-    "vit_base_patch16_224": _cfg(hf_hub_id="timm/vit_base_patch16_224.augreg_in21k_ft_in1k", **_INCEPTION),
-    "vit_base_patch32_224": _cfg(hf_hub_id="timm/vit_base_patch32_224.augreg_in21k_ft_in1k", **_INCEPTION),
+    "vit_tiny_patch16_224": imagenet_cfg(hf_hub_id="timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", **_INCEPTION),
+    "vit_small_patch16_224": imagenet_cfg(hf_hub_id="timm/vit_small_patch16_224.augreg_in21k_ft_in1k", **_INCEPTION),
+    "vit_small_patch32_224": imagenet_cfg(hf_hub_id="timm/vit_small_patch32_224.augreg_in21k_ft_in1k", **_INCEPTION),
+    "vit_base_patch8_224": imagenet_cfg(hf_hub_id="timm/vit_base_patch8_224.augreg_in21k_ft_in1k", **_INCEPTION),
+    "vit_base_patch16_224": imagenet_cfg(hf_hub_id="timm/vit_base_patch16_224.augreg_in21k_ft_in1k", **_INCEPTION),
+    "vit_base_patch32_224": imagenet_cfg(hf_hub_id="timm/vit_base_patch32_224.augreg_in21k_ft_in1k", **_INCEPTION),
     **{
         name: _deit(name)
         for size in ("tiny", "small", "base")
@@ -69,30 +53,14 @@ _MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def _build(
-    name: str,
-    pretrained: bool = False,
-    *,
-    encoding: str = "learnable",
-    joining: str = "default",
-    joined_layers: int | None = None,
-    decomposition: str | None = None,
-    **kwargs: Any,
-) -> VisionTransformer:
+def _build(name: str, pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
     size = name.split("_")[1]
     patch, image = (int(part.removeprefix("patch")) for part in name.split("_")[-2:])
-    position = partial(
-        build_position,
-        encoding=encoding,
-        joining=joining,
-        joined_layers=joined_layers,
-        decomposition=decomposition,
-    )
     given = {
         "img_size": image,
         "patch_size": patch,
         "in_chans": _MODELS[name]["input_size"][0],
-        **_SIZES[size],
+        **SIZES[size],
     }
     return build_model_with_cfg(
         DistilledVisionTransformer if "distilled" in name else VisionTransformer,
@@ -100,7 +68,8 @@ def _build(
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **{"position": kwargs.pop("position", position), **given, **kwargs},
+        position=take_position(kwargs),
+        **{**given, **kwargs},
     )
 
 

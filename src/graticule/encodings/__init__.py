@@ -7,14 +7,19 @@ from graticule.encodings.absolute import (
     Sinusoidal1d,
     Sinusoidal2d,
 )
-from graticule.encodings.relative import NormalizedBias, RelativeBias
+from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.relative import NormalizedBias, RelativeBias, ShawBias
 
 __all__ = [
     "AbsoluteEncoding",
+    "ConvolutionalProjection",
     "FixedEncoding",
     "Learnable",
     "NormalizedBias",
+    "Peg",
+    "QueryKeyPeg",
     "RelativeBias",
+    "ShawBias",
     "Sinusoidal1d",
     "Sinusoidal2d",
 ]

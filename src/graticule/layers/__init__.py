@@ -2,5 +2,6 @@
 
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block
+from graticule.layers.spatial_reduction import SpatialReductionAttention
 
-__all__ = ["Attention", "Block"]
+__all__ = ["Attention", "Block", "SpatialReductionAttention"]

@@ -1,4 +1,4 @@
-"""Multi-head self-attention that takes a bias and a rotation from a `LayerPosition`."""
+"""Multi-head self-attention that takes inputs, a bias and a rotation from a `LayerPosition`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
-from graticule.joining import LayerPosition
+from graticule.joining import LayerPosition, bias_of
 
 
 class Attention(nn.Module):
@@ -45,14 +45,30 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition()) -> Tensor:  # noqa: B008 (a constant)
         """Mix the tokens x: (B, N, D) into (B, N, D)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # (B, h, N, d)
-        if position.rotary is not None:
-            q, k = (apply_rot_embed_cat(t, position.rotary).type_as(v) for t in (q, k))
-        bias = position.bias
-        if isinstance(bias, nn.Module):
-            bias = bias(q * self.head_dim**-0.5)
-        if bias is not None:
-            bias = bias.to(q.dtype)
+        q, k, v, bias = self._project(x, position)
         dropout = self.attn_drop if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+
+    def weights(self, x: Tensor, position: LayerPosition = LayerPosition()) -> Tensor:  # noqa: B008 (a constant)
+        """Compute the attention weights that `forward` never writes down, (B, h, N, N), rows summing to 1."""
+        q, k, _, bias = self._project(x, position)
+        logits = q * self.head_dim**-0.5 @ k.transpose(-2, -1)
+        return (logits if bias is None else logits + bias).softmax(-1)
+
+    def _project(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return queries, keys and values, (B, h, N, d) each, and the bias, if there is one."""
+        if position.inputs is None:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        else:
+            weights = self.qkv.weight.chunk(3)
+            biases = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
+            q, k, v = (
+                F.linear(y, w, b).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
+                for y, w, b in zip(position.inputs(x), weights, biases, strict=True)
+            )
+        if position.rotary is not None:
+            q, k = (apply_rot_embed_cat(t, position.rotary).type_as(v) for t in (q, k))
+        if position.bias is None:
+            return q, k, v, None
+        return q, k, v, bias_of(position.bias, q * self.head_dim**-0.5).to(q.dtype)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
+from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.layers.attention import Attention
 
@@ -30,6 +31,7 @@ class Block(nn.Module):
         drop_path: stochastic depth rate.
         norm_layer: builds a norm from D.
         act_layer: the MLP's activation.
+        attn: the attention; `Attention` by default.
     """
 
     def __init__(
@@ -43,18 +45,22 @@ class Block(nn.Module):
         drop_path: float = 0.0,
         norm_layer: Callable[[int], nn.Module] = nn.LayerNorm,
         act_layer: type[nn.Module] = nn.GELU,
+        attn: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.norm1 = norm_layer(dim)
-        self.attn = Attention(dim, num_heads, qkv_bias, attn_drop, proj_drop)
+        self.attn = attn or Attention(dim, num_heads, qkv_bias, attn_drop, proj_drop)
         self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
         self.norm2 = norm_layer(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, position: LayerPosition = LayerPosition()) -> Tensor:  # noqa: B008 (a constant)
-        """Take tokens x: (B, N, D) to (B, N, D); `position.pre` is the backbone's to add."""
-        x = x + self.drop_path1(self.attn(self._normalized(x, position.inner), position))
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
+        """Take tokens x: (B, N, D) to (B, N, D); what `position` says of the stream is the backbone's to do.
+
+        `where`, the grid, is for an attention that needs it.
+        """
+        x = x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, *where))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
     def _normalized(self, x: Tensor, inner: Tensor | None) -> Tensor:

@@ -17,7 +17,8 @@ def fold(model: Model, img_size: int | tuple[int, int] | None = None) -> Model:
 
     LaPE's LN_l(w_l), gathered bias tables, resampled or computed tables: at inference the method then costs
     what no method costs. The original stays inside and `unfold` brings it back. A folded model refuses to be
-    trained and refuses another grid. Folding a folded model folds it again, for `img_size`.
+    trained and refuses another grid. Folding a folded model folds it again, for `img_size`. What is made from
+    the tokens (a PEG, Shaw's encoding) stays the function that it is.
 
     Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), section 3.4.
 
@@ -26,7 +27,7 @@ def fold(model: Model, img_size: int | tuple[int, int] | None = None) -> Model:
         img_size: pixels, a side or (height, width); by default the size that the model is built for.
 
     Raises:
-        ValueError: if there is nothing to fold, or if it depends on the image.
+        ValueError: if there is no backbone in `model`, or `img_size` is not one that it takes.
     """
     unfold(model)
     model.eval()
@@ -54,5 +55,4 @@ def _backbones(model: nn.Module) -> list[Any]:
 def _grid(backbone: Any, img_size: int | tuple[int, int] | None) -> Grid:
     if img_size is None:
         return backbone.grid
-    image = (img_size, img_size) if isinstance(img_size, int) else img_size
-    return Grid.of_image(image, backbone.patch_embed.patch_size, backbone.num_prefix_tokens)
+    return backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)

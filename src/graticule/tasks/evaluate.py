@@ -14,7 +14,6 @@ from torchmetrics.classification import MulticlassAccuracy
 from tqdm.auto import tqdm
 
 from graticule.data import DataModule
-from graticule.grid import Grid
 from graticule.surgery import fold, unfold
 
 
@@ -37,7 +36,7 @@ def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
         ValueError: for a size that is no multiple of the patch.
     """
     for size in sizes:
-        Grid.of_image(size, model.patch_embed.patch_size)
+        model.grid_at(size)
 
 
 @torch.inference_mode()

@@ -1,0 +1,165 @@
+"""Pyramid Vision Transformer: four stages, keys on a coarser grid, an encoding a stage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from timm.layers import PatchEmbed
+from torch import Tensor, nn
+
+from graticule.backbones.pyramid import Pyramid
+from graticule.layers import Block, SpatialReductionAttention
+from graticule.position import PositionBuilder
+
+
+class PyramidVisionTransformer(Pyramid):
+    """PVT: as published with a learnable embedding a stage and a class token in the last; or with PEG, GAP, both.
+
+    PEG's place l is counted within each stage: 0 is behind the first block of every stage. Where the tables
+    are resampled for another size, it is bicubic; PVT's code does it bilinearly. The names of the parameters
+    are those of Twins' code, and PVT's are taken by `load_state_dict` as well.
+
+    Reference: Pyramid Vision Transformer (Wang et al., 2021); with PEG and GAP, CPVT (Chu et al., 2023), Table 13,
+    as in Twins' code (CPVTV2).
+
+    Args:
+        position: builds the position of a stage.
+        img_size: pixels, a side or (height, width), multiples of 8 patches.
+        patch_size: pixels, of the first stage.
+        in_chans: channels of the image.
+        num_classes: 0 for no head.
+        global_pool: 'token' (class token) or 'avg' (GAP).
+        embed_dims: D of each stage.
+        depths: blocks of each stage.
+        num_heads: h of each stage.
+        mlp_ratios: hidden channels of each stage's MLPs, as a multiple of D.
+        sr_ratios: R of each stage, how much coarser the grid of keys is.
+        qkv_bias: whether the projections have a bias.
+        class_token: whether the last stage has one; by default, if `global_pool` is 'token'.
+        drop_rate: dropout before the head.
+        pos_drop_rate: dropout on the tokens that enter a stage.
+        proj_drop_rate: dropout on the outputs of attention and MLP.
+        attn_drop_rate: dropout on attention weights.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        norm_layer: builds a norm from D; that of patch embeddings and of the reduced keys is PyTorch's, as published.
+        act_layer: the MLPs' activation.
+    """
+
+    stage_lists = "patch_embeds|blocks"
+
+    def __init__(
+        self,
+        position: PositionBuilder,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dims: Sequence[int] = (64, 128, 320, 512),
+        depths: Sequence[int] = (3, 4, 6, 3),
+        num_heads: Sequence[int] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[float] = (8, 8, 4, 4),
+        sr_ratios: Sequence[int] = (8, 4, 2, 1),
+        qkv_bias: bool = True,
+        class_token: bool | None = None,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+        act_layer: type[nn.Module] | None = None,
+    ) -> None:
+        class_token = check_class_token(global_pool, class_token)
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
+        norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        if not len(mlp_ratios) == len(sr_ratios) == len(depths):
+            raise ValueError(
+                f"`mlp_ratios` and `sr_ratios` must say something for each of the {len(depths)} stages, got "
+                f"{len(mlp_ratios)} and {len(sr_ratios)}."
+            )
+        super().__init__(
+            position,
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            embed_dims=embed_dims,
+            depths=depths,
+            num_heads=num_heads,
+            prefix=int(class_token),
+            drop_rate=drop_rate,
+            pos_drop_rate=pos_drop_rate,
+            norm=norm_layer(embed_dims[-1]),
+        )
+        self.patch_embeds = nn.ModuleList(
+            PatchEmbed(None, 2 if stage else patch_size, before, dim, norm_layer=nn.LayerNorm, strict_img_size=False)
+            for stage, (before, dim) in enumerate(zip((in_chans, *embed_dims), embed_dims, strict=False))
+        )
+        rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(
+                Block(
+                    dim,
+                    heads,
+                    ratio,
+                    proj_drop=proj_drop_rate,
+                    drop_path=next(rates),
+                    norm_layer=norm_layer,
+                    act_layer=act_layer or nn.GELU,
+                    attn=SpatialReductionAttention(dim, heads, qkv_bias, attn_drop_rate, proj_drop_rate, reduction),
+                )
+                for _ in range(depth)
+            )
+            for dim, depth, heads, ratio, reduction in zip(
+                embed_dims, depths, num_heads, mlp_ratios, sr_ratios, strict=True
+            )
+        )
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims[-1])) if class_token else None
+        self.init_weights()
+
+    def embed(self, stage: int, x: Tensor) -> Tensor:
+        """Cut images or the map of the stage before into patches, tokens (B, N, D)."""
+        return self.patch_embeds[stage](x)
+
+    def block(self, stage: int, index: int) -> Any:
+        """Return a block of a stage."""
+        return cast("nn.ModuleList", self.blocks[stage])[index]
+
+    def _block_name(self, stage: int) -> str:
+        return f"blocks.{stage}.{self.depths[stage] - 1}"
+
+    def _prefix(self) -> Tensor | None:
+        return self.cls_token
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter of PVT's code."""
+        name = re.sub(r"^patch_embed(\d)\.", lambda found: f"patch_embeds.{int(found[1]) - 1}.", published)
+        return re.sub(r"^block(\d)\.", lambda found: f"blocks.{int(found[1]) - 1}.", name)
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in PVT's code; in Twins', which is ours, where there are PEGs."""
+        if any(name.startswith("pos_block.") for name in self.position.published_names()):
+            return own
+        name = re.sub(r"^patch_embeds\.(\d)\.", lambda found: f"patch_embed{int(found[1]) + 1}.", own)
+        return re.sub(r"^blocks\.(\d)\.", lambda found: f"block{int(found[1]) + 1}.", name)
+
+
+def check_class_token(global_pool: str, class_token: bool | None) -> bool:
+    """Say whether there is a class token: as given, or where `global_pool` reads it.
+
+    Raises:
+        ValueError: if the two contradict each other.
+    """
+    wanted = global_pool == "token"
+    if class_token is not None and class_token != wanted:
+        raise ValueError(
+            f"`class_token` must be {wanted} where `global_pool` is {global_pool!r} (or left out), got {class_token}."
+        )
+    return wanted

@@ -1,0 +1,177 @@
+"""Conditional encodings: made from the tokens of a grid themselves, by a convolution over their neighbours."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.grid import Grid
+
+Convolution = Literal["depthwise", "separable", "dense"]
+Padding = Literal["zeros", "circular", "replicate", "reflect", "none"]
+
+
+class Peg(nn.Module):
+    r"""Position encoding generator: a convolution over the grid, added to the tokens; prefix tokens pass by.
+
+    .. math:: y = x + F(x), \quad F = conv_{k \times k} \text{ with } (k - 1) / 2 \text{ zeros around the grid}
+
+    With several layers F is a stack of convolution, batch norm and ReLU, around which x is added once. The
+    zeros at the border are what tells a token where it is; everything else is equivariant to translation, and
+    nothing depends on the size of the grid. Published weights are those of Twins (`proj.0.weight`).
+
+    Reference: Conditional Positional Encodings for Vision Transformers (CPVT, Chu et al., 2023), section 3.2,
+    Algorithm 1, Tables 5, 6, 11 and 14. Where the paper leaves a choice:
+
+    - It counts a PEG without bias in Table 16 (1,728 parameters for Ti) and with it in Table 8 (1,920).
+      Algorithm 1 and Twins' code have it, and so do we.
+    - Table 12's totals (5.9 and 6.1 M, 22.9 and 23.8 M) are not those of depth-wise convolutions at 5 and 11
+      places, as its text says, which come to 5.69 and 5.70 M, 21.99 and 22.02 M. Separable ones at 6 and at 12
+      places give all four.
+    - "Without zero paddings" (Table 11) a convolution returns fewer tokens than it takes. With 'none' the
+      grid stays: tokens whose neighbourhood is not whole get no encoding. The border so still differs from the
+      inside; 'circular' has no border at all.
+    - Weights start as PyTorch's convolutions do, as in DeiT's code, which CPVT builds on; Twins draws them from
+      a normal of variance 2 / k^2.
+
+    Args:
+        dim: D.
+        kernel: k, odd.
+        convolution: 'depthwise', 'separable' (depth-wise, then 1 x 1 over channels) or 'dense'.
+        layers: convolutions; more than one come with batch norm and ReLU each.
+        padding: what stands around the grid: 'zeros', 'circular', 'replicate', 'reflect' or 'none'.
+        bias: whether convolutions have one.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        kernel: int = 3,
+        convolution: Convolution = "depthwise",
+        layers: int = 1,
+        padding: Padding = "zeros",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if layers < 1:
+            raise ValueError(f"`layers` must be at least 1, got {layers}.")
+        steps: list[nn.Module] = []
+        for _ in range(layers):
+            steps += _convolutions(dim, kernel, convolution, padding, bias)
+            if layers > 1:
+                steps += [nn.BatchNorm2d(dim), nn.ReLU()]
+        self.proj = nn.Sequential(*steps)
+        #: tokens at each border whose neighbourhood is not whole, and which get no encoding
+        self.margin = layers * (kernel // 2) if padding == "none" else 0
+        self.kernel, self.padding = kernel, padding
+        identity = torch.zeros(1, 1, kernel, kernel)
+        identity[..., kernel // 2, kernel // 2] = 1
+        self.register_buffer("identity", identity if len(steps) == 1 and convolution == "depthwise" else None, False)
+        self.identity: Tensor | None
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Add to the tokens x: (B, N, D) of `grid` what their neighbourhood says; (B, N, D).
+
+        Raises:
+            ValueError: if N is not the grid's, or the grid is too small for the kernel and the padding.
+        """
+        _check(x, grid, self.kernel, self.padding, self.margin)
+        features = grid.to_map(x)  # tokens lie in memory as a channels-last map: nothing is moved
+        if self.identity is not None and not self.margin and _wide(x):
+            # x + conv(x) as one convolution: the identity is a kernel too. No pass over the tokens for the sum.
+            convolution = cast("nn.Conv2d", self.proj[0])
+            y = convolution._conv_forward(features, convolution.weight + self.identity, convolution.bias)
+        else:
+            y = self.proj(features)
+            y = features + (F.pad(y, [self.margin] * 4) if self.margin else y)
+        return _with_prefix(x, y, grid)
+
+
+class QueryKeyPeg(nn.Module):
+    """A PEG that queries and keys see and values do not, so that nothing but position passes through it.
+
+    It acts on the normalised tokens that enter attention; the paper says no more than that it is "only added
+    when calculating Q and K".
+
+    Reference: CPVT (Chu et al., 2023), section 5.1 (71.3 for DeiT-Ti, against 68.2 without and 72.4 for all).
+    """
+
+    def __init__(self, peg: Peg) -> None:
+        super().__init__()
+        self.peg = peg
+
+    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        """Make the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""
+        y = self.peg(x, grid)
+        return y, y, x
+
+
+class ConvolutionalProjection(nn.Module):
+    """Queries, keys and values each see the tokens through a depth-wise convolution of their own.
+
+    The class token passes by. Nothing is added: the convolution stands in the place of the tokens.
+
+    Reference: CvT (Wu et al., 2021), section 3.2, in the form of CPVT's Table 16 (Chu et al., 2023): its
+    5,685,352 parameters are DeiT-Ti's without position embedding and three convolutions of 192 * 9 + 192, so
+    with a bias and without the batch norm that CvT puts behind each.
+    """
+
+    def __init__(self, dim: int, kernel: int = 3, padding: Padding = "zeros", bias: bool = True) -> None:
+        super().__init__()
+        if padding == "none":
+            raise ValueError("`padding` must keep the grid's size where queries are convolved, got 'none'.")
+        self.q, self.k, self.v = (_convolutions(dim, kernel, "depthwise", padding, bias)[0] for _ in range(3))
+        self.kernel, self.padding = kernel, padding
+
+    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        """Make the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""
+        _check(x, grid, self.kernel, self.padding)
+        features = grid.to_map(x)
+        q, k, v = (_with_prefix(x, convolution(features), grid) for convolution in (self.q, self.k, self.v))
+        return q, k, v
+
+
+def _convolutions(dim: int, kernel: int, convolution: str, padding: str, bias: bool) -> list[nn.Module]:
+    for name, value, known in (("convolution", convolution, Convolution), ("padding", padding, Padding)):
+        if value not in get_args(known):
+            raise ValueError(f"`{name}` must be one of {', '.join(get_args(known))}, got {value!r}.")
+    if kernel < 1 or kernel % 2 == 0:
+        raise ValueError(f"`kernel` must be odd, so that it has a centre, got {kernel}.")
+    around: dict[str, Any] = {"padding": 0 if padding == "none" else kernel // 2}
+    if padding != "none":
+        around["padding_mode"] = padding
+    groups = 1 if convolution == "dense" else dim
+    steps: list[nn.Module] = [nn.Conv2d(dim, dim, kernel, groups=groups, bias=bias, **around)]
+    if convolution == "separable":
+        steps.append(nn.Conv2d(dim, dim, 1, bias=bias))
+    return steps
+
+
+def _check(x: Tensor, grid: Grid, kernel: int, padding: str, margin: int = 0) -> None:
+    if x.shape[1] != grid.tokens:
+        raise ValueError(
+            f"`x` must have as many tokens as the grid, {grid.prefix} + {grid.height} * {grid.width} = {grid.tokens}, "
+            f"got {x.shape[1]}."
+        )
+    least = {"circular": kernel // 2, "reflect": kernel // 2 + 1, "none": 2 * margin + 1}.get(padding, 1)
+    if min(grid.shape) < least:
+        raise ValueError(
+            f"`grid` must be at least {least} patches a side for a kernel of {kernel} with padding {padding!r}, "
+            f"got {grid.height} x {grid.width}."
+        )
+
+
+def _wide(x: Tensor) -> bool:
+    """Whether the convolution computes in float32 or above: in fewer digits 1 + w would lose those of w."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.finfo(dtype).bits >= 32
+
+
+def _with_prefix(x: Tensor, features: Tensor, grid: Grid) -> Tensor:
+    """Put the prefix tokens of x: (B, N, D) before the patches of a map (B, D, H, W); (B, N, D)."""
+    patches = grid.from_map(features)
+    return torch.cat([grid.split(x)[0], patches], 1) if grid.prefix else patches

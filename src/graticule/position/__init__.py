@@ -1,0 +1,21 @@
+"""Encodings and joinings put together: a grid in, one `LayerPosition` a layer out."""
+
+from graticule.position.base import CombinedPosition, NoPosition, Position, PositionBuilder
+from graticule.position.bias import BiasPosition
+from graticule.position.conditional import BeforeProjections, BetweenBlocks
+from graticule.position.folded import FoldedPosition
+from graticule.position.joined import JoinedPosition
+from graticule.position.pyramid import PyramidPosition
+
+__all__ = [
+    "BeforeProjections",
+    "BetweenBlocks",
+    "BiasPosition",
+    "CombinedPosition",
+    "FoldedPosition",
+    "JoinedPosition",
+    "NoPosition",
+    "Position",
+    "PositionBuilder",
+    "PyramidPosition",
+]

@@ -1,0 +1,96 @@
+"""What a backbone knows of position: a grid in, one `LayerPosition` a layer out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Protocol, cast
+
+from torch import Tensor, nn
+
+from graticule.grid import Grid
+from graticule.joining import LayerPosition
+
+
+class Position(nn.Module, ABC):
+    """The one thing that a backbone knows of position: `position(grid)` is a list of `LayerPosition`."""
+
+    @abstractmethod
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Say what each layer gets for `grid`."""
+
+    @abstractmethod
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the parameters are held for."""
+
+    def published_names(self) -> dict[str, str]:
+        """Name in published checkpoints of a vision transformer -> name of the parameter here."""
+        return {}
+
+    def layer_lists(self) -> list[str]:
+        """Names of the module lists that have an entry of its own for each layer, from the first."""
+        return []
+
+    def fit(self, name: str, value: Tensor) -> Tensor | None:
+        """Make the published `value` fit the parameter `name`; None leaves the parameter as it is."""
+        return value
+
+
+class PositionBuilder(Protocol):
+    """Makes the position of a backbone once the backbone knows its own sizes."""
+
+    def __call__(self, grid: Grid, *, dim: int, depth: int, num_heads: int) -> Position:
+        """Build for tokens of `dim` channels on `grid`, `depth` layers of `num_heads` heads."""
+
+
+class NoPosition(Position):
+    """No layer is told anything."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return `depth` empty positions."""
+        return [LayerPosition()] * self.depth
+
+    def set_grid(self, grid: Grid) -> None:
+        """Do nothing: no parameter depends on the grid."""
+
+
+class CombinedPosition(Position):
+    """Several positions at once, each saying what it has to say to every layer."""
+
+    def __init__(self, parts: Sequence[Position]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Merge, layer by layer, what the parts say for `grid`."""
+        first, *others = [part(grid) for part in self.parts]
+        for other in others:
+            first = [a.merge(b) for a, b in zip(first, other, strict=True)]
+        return first
+
+    def set_grid(self, grid: Grid) -> None:
+        """Pass `grid` on to every part."""
+        for part in cast("Iterable[Position]", self.parts):
+            part.set_grid(grid)
+
+    def layer_lists(self) -> list[str]:
+        """The lists of every part."""
+        parts = enumerate(cast("Iterable[Position]", self.parts))
+        return [f"parts.{i}.{name}" for i, part in parts for name in part.layer_lists()]
+
+    def published_names(self) -> dict[str, str]:
+        """The published names of every part."""
+        return {
+            theirs: f"parts.{i}.{own}"
+            for i, part in enumerate(cast("Iterable[Position]", self.parts))
+            for theirs, own in part.published_names().items()
+        }
+
+    def fit(self, name: str, value: Tensor) -> Tensor | None:
+        """Let the part that owns `name` fit it."""
+        _, index, own = name.split(".", 2)
+        return cast("Position", self.parts[int(index)]).fit(own, value)

@@ -1,0 +1,105 @@
+"""Conditional encodings: what sits between blocks, or between a block's norm and its projections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from torch import nn
+
+from graticule.encodings import ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.grid import Grid
+from graticule.joining import LayerPosition
+from graticule.position.base import Position
+
+#: Key of what stands before the first layer, place -1.
+_FIRST = "first"
+
+
+class BetweenBlocks(Position):
+    """PEGs on the residual stream: the one at place l takes what leaves layer l; place -1 is before the first.
+
+    Reference: CPVT (Chu et al., 2023), section 5.2, "position index".
+
+    Args:
+        pegs: place -> PEG; places are from -1 to depth - 1.
+        depth: number of layers.
+    """
+
+    def __init__(self, pegs: Mapping[int, Peg], depth: int) -> None:
+        super().__init__()
+        _check(pegs, depth - 1, depth)
+        self.pegs = nn.ModuleDict({_key(place): pegs[place] for place in sorted(pegs)})
+        self.depth = depth
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Say what each layer gets for `grid`: functions of the tokens."""
+        given = [LayerPosition()] * self.depth
+        for key, peg in self.pegs.items():
+            act = partial(peg, grid=grid)
+            if key == _FIRST:
+                given[0] = given[0]._replace(before=act)
+            else:
+                given[int(key)] = given[int(key)]._replace(after=act)
+        return given
+
+    def set_grid(self, grid: Grid) -> None:
+        """Do nothing: no parameter depends on the grid."""
+
+    def layer_lists(self) -> list[str]:
+        """The PEGs."""
+        return ["pegs"]
+
+    def published_names(self) -> dict[str, str]:
+        """`pos_block.i.proj...`, numbered in their order, as Twins' code."""
+        return {
+            f"pos_block.{i}.{name}": f"pegs.{key}.{name}"
+            for i, (key, peg) in enumerate(self.pegs.items())
+            for name, _ in peg.named_parameters()
+        }
+
+
+class BeforeProjections(Position):
+    """What makes the inputs of queries, keys and values: at place l, those of the layer behind it, l + 1.
+
+    So a place means the same as between blocks, and place -1 is the first layer's. CPVT's Table 16 says
+    "position 0, as in our method" of CvT's projection; should it mean the first layer, that is place -1 here.
+
+    Args:
+        inputs: place -> module; places are from -1 to depth - 2.
+        depth: number of layers.
+    """
+
+    def __init__(self, inputs: Mapping[int, QueryKeyPeg | ConvolutionalProjection], depth: int) -> None:
+        super().__init__()
+        _check(inputs, depth - 2, depth)
+        self.inputs = nn.ModuleDict({str(place + 1): inputs[place] for place in sorted(inputs)})
+        self.depth = depth
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Say what each layer gets for `grid`: functions of its normalised tokens."""
+        given = [LayerPosition()] * self.depth
+        for key, module in self.inputs.items():
+            given[int(key)] = LayerPosition(inputs=partial(module, grid=grid))
+        return given
+
+    def set_grid(self, grid: Grid) -> None:
+        """Do nothing: no parameter depends on the grid."""
+
+    def layer_lists(self) -> list[str]:
+        """The modules, by layer."""
+        return ["inputs"]
+
+
+def _key(place: int) -> str:
+    return _FIRST if place == -1 else str(place)
+
+
+def _check(places: Mapping[int, nn.Module], last: int, depth: int) -> None:
+    if not places:
+        raise ValueError("`places` must name at least one place, got none.")
+    for place in places:
+        if not -1 <= place <= last:
+            raise ValueError(
+                f"`places` must be from -1, before the first of the {depth} layers, to {last}, got {place}."
+            )

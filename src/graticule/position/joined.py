@@ -1,0 +1,75 @@
+"""An absolute encoding and the joining that brings it to the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from graticule.encodings import AbsoluteEncoding, Learnable
+from graticule.grid import Grid
+from graticule.joining import Joining, LayerPosition, Unshared
+from graticule.position.base import Position
+
+
+class JoinedPosition(Position):
+    """An absolute encoding, or one a layer, and the joining that brings it to the layers."""
+
+    def __init__(self, encodings: Iterable[AbsoluteEncoding], joining: Joining) -> None:
+        super().__init__()
+        encodings = list(encodings)
+        if len(encodings) != joining.tables:
+            raise ValueError(
+                f"`encodings` must be as many as {type(joining).__name__} takes, {joining.tables}, "
+                f"got {len(encodings)}."
+            )
+        fixed = next((type(e).__name__ for e in encodings if not e.learnable), None)
+        if len(encodings) > 1 and fixed:
+            raise ValueError(
+                f"`encoding` must be learnable where each layer has a table of its own, got {fixed}: "
+                "its tables would all be the same; use the joining shared."
+            )
+        self.encodings = nn.ModuleList(encodings)
+        self.joining = joining
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Say what each layer gets for `grid`: (N, D) as `pre` or `inner`."""
+        return self.joining(*[encoding(grid) for encoding in self.encodings])
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample or recompute every table for `grid`."""
+        for encoding in cast("Iterable[Any]", self.encodings):
+            encoding.set_grid(grid)
+
+    def layer_lists(self) -> list[str]:
+        """The norms of LaPE, and the tables where each layer has one."""
+        norms = ["joining.norms"] if hasattr(self.joining, "norms") else []
+        return norms + ["encodings"] * isinstance(self.joining, Unshared)
+
+    def published_names(self) -> dict[str, str]:
+        """`pos_embed` as DeiT and timm have it; `pos_embed0...` and `blocks.l.pe_norm` as LaPE's code."""
+        own_tables = isinstance(self.joining, Unshared)
+        tables = [f"pos_embed{i}" for i in range(len(self.encodings))] if own_tables else ["pos_embed"]
+        names = {name: f"encodings.{i}.pos_embed" for i, name in enumerate(tables)}
+        for own, _ in self.joining.named_parameters():
+            _, layer, *rest = own.split(".")
+            names[f"blocks.{layer}.pe_norm.{rest[-1]}"] = f"joining.{own}"
+        return names
+
+    def fit(self, name: str, value: Tensor) -> Tensor | None:
+        """Bring a published table to this grid: a learnable one is resampled, a formula needs none."""
+        if not name.endswith("pos_embed") or value.ndim < 2:
+            return value
+        encoding = self.get_submodule(name.rpartition(".")[0])
+        assert isinstance(encoding, AbsoluteEncoding)
+        value = value.reshape(1, -1, value.shape[-1])  # some are stored without the axis of one
+        if value.shape[1:] == encoding.pos_embed.shape[1:] or value.shape[-1] != encoding.dim:
+            return value
+        if not isinstance(encoding, Learnable):
+            return None
+        prefix = encoding.grid.prefix
+        side = round(max(value.shape[1] - prefix, 0) ** 0.5)
+        if side < 1 or side * side + prefix != value.shape[1]:
+            return value  # not a square grid behind as many prefix tokens: the loader names the mismatch
+        return Grid(side, side, prefix).resize(value[0], encoding.grid)[None]

@@ -1,0 +1,98 @@
+"""A position a stage, for backbones whose grid shrinks on the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from torch import Tensor, nn
+
+from graticule.grid import Grid
+from graticule.joining import LayerPosition
+from graticule.position.base import Position, PositionBuilder
+
+
+class PyramidPosition(Position):
+    """The positions of all stages, one after another; each grid has half the sides of the one before.
+
+    It takes the first stage's grid. Every stage has an encoding of its own, as PVT has.
+
+    Reference: Pyramid Vision Transformer (PVT, Wang et al., 2021), section 3.2.
+
+    Args:
+        build: builds the position of a stage.
+        grid: of the first stage.
+        dims: D of each stage.
+        depths: layers of each stage.
+        num_heads: h of each stage.
+        prefix: prefix tokens of the last stage; the others have none.
+    """
+
+    def __init__(
+        self,
+        build: PositionBuilder,
+        grid: Grid,
+        *,
+        dims: Sequence[int],
+        depths: Sequence[int],
+        num_heads: Sequence[int],
+        prefix: int = 0,
+    ) -> None:
+        super().__init__()
+        self.depths = tuple(depths)
+        self.prefix = prefix
+        self.stages = nn.ModuleList(
+            build(at, dim=dim, depth=depth, num_heads=heads)
+            for at, dim, depth, heads in zip(self.grids(grid), dims, depths, num_heads, strict=True)
+        )
+
+    def grids(self, grid: Grid) -> list[Grid]:
+        """Return the grid of every stage, the first being `grid`.
+
+        Raises:
+            ValueError: if a side cannot be halved often enough.
+        """
+        step = 2 ** (len(self.depths) - 1)
+        if grid.height % step or grid.width % step:
+            raise ValueError(
+                f"`grid` must have sides that are multiples of {step}, so that it can be halved {len(self.depths) - 1} "
+                f"times, got {grid.height} x {grid.width}."
+            )
+        last = len(self.depths) - 1
+        return [
+            Grid(grid.height >> stage, grid.width >> stage, self.prefix if stage == last else 0)
+            for stage in range(len(self.depths))
+        ]
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Say what each layer of every stage gets, `grid` being the first stage's."""
+        return [given for stage, at in zip(self.stages, self.grids(grid), strict=True) for given in stage(at)]
+
+    def set_grid(self, grid: Grid) -> None:
+        """Pass every stage its grid, `grid` being the first's."""
+        for stage, at in zip(cast("Iterable[Position]", self.stages), self.grids(grid), strict=True):
+            stage.set_grid(at)
+
+    def published_names(self) -> dict[str, str]:
+        """`pos_embed1...` as PVT's code, `pos_block.0...` (one PEG a stage) as Twins', stages counted."""
+        names = {}
+        for index, stage in enumerate(cast("Iterable[Position]", self.stages)):
+            for theirs, own in stage.published_names().items():
+                theirs = re.sub(r"^pos_embed$", f"pos_embed{index + 1}", theirs)
+                theirs = re.sub(r"^pos_block\.0\.", f"pos_block.{index}.", theirs)
+                theirs = re.sub(r"^blocks\.", f"blocks.{index}.", theirs)
+                names[theirs] = f"stages.{index}.{own}"
+        return names
+
+    def fit(self, name: str, value: Tensor) -> Tensor | None:
+        """Let the stage that owns `name` fit it."""
+        _, index, own = name.split(".", 2)
+        return cast("Position", self.stages[int(index)]).fit(own, value)
+
+    def offsets(self) -> list[int]:
+        """Number of the first layer of every stage, layers counted through all of them."""
+        starts = [0]
+        for depth in self.depths[:-1]:
+            starts.append(starts[-1] + depth)
+        return starts
