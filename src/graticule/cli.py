@@ -84,6 +84,7 @@ class Compare:
 
     A choice is overrides of the recipe, as on the command line of train, with commas between:
     graticule compare digits_quick --choices joining=default joining=lape encoding=sinusoidal_2d,joining=lape
+    Several values of one option have spaces between: "encoding=peg,peg.places=0 1 2"
     """
 
     recipe: tyro.conf.Positional[str]
@@ -94,6 +95,8 @@ class Compare:
     """seeds, the same for every choice"""
     output: Path | None = None
     """folder of the runs (default: runs/compare-RECIPE)"""
+    sizes: list[str] = dataclasses.field(default_factory=list)
+    """evaluate every run at these sides too, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
     quick: bool = False
     """a few steps only, to see that everything works"""
 
@@ -358,7 +361,7 @@ def _correlations(arguments: list[str]) -> int:
     model = run.model(checkpoint=_checkpoint(options.checkpoint))
     size = _sizes([options.img_size])[0] if options.img_size else None
     found = position_correlations(model, size)
-    title = f"{recipe.model}, {recipe.encoding}, joining {recipe.joining}"
+    title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
     folder = options.output or run.folder
     columns, *rows = found.summary()
     _print_table([str(c) for c in columns], [[str(cell) for cell in row] for row in rows])
@@ -371,10 +374,11 @@ def _correlations(arguments: list[str]) -> int:
 def _compare(arguments: list[str]) -> int:
     options = _parse(Compare, "compare", arguments)
     from graticule.recipes import load_recipe
-    from graticule.studies import compare
+    from graticule.studies import compare, resolutions
     from graticule.studies.compare import COLUMNS
-    from graticule.tasks import Interrupted, Recipe
+    from graticule.tasks import Interrupted, Recipe, build_model, check_sizes
 
+    sizes = _sizes(options.sizes)
     base = load_recipe(options.recipe)
     base = base.quick() if options.quick else base
     choices = {}
@@ -382,10 +386,12 @@ def _compare(arguments: list[str]) -> int:
         pairs = [pair.partition("=") for pair in choice.split(",")]
         if not all(key and equals for key, equals, _ in pairs):
             raise ValueError(f"`choices` must be like joining=lape,joined_layers=3, got {choice!r}.")
-        flags = [text for key, _, value in pairs for text in (f"--{key.replace('_', '-')}", value)]
+        flags = [text for key, _, value in pairs for text in (f"--{key.replace('_', '-')}", *value.split())]
         if choice in choices:
             raise ValueError(f"`choices` must differ, got {choice!r} twice.")
         choices[choice] = _parse(Recipe, "compare --choices", flags, default=base)
+    for recipe in choices.values() if sizes else ():  # before any training
+        check_sizes(build_model(recipe, 10, 1), sizes)
     folder = options.output or Path("runs") / f"compare-{Path(options.recipe).stem}"
     try:
         comparison = compare(choices, options.seeds, folder)
@@ -395,6 +401,12 @@ def _compare(arguments: list[str]) -> int:
     _print_table(COLUMNS, comparison.rows())
     print(*comparison.verdict(), sep="\n")
     print(f"wrote {folder / 'comparison.md'} and {folder / 'comparison.json'}")
+    if sizes:
+        found = resolutions(comparison, sizes)
+        columns, *rows = found.rows()
+        print("\ntop-1 (%) at other sizes, mean and standard deviation")
+        _print_table(columns, rows)
+        print(f"wrote {' and '.join(map(str, found.write(folder)))}")
     return 0
 
 

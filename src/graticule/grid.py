@@ -66,6 +66,21 @@ class Grid:
         """Flattened index, among the patches, of the one at (H // 2, W // 2)."""
         return (self.height // 2) * self.width + self.width // 2
 
+    def pyramid(self, stages: int, prefix: int = 0) -> list[Grid]:
+        """Return this grid and those of half the sides each, `stages` in all; the last has `prefix` prefix tokens.
+
+        Raises:
+            ValueError: if a side cannot be halved that often.
+        """
+        step = 1 << (stages - 1)
+        if self.height % step or self.width % step:
+            raise ValueError(
+                f"`grid` must have sides that are multiples of {step}, to be halved {stages - 1} times, "
+                f"got {self.height} x {self.width}."
+            )
+        last = stages - 1
+        return [Grid(self.height >> s, self.width >> s, prefix if s == last else 0) for s in range(stages)]
+
     def coordinates(self, device: torch.device | str | None = None) -> Tensor:
         """Return the (y, x) of every patch, (H * W, 2), int64, in flattened order."""
         y, x = torch.meshgrid(

@@ -204,7 +204,7 @@ class Pyramid(nn.Module, ABC):
         grid = self.grid_at((images.shape[-2], images.shape[-1]))
         positions = iter(self.position(grid))
         x = images
-        for stage, at in enumerate(self.position.grids(grid)):
+        for stage, at in enumerate(grid.pyramid(len(self.depths), self.num_prefix_tokens)):
             x = self.embed(stage, x)
             if at.prefix:
                 prefix = self._prefix()

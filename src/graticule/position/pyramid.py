@@ -53,17 +53,7 @@ class PyramidPosition(Position):
         Raises:
             ValueError: if a side cannot be halved often enough.
         """
-        step = 2 ** (len(self.depths) - 1)
-        if grid.height % step or grid.width % step:
-            raise ValueError(
-                f"`grid` must have sides that are multiples of {step}, so that it can be halved {len(self.depths) - 1} "
-                f"times, got {grid.height} x {grid.width}."
-            )
-        last = len(self.depths) - 1
-        return [
-            Grid(grid.height >> stage, grid.width >> stage, self.prefix if stage == last else 0)
-            for stage in range(len(self.depths))
-        ]
+        return grid.pyramid(len(self.depths), self.prefix)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Say what each layer of every stage gets, `grid` being the first stage's."""
@@ -89,10 +79,3 @@ class PyramidPosition(Position):
         """Let the stage that owns `name` fit it."""
         _, index, own = name.split(".", 2)
         return cast("Position", self.stages[int(index)]).fit(own, value)
-
-    def offsets(self) -> list[int]:
-        """Number of the first layer of every stage, layers counted through all of them."""
-        starts = [0]
-        for depth in self.depths[:-1]:
-            starts.append(starts[-1] + depth)
-        return starts

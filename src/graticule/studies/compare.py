@@ -41,7 +41,7 @@ class Comparison:
                 difference, p = "-", "-"
             else:
                 difference = f"{fmean(scores) - fmean(first):+.2f}"
-                p = _format_p(paired_p(scores, first))
+                p = format_p(paired_p(scores, first))
             count = f"{self.parameters[name]:,}"
             rows.append((name, count, str(len(scores)), f"{fmean(scores):.2f}", deviation, difference, p))
         return rows
@@ -76,7 +76,8 @@ def paired_p(scores: Sequence[float], reference: Sequence[float]) -> float | Non
     return None if math.isnan(p) else p
 
 
-def _format_p(p: float | None) -> str:
+def format_p(p: float | None) -> str:
+    """Write p with three digits, or a dash for None."""
     return "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 

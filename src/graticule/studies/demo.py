@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +19,12 @@ from graticule.analysis import (
     curves,
     locality_plot,
     position_correlations,
-    resolution_plot,
     save_figure,
 )
-from graticule.files import write_json
 from graticule.recipes import load_recipe
 from graticule.studies.compare import COLUMNS, Comparison, compare
-from graticule.tasks import Run, evaluate
+from graticule.studies.resolution import Resolutions, resolutions
+from graticule.tasks import Run
 
 JOININGS = ("default", "lape")
 #: Fewer than the recipe has, so that six runs take some four minutes on 2 cores.
@@ -45,25 +43,14 @@ def demo(folder: str | Path, seeds: Sequence[int] = (0, 1, 2), *, progress: bool
     recipe = load_recipe("digits_quick")
     choices = {joining: dataclasses.replace(recipe, joining=joining, epochs=EPOCHS) for joining in JOININGS}
     comparison = compare(choices, seeds, folder, progress=progress)
-    scores = _evaluate(comparison, progress)
-    write_json(folder / "resolutions.json", [{**entry, "size": list(entry["size"])} for entry in scores])
+    scores = resolutions(comparison, SIZES, progress=progress)
+    scores.write(folder)
     sheets = {}
     for joining, runs in comparison.runs.items():
         sheets[joining] = position_correlations(runs[0].model(checkpoint="last"))
         sheets[joining].save(folder / f"correlations-{joining}.npz")
     report = _report(comparison, scores, sheets, folder, time.perf_counter() - start)
     return report.write(folder / "report.html")
-
-
-def _evaluate(comparison: Comparison, progress: bool) -> list[dict[str, Any]]:
-    """Top-1 of the last weights of every run at every size."""
-    data = next(iter(comparison.runs.values()))[0].data()
-    return [
-        {"joining": joining, "seed": seed, "size": score.size, "top1": score.top1}
-        for joining, runs in comparison.runs.items()
-        for seed, run in zip(comparison.seeds, runs, strict=True)
-        for score in evaluate(run.model(checkpoint="last"), data, SIZES, progress=progress)
-    ]
 
 
 def _history(run: Run) -> list[dict[str, float]]:
@@ -85,7 +72,7 @@ def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
 
 def _report(
     comparison: Comparison,
-    scores: list[dict[str, Any]],
+    scores: Resolutions,
     sheets: dict[str, Correlations],
     folder: Path,
     seconds: float,
@@ -116,18 +103,14 @@ def _report(
         "Training loss against epochs for both joinings",
     )
     report.heading("Accuracy at other sizes, without fine-tuning")
-    by_size = {
-        joining: {size: [s["top1"] for s in scores if (s["joining"], s["size"]) == (joining, size)] for size in SIZES}
-        for joining in JOININGS
-    }
-    trained = recipe.img_size
+    columns, *rows = scores.rows()
     report.table(
-        ("joining", *[f"{h} x {w}{' (trained)' if (h, w) == trained else ''}" for h, w in SIZES]),
-        [(joining, *[_plus_minus(values) for values in sizes.values()]) for joining, sizes in by_size.items()],
+        columns,
+        rows,
         "top-1 (%), mean ± standard deviation over seeds; the embedding is resampled bicubically",
     )
     report.figure(
-        resolution_plot(by_size, trained_at=trained, title="Accuracy at other sizes"),
+        scores.figure("Accuracy at other sizes"),
         "Bars are one standard deviation over seeds.",
         "Top-1 accuracy against the size of the test images for both joinings",
     )
@@ -164,8 +147,3 @@ def _report(
         f"{torch.__version__}. Every run folder beside this page holds its recipe, versions, metrics and weights."
     )
     return report
-
-
-def _plus_minus(values: Sequence[float]) -> str:
-    mean, deviation = _mean_and_deviation(values)
-    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"

@@ -74,6 +74,36 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
         ValueError: if the file cannot be read, or does not fit: names missing, names left over, other shapes
             (a class count that does not match is named as such). The model is then as it was.
     """
+    state = _state_for(model, path)
+    complaints = _misfits(model, state)
+    if complaints:
+        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
+    model.load_state_dict(state)
+    return model
+
+
+def load_position(model: nn.Module, path: str | Path) -> nn.Module:
+    """Load the position parameters of the checkpoint at `path` into `model` and nothing else; returns the model.
+
+    As for a PEG that was learned in one training and stands in another from its start (CPVT, 2023, section 5.1).
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file cannot be read, or its position parameters do not fit. The model is then as it was.
+    """
+    state = _state_for(model, path)
+    position: Any = model.position
+    found = {name.removeprefix("position."): value for name, value in state.items() if name.startswith("position.")}
+    complaints = _misfits(position, found)
+    if complaints or not found:
+        what = "; ".join(complaints) or "neither has any"
+        raise ValueError(f"the position parameters of {path} do not fit {type(model).__name__}: {what}.")
+    position.load_state_dict(found)
+    return model
+
+
+def _state_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
+    """Read the checkpoint at `path` as a state dict under the names of `model`."""
     if not isinstance(getattr(model, "position", None), Position):
         raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
     checkpoint = read_checkpoint(path)
@@ -82,11 +112,7 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     rename_published(model, state, "")
-    complaints = _misfits(model, state)
-    if complaints:
-        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
-    model.load_state_dict(state)
-    return model
+    return state
 
 
 def _misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

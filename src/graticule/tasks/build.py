@@ -6,6 +6,7 @@ from typing import Any
 
 from graticule.backbones import create_model
 from graticule.data import DataModule
+from graticule.factory import PegOptions
 from graticule.tasks.recipe import Recipe
 
 
@@ -29,17 +30,20 @@ def build_data(recipe: Recipe) -> DataModule:
 
 
 def build_model(recipe: Recipe, num_classes: int, channels: int) -> Any:
-    """Build the untrained model of a recipe."""
+    """Build the untrained model of a recipe; what the recipe leaves open is the backbone's own."""
+    pool = recipe.global_pool
     return create_model(
         recipe.model,
         encoding=recipe.encoding,
         joining=recipe.joining,
         joined_layers=recipe.joined_layers,
         decomposition=recipe.decomposition,
+        peg=None if recipe.peg == PegOptions() else recipe.peg,
+        shaw_clip=recipe.shaw_clip,
         img_size=recipe.img_size,
         patch_size=recipe.patch_size,
-        global_pool=recipe.global_pool,
-        class_token=recipe.global_pool == "token",
+        global_pool=pool,
+        class_token=None if pool is None else pool == "token",
         drop_path_rate=recipe.drop_path_rate,
         num_classes=num_classes,
         in_chans=channels,

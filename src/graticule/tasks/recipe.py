@@ -11,7 +11,7 @@ from typing import Any, Literal
 from timm.optim import list_optimizers
 
 from graticule.data import Augmentation
-from graticule.factory import known_name
+from graticule.factory import PegOptions, known_name
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,25 @@ class Recipe:
 
     model: str = "vit_nano_patch4_28"
     """backbone, one of `graticule models`"""
-    encoding: str = "learnable"
-    """position encoding"""
+    encoding: str | None = None
+    """position encoding, or several joined by + (default: the backbone's own; learnable for most)"""
     joining: str = "default"
     """how the encoding reaches each layer"""
     joined_layers: int | None = None
     """eta: only the first layers are joined (default: all)"""
     decomposition: str | None = None
     """what stands in the place of LaPE's norm (default: the whole LayerNorm)"""
+    peg: PegOptions = field(default_factory=PegOptions)
+    shaw_clip: int | None = None
+    """K of Shaw's encoding, in patches (default: 8)"""
+    position_from: Path | None = None
+    """start with the position parameters of this checkpoint; with peg.frozen they stay as they are"""
     img_size: tuple[int, int] = (28, 28)
     """height and width of the images, multiples of the patch"""
     patch_size: int | None = None
     """side of a patch (default: the backbone's)"""
-    global_pool: Literal["token", "avg"] = "token"
-    """class token or global average pooling"""
+    global_pool: Literal["token", "avg"] | None = None
+    """class token or global average pooling (default: the backbone's own; the class token for most)"""
     drop_path_rate: float = 0.0
     """stochastic depth of the last block"""
     dataset: str = "digits"
@@ -152,12 +157,13 @@ class Recipe:
         values = dict(values)
         if unknown := values.keys() - {f.name for f in dataclasses.fields(cls)}:
             raise ValueError(f"a recipe must not have the keys {', '.join(sorted(unknown))}.")
-        kinds: dict[str, Any] = {"augmentation": Augmentation, "mixing": Mixing}
+        kinds: dict[str, Any] = {"augmentation": Augmentation, "mixing": Mixing, "peg": PegOptions}
         for name in kinds.keys() & values.keys():
             given = {key: tuple(value) if isinstance(value, list) else value for key, value in values[name].items()}
             values[name] = kinds[name](**given)
         if "img_size" in values:
             values["img_size"] = tuple(values["img_size"])
-        if values.get("data_root") is not None:
-            values["data_root"] = Path(values["data_root"])
+        for name in ("data_root", "position_from"):
+            if values.get(name) is not None:
+                values[name] = Path(values[name])
         return cls(**values)

@@ -18,7 +18,7 @@ from torch import nn
 
 from graticule.data import DataModule, build_mixup
 from graticule.files import write_json, write_whole
-from graticule.surgery import read_checkpoint
+from graticule.surgery import load_position, read_checkpoint
 from graticule.tasks.build import build_data, build_model
 from graticule.tasks.callbacks import History, Progress, WholeFileCheckpoints
 from graticule.tasks.classification import Classification
@@ -59,6 +59,8 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     L.seed_everything(recipe.seed, verbose=False)
     data = build_data(recipe)
     model = build_model(recipe, data.info.num_classes, data.info.channels)
+    if recipe.position_from is not None and not run.last.is_file():
+        load_position(model, recipe.position_from)
     mixup = build_mixup(
         mixup=recipe.mixing.mixup,
         cutmix=recipe.mixing.cutmix,

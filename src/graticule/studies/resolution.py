@@ -1,0 +1,107 @@
+"""Accuracy at sizes that the runs of a comparison were not trained at, with error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+from matplotlib.figure import Figure
+
+from graticule.analysis import resolution_plot, save_figure
+from graticule.files import write_json, write_text
+from graticule.studies.compare import Comparison, format_p, paired_p
+from graticule.tasks import check_sizes, evaluate
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Resolutions:
+    """Top-1 of every choice at every size, in percent: `scores[choice][size][i]` is that of `seeds[i]`.
+
+    The weights are those of the last epoch, as in the comparison.
+    """
+
+    seeds: tuple[int, ...]
+    trained_at: Size
+    scores: dict[str, dict[Size, list[float]]]
+
+    @property
+    def sizes(self) -> list[Size]:
+        """(height, width) of the test images, in pixels."""
+        return list(next(iter(self.scores.values())))
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A header, then a row a choice: mean and standard deviation at each size."""
+        header = ("choice", *[self._name(size) for size in self.sizes])
+        return [header, *[(name, *[_spread(by[size]) for size in self.sizes]) for name, by in self.scores.items()]]
+
+    def differences(self) -> list[tuple[str, ...]]:
+        """A header, then a row a choice: mean difference against the first at each size, and p of a paired t-test."""
+        first = next(iter(self.scores.values()))
+        rows = [("against the first", *[self._name(size) for size in self.sizes])]
+        for name, by in list(self.scores.items())[1:]:
+            cells = []
+            for size in self.sizes:
+                p = format_p(paired_p(by[size], first[size]))
+                cells.append(f"{fmean(by[size]) - fmean(first[size]):+.2f} (p {p})")
+            rows.append((name, *cells))
+        return rows
+
+    def markdown(self) -> str:
+        """Both tables in Markdown; the second only where there is something to compare."""
+        tables = [self.rows(), self.differences()] if len(self.scores) > 1 else [self.rows()]
+        return "\n\n".join(_markdown(table) for table in tables)
+
+    def figure(self, title: str = "") -> Figure:
+        """Draw accuracy against size, bars of one standard deviation."""
+        return resolution_plot(self.scores, trained_at=self.trained_at, title=title)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write `resolutions.md`, `.json` and `.png` in `folder`; returns the paths."""
+        records = {name: {_text(size): values for size, values in by.items()} for name, by in self.scores.items()}
+        return [
+            write_text(folder / "resolutions.md", self.markdown() + "\n"),
+            write_json(folder / "resolutions.json", {"seeds": list(self.seeds), "top1": records}),
+            save_figure(self.figure(), folder / "resolutions.png"),
+        ]
+
+    def _name(self, size: Size) -> str:
+        return _text(size) + (" (trained)" if size == self.trained_at else "")
+
+
+def resolutions(comparison: Comparison, sizes: Sequence[Size], *, progress: bool = True) -> Resolutions:
+    """Evaluate the last weights of every run of `comparison` at `sizes` = (height, width), in pixels.
+
+    Raises:
+        ValueError: for no size, one twice, or one that a model cannot take, before any work.
+    """
+    sizes = list(sizes)
+    if not sizes or len(set(sizes)) < len(sizes):
+        raise ValueError(f"`sizes` must be different sizes, at least one, got {sizes}.")
+    first = next(iter(comparison.runs.values()))[0]
+    data = first.data()
+    for runs in comparison.runs.values():
+        check_sizes(runs[0].model(data, "last"), sizes)
+    scores: dict[str, dict[Size, list[float]]] = {}
+    for name, runs in comparison.runs.items():
+        scores[name] = {size: [] for size in sizes}
+        for run in runs:
+            for score in evaluate(run.model(data, "last"), data, sizes, progress=progress):
+                scores[name][score.size].append(score.top1)
+    return Resolutions(comparison.seeds, first.recipe().img_size, scores)
+
+
+def _text(size: Size) -> str:
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
