@@ -25,6 +25,8 @@ Choose a position embedding and how it reaches each layer, train a vision backbo
   train          train a recipe, or go on with a run
   evaluate       accuracy of runs at several image sizes
   correlations   draw what every layer of a run knows of position
+  translation    how far every layer of runs is from translation equivariance
+  attention      draw the attention maps of runs, with and without position
   compare        several choices with several seeds, one table
   demo           the whole chain on embedded digits, in minutes
 
@@ -79,6 +81,51 @@ class Correlations:
 
 
 @dataclass
+class Translation:
+    """Shift test images by whole patches: how far is each layer from shifting its features alike (0), and the logits
+    from not changing? One table a run, and a plot of all."""
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders"""
+    images: int = 128
+    """how many test images"""
+    shifts: list[str] = dataclasses.field(default_factory=lambda: ["1x0", "0x1", "1x1"])
+    """DOWNxRIGHT, in patches of the coarsest grid"""
+    border: int = 1
+    """tokens less than so many patches from an edge are told apart"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
+    checkpoint: str = "best"
+    """best or last"""
+    device: str = "auto"
+    """cpu, cuda, ... (default: a GPU if there is one)"""
+    output: Path | None = None
+    """folder for the numbers and the plot (default: the first run's)"""
+
+
+@dataclass
+class Attention:
+    """Draw the attention maps of chosen layers and heads on one test image, a column a run."""
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders, with as many layers"""
+    layers: list[int] = dataclasses.field(default_factory=lambda: [2])
+    """layers, the first being 1"""
+    heads: list[int] = dataclasses.field(default_factory=list)
+    """heads, the first being 1 (default: all)"""
+    image: int = 0
+    """which test image"""
+    without_position: bool = False
+    """beside each run, the same weights with position taken away"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
+    checkpoint: str = "best"
+    """best or last"""
+    output: Path | None = None
+    """folder for the sheet and the arrays (default: the first run's)"""
+
+
+@dataclass
 class Compare:
     """Train several choices with several seeds: one table with mean, standard deviation and a paired test.
 
@@ -119,6 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "train": _train,
         "evaluate": _evaluate,
         "correlations": _correlations,
+        "translation": _translation,
+        "attention": _attention,
         "compare": _compare,
         "demo": _demo,
     }
@@ -368,6 +417,111 @@ def _correlations(arguments: list[str]) -> int:
     print(f"rank correlation of locality with depth: {found.hierarchy:+.2f}")
     picture = save_figure(correlation_sheet(found, title), folder / "correlations.png")
     print(f"wrote {picture} and {found.save(folder / 'correlations.npz')}")
+    return 0
+
+
+def _open_runs(folders: Sequence[Path], command: str) -> list[Any]:
+    from graticule.tasks import Run
+
+    if not folders:
+        raise ValueError(f"`runs` must be one run folder or more, got none; see graticule {command} --help.")
+    if len(set(folders)) < len(folders):
+        raise ValueError(f"`runs` must differ, got {', '.join(map(str, folders))}.")
+    return [Run.open(folder) for folder in folders]
+
+
+def _labels(runs: Sequence[Any]) -> list[str]:
+    """Name runs by what tells their folders apart."""
+    folders = [run.folder.resolve() for run in runs]
+    if len(folders) == 1:
+        return [folders[0].name]
+    common = Path(os.path.commonpath(folders))
+    names = [folder.relative_to(common).parts for folder in folders]
+    while len({parts[-1:] for parts in names}) == 1 and all(len(parts) > 1 for parts in names):
+        names = [parts[:-1] for parts in names]
+    return ["/".join(parts) or common.name for parts in names]
+
+
+def _translation(arguments: list[str]) -> int:
+    options = _parse(Translation, "translation", arguments)
+    from graticule.analysis import save_figure, translation_error, translation_plot
+    from graticule.tasks import check_sizes
+
+    runs = _open_runs(options.runs, "translation")
+    shifts = [_shift(text) for text in options.shifts]
+    if options.images < 2:
+        raise ValueError(f"`images` must be at least 2, got {options.images}.")
+    models = []
+    for run in runs:
+        data = run.data()
+        size = _sizes([options.img_size])[0] if options.img_size else run.recipe().img_size
+        model = run.model(data, _checkpoint(options.checkpoint))
+        check_sizes(model, [size])
+        models.append((run, data, model, size))
+    device = _device(options.device)
+    found = {}
+    folder = options.output or runs[0].folder
+    written: list[Path] = []
+    for label, (run, data, model, size) in zip(_labels(runs), models, strict=True):
+        images = data.spread_test_images(size, options.images)[0].to(device)
+        one = translation_error(model.to(device), images, shifts, options.border)
+        found[label] = one
+        columns, *rows = one.summary()
+        print(f"{run.folder}: {one.images} images of {size[0]}x{size[1]}, shifts {', '.join(options.shifts)}")
+        _print_table(columns, rows)
+        print(f"{one.verdict()}\n")
+        name = "translation.npz" if len(runs) == 1 else f"translation-{len(written) + 1}.npz"
+        written.append(one.save(folder / name))
+    print("0: the layer is equivariant; 1: the shift makes as much difference as another image; - : no such token")
+    figure = translation_plot(found, "Distance from translation equivariance")
+    print(f"wrote {', '.join(map(str, written))} and {save_figure(figure, folder / 'translation.png')}")
+    return 0
+
+
+def _shift(text: str) -> tuple[int, int]:
+    try:
+        down, right = (int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise ValueError(f"`shifts` must be DOWNxRIGHT in patches, as 1x0 or -1x2, got {text!r}.") from None
+    return down, right
+
+
+def _attention(arguments: list[str]) -> int:
+    options = _parse(Attention, "attention", arguments)
+    from graticule.analysis import attention_maps, attention_sheet, save_attention, save_figure
+    from graticule.tasks import check_sizes
+
+    runs = _open_runs(options.runs, "attention")
+    if not options.layers or min(options.layers) < 1 or min(options.heads, default=1) < 1:
+        raise ValueError(f"`layers` and `heads` must count from 1, got {options.layers} and {options.heads}.")
+    layers = [layer - 1 for layer in options.layers]
+    heads = [head - 1 for head in options.heads] or None
+    maps = {}
+    folder = options.output or runs[0].folder
+    for run, label in zip(runs, _labels(runs), strict=True):
+        data = run.data()
+        size = _sizes([options.img_size])[0] if options.img_size else run.recipe().img_size
+        model = run.model(data, _checkpoint(options.checkpoint))
+        check_sizes(model, [size])
+        images = data.test_images(size, [options.image])[0]
+        maps[label] = attention_maps(model, images, layers)
+        if options.without_position:
+            maps[f"{label}\nwithout position"] = attention_maps(model, images, layers, without_position=True)
+    title = f"Attention weights, test image {options.image}"
+    figure = attention_sheet(maps, heads, title=title)  # before anything is written
+    written: list[Path] = []
+    for number, (label, found) in enumerate(maps.items(), start=1):
+        rows = [
+            (str(one.layer + 1), *[f"{one.distance(head):.2f}" for head in heads or range(one.num_heads)])
+            for one in found
+        ]
+        print(label.replace("\n", ", "))
+        _print_table(("layer", *[f"head {head + 1}" for head in heads or range(found[0].num_heads)]), rows)
+        written.append(
+            save_attention(found, folder / (f"attention-{number}.npz" if len(maps) > 1 else "attention.npz"))
+        )
+    print("mean attention distance, in patches")
+    print(f"wrote {', '.join(map(str, written))} and {save_figure(figure, folder / 'attention.png')}")
     return 0
 
 

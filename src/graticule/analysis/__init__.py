@@ -1,5 +1,7 @@
-"""What a model made of position: correlations, pictures of them, and a page to show them on."""
+"""What a model made of position: correlations, attention, equivariance, pictures of them, a page to show them on."""
 
+from graticule.analysis.attention import AttentionMap, attention_maps, save_attention
+from graticule.analysis.attention_sheet import attention_sheet
 from graticule.analysis.correlation import (
     Correlations,
     cosine_similarity,
@@ -7,12 +9,24 @@ from graticule.analysis.correlation import (
     position_correlations,
     two_dimensionality,
 )
-from graticule.analysis.plots import correlation_sheet, curves, locality_plot, resolution_plot, save_figure
+from graticule.analysis.equivariance import Translation, translation_error
+from graticule.analysis.plots import (
+    correlation_sheet,
+    curves,
+    locality_plot,
+    resolution_plot,
+    save_figure,
+    translation_plot,
+)
 from graticule.analysis.report import Report
 
 __all__ = [
+    "AttentionMap",
     "Correlations",
     "Report",
+    "Translation",
+    "attention_maps",
+    "attention_sheet",
     "correlation_sheet",
     "cosine_similarity",
     "curves",
@@ -20,6 +34,9 @@ __all__ = [
     "locality_plot",
     "position_correlations",
     "resolution_plot",
+    "save_attention",
     "save_figure",
+    "translation_error",
+    "translation_plot",
     "two_dimensionality",
 ]

@@ -156,7 +156,7 @@ def position_correlations(model: nn.Module, img_size: int | tuple[int, int] | No
     - 'stream + inner', where a layer has both: their sum, with lambda_2 = 1, for here it would not drop out.
 
     A layer that is told nothing (behind eta with LaPE; encoding 'none') has no correlation, NaN. So has a
-    token whose vector is zero. A relative bias beside an absolute encoding is left out.
+    token whose vector is zero. A relative or conditional encoding beside an absolute one is left out.
 
     The model is left as it is, training mode included; it may be folded.
 
@@ -167,21 +167,26 @@ def position_correlations(model: nn.Module, img_size: int | tuple[int, int] | No
         img_size: pixels, a side or (height, width); by default the size that the model is built for.
 
     Raises:
-        ValueError: if the model is no backbone, or has only a relative bias or a rotation, which are no vectors.
+        ValueError: if the model is no backbone, has a grid a stage, or has no absolute encoding but another,
+            which gives no vectors.
     """
     backbone: Any = model
     if not all(hasattr(model, name) for name in ("position", "grid", "blocks")):
         raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
+    if hasattr(model, "depths"):
+        raise ValueError(
+            f"`model` must have one grid for all its layers, got {type(model).__name__}, whose stages have one each."
+        )
     grid: Grid = backbone.grid
     if img_size is not None:
-        image = (img_size, img_size) if isinstance(img_size, int) else img_size
-        grid = Grid.of_image(image, backbone.patch_embed.patch_size, grid.prefix)
+        grid = backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)
     positions, table = _evaluate(backbone.position, grid)
     told = any(p.pre is not None or p.inner is not None for p in positions)
-    if not told and any(p.bias is not None or p.rotary is not None for p in positions):
+    if not told and any(value is not None for position in positions for value in position):
         raise ValueError(
             "`model` must have an absolute encoding (learnable, sinusoidal_1d or sinusoidal_2d, with any joining) "
-            "to have position correlations, got one with a relative bias or a rotation alone."
+            "to have position correlations, got one with a relative, rotary or conditional encoding alone; "
+            "translation_error and attention_maps look at any model."
         )
 
     stream: Tensor | None = None

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from graticule.analysis.correlation import Array, Correlations, locality
+from graticule.analysis.equivariance import Translation
 from graticule.files import write_bytes
 
 DPI = 150
@@ -197,6 +198,46 @@ def resolution_plot(
         color="#444444",
     )
     return _legend(figure, ax)
+
+
+def translation_plot(found: Mapping[str, Translation], title: str = "") -> Figure:
+    """Draw how far each layer is from translation equivariance, inside and at the border, a line a model.
+
+    0 is equivariant; the line at the square root of 2 is where two features have nothing to do with each other.
+    """
+    _check(found, "found")
+    figure = Figure(figsize=(8.4, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    border = next(iter(found.values())).border
+    names = ("inside", f"within {border} patch{'es' * (border != 1)} of an edge")
+    for ax, name in zip(panels, names, strict=True):
+        ax.set(xlabel="layer", title=name)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="y", color="#dddddd", linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.axhline(math.sqrt(2), color="#555555", linewidth=1, linestyle=(0, (1, 2)))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0].annotate(
+        "unrelated",
+        (0, math.sqrt(2)),
+        (4, 3),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        fontsize=8,
+        color="#444444",
+    )
+    panels[0].set_ylabel("difference after a shift\n(share of the features' spread)")
+    for index, (label, one) in enumerate(found.items()):
+        layers = np.arange(1, len(one.grids) + 1)
+        style = _style(index)
+        if not np.isnan(one.logits):
+            label += f" (logits {one.logits:.2f})"
+        panels[0].plot(layers, one.inside, label=label, **style)
+        panels[1].plot(layers, one.at_border, **style)
+    panels[0].set_ylim(bottom=0)
+    if title:
+        figure.suptitle(title, fontsize=12)
+    return _legend(figure, panels[0])
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:

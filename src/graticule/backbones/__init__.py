@@ -1,20 +1,23 @@
 """Tokens in, tokens out: one file a family."""
 
-from graticule.backbones import cpvt_sizes, pvt_sizes, vit_sizes
+from graticule.backbones import cpvt_sizes, pvt_sizes, swin_sizes, vit_sizes
 from graticule.backbones.distilled import DistilledVisionTransformer
 from graticule.backbones.published import published_state_dict
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.registry import create_model, list_models
+from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 
 __all__ = [
     "DistilledVisionTransformer",
     "PyramidVisionTransformer",
+    "SwinTransformer",
     "VisionTransformer",
     "cpvt_sizes",
     "create_model",
     "list_models",
     "published_state_dict",
     "pvt_sizes",
+    "swin_sizes",
     "vit_sizes",
 ]

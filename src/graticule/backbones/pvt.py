@@ -98,6 +98,12 @@ class PyramidVisionTransformer(Pyramid):
             pos_drop_rate=pos_drop_rate,
             norm=norm_layer(embed_dims[-1]),
         )
+        for at, reduction in zip(self.grid.pyramid(len(depths)), sr_ratios, strict=True):
+            if reduction < 1 or min(at.shape) < reduction:
+                raise ValueError(
+                    f"`sr_ratios` must be at least 1 and no more than the sides of their stage's grid, got {reduction} "
+                    f"for {at.height} x {at.width} patches."
+                )
         self.patch_embeds = nn.ModuleList(
             PatchEmbed(None, 2 if stage else patch_size, before, dim, norm_layer=nn.LayerNorm, strict_img_size=False)
             for stage, (before, dim) in enumerate(zip((in_chans, *embed_dims), embed_dims, strict=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,31 @@ class DataModule(L.LightningDataModule):
         transform = evaluation_transform(self.info, size, self.augmentation)
         kind = TensorImages if self._fits_in_memory(images, size) else TransformedImages
         return self._loader(kind(images, transform), self.eval_batch_size)
+
+    def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return test images by number, (n, C, height, width), and their labels, (n,).
+
+        Raises:
+            ValueError: for a number that there is not.
+        """
+        images = self._images["test"]
+        for index in indices:
+            if not 0 <= index < len(images):
+                raise ValueError(f"`image` must be from 0 to {len(images) - 1}, the last test image, got {index}.")
+        transform = evaluation_transform(self.info, size, self.augmentation)
+        pairs = [TransformedImages(images, transform)[index] for index in indices]
+        return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
+
+    def spread_test_images(self, size: tuple[int, int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `count` test images at even distances, for many data sets are sorted by class; as `test_images`.
+
+        Raises:
+            ValueError: if there are not so many.
+        """
+        total = len(self._images["test"])
+        if not 1 <= count <= total:
+            raise ValueError(f"`images` must be from 1 to the number of test images, {total}, got {count}.")
+        return self.test_images(size, [index * total // count for index in range(count)])
 
     def _fits_in_memory(self, images: Any, size: tuple[int, int]) -> bool:
         held = isinstance(images.source if isinstance(images, _Chosen) else images, ArrayImages)

@@ -1,0 +1,228 @@
+"""How far a model is from translation equivariance: shifted features against features of the shifted image."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from graticule.files import write_bytes
+from graticule.grid import Grid
+
+Array = NDArray[np.float64]
+Shift = tuple[int, int]
+
+#: One patch down, one to the right, and both.
+SHIFTS: tuple[Shift, ...] = ((1, 0), (0, 1), (1, 1))
+#: Columns of `Translation.summary()`.
+COLUMNS = ("layer", "grid", "inside", "border", "all patches", "prefix tokens")
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    r"""What a shift of the image by whole patches does to the features of every layer, beyond shifting them.
+
+    .. math:: e_l = \sqrt{\frac{E\, \|F_l(T x) - T F_l(x)\|^2}{E\, \|F_l(x) - E F_l(x)\|^2}}
+
+    over images, shifts T and tokens: 0 where the layer is equivariant, 1 where the difference is as large as the
+    features' own spread over tokens and images, :math:`\sqrt 2` where the two have nothing to do with each other.
+
+    Layers are indexed from 0, and named from 1 in tables.
+
+    Args:
+        grids: of every layer.
+        by_edge: mean square differences over the spread, summed over the tokens by their distance to the nearest
+            edge, before or after the shift; an array a layer.
+        counts: how many tokens (of all shifts) that were.
+        prefix: the same root as e_l for the prefix tokens, which should not change; NaN where there are none.
+        logits: the same for the logits, whose spread is that over images; NaN for a model without a head.
+        flips: share of images whose top-1 changes, mean over shifts; NaN for a model without a head.
+        shifts: in patches of the coarsest grid, (down, right).
+        images: how many.
+        border: a token is of the border if it is less than `border` patches from an edge, before or after the shift.
+    """
+
+    grids: tuple[Grid, ...]
+    by_edge: tuple[Array, ...]
+    counts: tuple[Array, ...]
+    prefix: Array
+    logits: float
+    flips: float
+    shifts: tuple[Shift, ...]
+    images: int
+    border: int = 1
+
+    @cached_property
+    def inside(self) -> Array:
+        """e_l over the tokens that are not of the border, (L,); NaN where all are."""
+        return self._root(self.border, None)
+
+    @cached_property
+    def at_border(self) -> Array:
+        """e_l over the tokens of the border, (L,)."""
+        return self._root(0, self.border)
+
+    @cached_property
+    def all_patches(self) -> Array:
+        """e_l over all patches, (L,)."""
+        return self._root(0, None)
+
+    def profile(self, layer: int) -> Array:
+        """Return e_l by distance to the nearest edge, from 0 up, in patches; NaN where no token is so far."""
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(self.by_edge[layer] / self.counts[layer])
+
+    def _root(self, low: int, high: int | None) -> Array:
+        with np.errstate(invalid="ignore"):
+            pairs = zip(self.by_edge, self.counts, strict=True)
+            return np.array([np.sqrt(s[low:high].sum() / n[low:high].sum()) for s, n in pairs])
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """Rows for a table: `COLUMNS`, then every layer."""
+        rows: list[tuple[str, ...]] = [COLUMNS]
+        for layer, grid in enumerate(self.grids):
+            numbers = (self.inside[layer], self.at_border[layer], self.all_patches[layer], self.prefix[layer])
+            rows.append((str(layer + 1), f"{grid.height}x{grid.width}", *map(_format, numbers)))
+        return rows
+
+    def verdict(self) -> str:
+        """One sentence about the logits."""
+        if np.isnan(self.logits):
+            return "the model has no head, so there are no logits."
+        return f"logits {self.logits:.3f} of their spread over images; top-1 changes for {100 * self.flips:.1f} %."
+
+    def save(self, path: str | Path) -> Path:
+        """Write all numbers to `path` as .npz, whole or not at all; returns the path."""
+        longest = max(map(len, self.by_edge))
+        profiles = np.full((len(self.grids), longest), np.nan)
+        for layer in range(len(self.grids)):
+            profiles[layer, : len(self.by_edge[layer])] = self.profile(layer)
+        arrays: dict[str, Any] = {
+            "grids": np.array([[grid.height, grid.width, grid.prefix] for grid in self.grids]),
+            "inside": self.inside,
+            "border": self.at_border,
+            "all_patches": self.all_patches,
+            "prefix": self.prefix,
+            "profiles": profiles,
+            "logits": self.logits,
+            "flips": self.flips,
+            "shifts": np.array(self.shifts),
+            "images": self.images,
+        }
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        return write_bytes(path, buffer.getvalue())
+
+
+@torch.no_grad()
+def translation_error(
+    model: nn.Module, images: Tensor, shifts: Sequence[Shift] = SHIFTS, border: int = 1
+) -> Translation:
+    """Measure how far each layer of `model` is from translation equivariance, and the logits from invariance.
+
+    The image is rolled: what leaves it on one side comes in on the other. So both images are made of the very
+    same patches, and only what the model knows of position can tell them apart. An encoding that is equivariant
+    on an endless image is not quite so here: for a relative one, two patches on either side of the seam change
+    their offset. The distances to an edge are those to the image's edges before and after the shift, where zero
+    padding shows; the seam is one of them.
+
+    Reference: CPVT (Chu et al., 2023), appendix A, which argues it and measures nothing.
+
+    Args:
+        model: one of our backbones; it is left as it is, and measured in evaluation mode.
+        images: (B, C, height, width), real ones; at least two, for their spread.
+        shifts: (down, right), in patches of the model's coarsest grid; negative goes the other way.
+        border: as in `Translation`.
+
+    Raises:
+        ValueError: if `images` are not at least two, a shift moves nothing, or a size does not fit the model.
+    """
+    backbone: Any = model
+    if not hasattr(model, "each_layer"):
+        raise ValueError(f"`model` must be one of our backbones, got {type(model).__name__}.")
+    if images.ndim != 4 or len(images) < 2:
+        raise ValueError(f"`images` must be (B, C, height, width) with B at least 2, got {tuple(images.shape)}.")
+    if border < 0:
+        raise ValueError(f"`border` must not be negative, got {border}.")
+    training = model.training
+    model.eval()
+    try:
+        before, logits = _run(backbone, images)
+        coarsest = min((grid for _, grid in before), key=lambda grid: grid.patches)
+        for shift in shifts:
+            if not shift[0] % coarsest.height and not shift[1] % coarsest.width:
+                raise ValueError(
+                    f"`shifts` must move the image, got {shift} on a grid of {coarsest.height} x {coarsest.width}."
+                )
+        height, width = images.shape[-2] // coarsest.height, images.shape[-1] // coarsest.width
+        sums: list[Array] = [np.zeros((max(grid.shape) + 1) // 2) for _, grid in before]
+        counts: list[Array] = [np.zeros_like(total) for total in sums]
+        prefix = np.zeros(len(before))
+        change, flips = 0.0, 0.0
+        for down, right in shifts:
+            rolled = images.roll((down * height, right * width), (-2, -1))
+            after, moved = _run(backbone, rolled)
+            for layer, ((old, grid), (new, _)) in enumerate(zip(before, after, strict=True)):
+                step = down * grid.height // coarsest.height, right * grid.width // coarsest.width
+                errors = (grid.to_map(new) - grid.to_map(old).roll(step, (-2, -1))).double().square().sum(1)
+                spread = _spread(grid.split(old)[1].flatten(0, 1))
+                edge = _edges(grid, step)
+                for distance in range(len(sums[layer])):
+                    chosen = errors[:, edge == distance]
+                    sums[layer][distance] += float(chosen.mean(0).sum() / spread)
+                    counts[layer][distance] += chosen.shape[1]
+                if grid.prefix:
+                    still, now = grid.split(old)[0].flatten(1), grid.split(new)[0].flatten(1)
+                    prefix[layer] += float((now - still).double().square().sum(1).mean() / _spread(still))
+            if logits is not None and moved is not None:
+                change += float((moved - logits).double().square().sum(1).mean() / _spread(logits))
+                flips += float((moved.argmax(1) != logits.argmax(1)).double().mean())
+    finally:
+        model.train(training)
+    found = [np.nan if not grid.prefix else value for (_, grid), value in zip(before, prefix, strict=True)]
+    none = logits is None
+    return Translation(
+        grids=tuple(grid for _, grid in before),
+        by_edge=tuple(sums),
+        counts=tuple(counts),
+        prefix=np.sqrt(np.array(found) / len(shifts)),
+        logits=float("nan") if none else float(np.sqrt(change / len(shifts))),
+        flips=float("nan") if none else flips / len(shifts),
+        shifts=tuple(shifts),
+        images=len(images),
+        border=border,
+    )
+
+
+def _run(model: Any, images: Tensor) -> tuple[list[tuple[Tensor, Grid]], Tensor | None]:
+    """Return the tokens and the grid of every layer, and the logits."""
+    layers = list(model.each_layer(images))
+    return layers, model.forward_head(model.norm(layers[-1][0])) if model.num_classes else None
+
+
+def _spread(features: Tensor) -> Tensor:
+    """Mean square distance of the rows of (n, D) from their mean; a scalar, not below the smallest number."""
+    features = features.double()
+    return (features - features.mean(0)).square().sum(1).mean().clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _edges(grid: Grid, step: Shift) -> Tensor:
+    """Distance of every token of the shifted image to the nearest edge, after or before the shift, (H, W)."""
+    nearest = []
+    for side, move in zip(grid.shape, step, strict=True):
+        place = torch.arange(side)
+        here, there = (torch.minimum(p, side - 1 - p) for p in (place, (place - move) % side))
+        nearest.append(torch.minimum(here, there))
+    return torch.minimum(nearest[0][:, None], nearest[1][None, :])
+
+
+def _format(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.3f}"
