@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import timm
 import torch
-import torch.nn.functional as F
+from turns import Step, in_turns, inference_step, print_ratios, training_step
 
 import graticule
 
@@ -40,66 +38,21 @@ BUILDERS: dict[str, Callable[[], torch.nn.Module]] = {
 PAIRS = [("lape", "default"), ("lape folded", "default"), ("default", "timm"), ("default again", "default")]
 
 
-def build_step(name: str, phase: str, options: argparse.Namespace) -> Callable[[], None]:
+def build_step(name: str, phase: str, options: argparse.Namespace) -> Step:
     """Build the step that is timed: a training step with its optimiser's, or a forward pass."""
     torch.manual_seed(0)
     model = BUILDERS[name]().to(options.device)
     images = torch.randn(options.batch, 3, 224, 224, device=options.device)
-    labels = torch.randint(0, 1000, (options.batch,), device=options.device)
-    training = phase == "training"
-    model.train(training)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True) if training else None
-    call = torch.compile(model, fullgraph=True) if options.compile else model
-
-    def autocast():
-        return torch.autocast(options.device, torch.bfloat16, enabled=options.bf16)
-
-    def train() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with autocast():
-            loss = F.cross_entropy(call(images), labels)
-        loss.backward()
-        optimizer.step()
-
-    @torch.inference_mode()
-    def infer() -> None:
-        with autocast():
-            call(images)
-
-    return train if training else infer
-
-
-def timed(step: Callable[[], None], device: str) -> float:
-    """Time one step, in seconds, with all its work on the device done."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    build = training_step if phase == "training" else inference_step
+    return build(model, images, bf16=options.bf16, compile=options.compile)
 
 
 def measure(phase: str, options: argparse.Namespace) -> None:
     """Time all models in turns and print the ratios."""
     names = [name for name in BUILDERS if phase == "inference" or name != "lape folded"]
     steps = {name: build_step(name, phase, options) for name in names}
-    for step in steps.values():
-        for _ in range(options.warmup):
-            step()
-    times: dict[str, list[float]] = {name: [] for name in names}
-    gc.disable()
-    for round_ in range(options.rounds):
-        turn = round_ % len(names)
-        for name in names[turn:] + names[:turn]:
-            times[name].append(timed(steps[name], options.device))
-    gc.enable()
-    print(f"\n{phase}: median ms " + ", ".join(f"{n} {1e3 * statistics.median(t):.1f}" for n, t in times.items()))
-    for first, second in PAIRS:
-        if first in times:
-            ratios = [a / b for a, b in zip(times[first], times[second], strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            print(f"  {first + ' / ' + second:28s} {middle:.4f}   (quartiles {low:.4f} to {high:.4f})")
+    times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device=options.device)
+    print_ratios(phase, times, PAIRS)
 
 
 def memory(phase: str, options: argparse.Namespace) -> None:

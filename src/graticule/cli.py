@@ -362,11 +362,9 @@ def _evaluate(arguments: list[str]) -> int:
     options = _parse(Evaluate, "evaluate", arguments)
     from graticule.analysis import resolution_plot, save_figure
     from graticule.files import write_json
-    from graticule.tasks import Run, check_sizes, evaluate
+    from graticule.tasks import check_sizes, evaluate
 
-    if not options.runs:
-        raise ValueError("`runs` must be one run folder or more, got none; see graticule evaluate --help.")
-    runs = [Run.open(folder) for folder in options.runs]
+    runs = _open_runs(options.runs, "evaluate")
     wanted = _sizes(options.sizes)
     models = []
     for run in runs:  # every mistake is found before the first image is read
@@ -378,7 +376,7 @@ def _evaluate(arguments: list[str]) -> int:
     rows: list[list[str]] = []
     records: list[dict[str, Any]] = []
     curves = {}
-    for run, data, model, sizes in models:
+    for label, (run, data, model, sizes) in zip(_labels(runs), models, strict=True):
         scores = evaluate(model, data, sizes, device=_device(options.device))
         trained = run.recipe().img_size
         reference = next((score.top1 for score in scores if score.size == trained), None)
@@ -387,12 +385,22 @@ def _evaluate(arguments: list[str]) -> int:
             top5 = "-" if score.top5 is None else f"{score.top5:.2f}"
             shown = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == trained else "")
             rows.append(
-                [str(run.folder), shown, f"{score.top1:.2f}", drop, top5, f"{score.loss:.3f}", f"{score.images:,}"]
+                [
+                    str(run.folder),
+                    shown,
+                    f"{score.top1:.2f}",
+                    drop,
+                    top5,
+                    f"{score.loss:.3f}",
+                    f"{score.images:,}",
+                    f"{score.images_per_second:,.0f}",
+                    f"{score.memory / 1e6:.2f}",
+                ]
             )
             records.append({"run": str(run.folder), **dataclasses.asdict(score)})
-        curves[str(run.folder)] = {score.size: [score.top1] for score in scores}
-    _print_table(("run", "size", "top-1 (%)", "drop", "top-5 (%)", "loss", "images"), rows)
-    print("* the size that the run was trained at")
+        curves[label] = {score.size: [score.top1] for score in scores}
+    _print_table(("run", "size", "top-1 (%)", "drop", "top-5 (%)", "loss", "images", "images/s", "MB/image"), rows)
+    print("* the size that the run was trained at; speed and peak memory are those of the forward pass alone")
     folder = options.output or runs[0].folder
     table = write_json(folder / "evaluation.json", records)
     figure = resolution_plot(curves, trained_at=runs[0].recipe().img_size)
@@ -503,6 +511,9 @@ def _attention(arguments: list[str]) -> int:
         size = _sizes([options.img_size])[0] if options.img_size else run.recipe().img_size
         model = run.model(data, _checkpoint(options.checkpoint))
         check_sizes(model, [size])
+        depth = len(model.position(model.grid))
+        if max(options.layers) > depth:
+            raise ValueError(f"`layers` must be from 1 to {depth}, got {max(options.layers)}.")
         images = data.test_images(size, [options.image])[0]
         maps[label] = attention_maps(model, images, layers)
         if options.without_position:

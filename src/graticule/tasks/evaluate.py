@@ -1,8 +1,7 @@
-"""Accuracy at sizes that a model may not have been trained at."""
+"""Accuracy and cost at sizes that a model may not have been trained at."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +14,25 @@ from tqdm.auto import tqdm
 
 from graticule.data import DataModule
 from graticule.surgery import fold, unfold
+from graticule.tasks.cost import inference_cost
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a model scores at one size: percent for top-1 and top-5, nats for the loss."""
+    """What a model scores and costs at one size.
+
+    top1, top5: percent (top-5 only where there are more than 5 classes); loss: nats; images: how many were scored.
+    images_per_second, memory: of inference alone, on batches of `batch` images; memory in bytes an image (`Cost`).
+    """
 
     size: tuple[int, int]
     top1: float
     top5: float | None
     loss: float
     images: int
+    batch: int
     images_per_second: float
+    memory: float
 
 
 def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
@@ -51,7 +57,8 @@ def evaluate(
     """Score `model` on the test images at each of `sizes` = (height, width), in pixels.
 
     Position information is resampled or computed for each size, each encoding in its own way, and folded into
-    constants; the model is as it was afterwards. The speed is that of the whole loop, reading included.
+    constants where it does not depend on the image; the model is as it was afterwards. Speed and memory are those
+    of the forward pass on a full batch, reading excluded.
 
     Raises:
         ValueError: for a size that is no multiple of the patch, before any work.
@@ -67,16 +74,19 @@ def evaluate(
             fold(model, size)
             top1 = MulticlassAccuracy(classes, average="micro").to(device)
             top5 = MulticlassAccuracy(classes, average="micro", top_k=5).to(device) if classes > 5 else None
-            loss, count, start = 0.0, 0, time.perf_counter()
+            loss, count, first = 0.0, 0, None
             batches = data.eval_dataloader(size)
             for images, labels in tqdm(batches, f"{size[0]}x{size[1]}", disable=not progress, leave=False):
                 images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+                first = images if first is None else first
                 logits = model(images)
                 loss += F.cross_entropy(logits.float(), labels, reduction="sum").item()
                 count += len(labels)
                 for metric in (top1, top5):
                     if metric is not None:
                         metric.update(logits, labels)
+            assert first is not None  # there are test images, or `data` would have said so
+            cost = inference_cost(model, first)
             scores.append(
                 Score(
                     size=size,
@@ -84,7 +94,9 @@ def evaluate(
                     top5=None if top5 is None else 100 * top5.compute().item(),
                     loss=loss / count,
                     images=count,
-                    images_per_second=count / (time.perf_counter() - start),
+                    batch=cost.batch,
+                    images_per_second=cost.images_per_second,
+                    memory=cost.memory,
                 )
             )
     finally:

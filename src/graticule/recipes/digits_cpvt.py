@@ -1,0 +1,29 @@
+"""A small CPVT on the embedded digits: five PEGs and global average pooling.
+
+Reproduces nothing; it is the form of CPVT-Ti-GAP (Chu et al., 2023, Table 3) in small.
+Command: graticule train digits_cpvt; then graticule evaluate RUN --sizes 20 28 36 44 and graticule translation RUN
+Cost: about a minute on 2 cores (2026-11-21).
+Result: see docs/results.md.
+"""
+
+from graticule.data import Augmentation
+from graticule.factory import PegOptions
+from graticule.tasks import Recipe
+
+
+def recipe() -> Recipe:
+    """4,000 images of 28 x 28 in patches of 4: a grid of 7 x 7."""
+    batch_size = 50
+    return Recipe(
+        model="vit_nano_patch4_28",
+        encoding="peg",
+        peg=PegOptions(places=(0, 1, 2, 3, 4)),
+        global_pool="avg",
+        dataset="digits",
+        augmentation=Augmentation(),
+        batch_size=batch_size,
+        epochs=15,
+        warmup_epochs=1,
+        lr=3e-3 * batch_size / 50,
+        weight_decay=0.05,
+    )

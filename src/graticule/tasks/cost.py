@@ -1,0 +1,94 @@
+"""What a forward pass costs: images a second, and the peak of the memory that its tensors take."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+#: Seconds that the timed passes take together at least, and how many they are at least.
+_SECONDS, _PASSES = 0.5, 3
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of inference on batches of `batch` images, without reading them.
+
+    images_per_second: of the median of several passes.
+    memory: bytes an image, the peak of what a pass allocates beyond weights and images; the scratch memory of
+        single operations is in it on a GPU, where the allocator is asked, and not on a CPU.
+    """
+
+    batch: int
+    images_per_second: float
+    memory: float
+
+
+@torch.inference_mode()
+def inference_cost(model: nn.Module, images: Tensor) -> Cost:
+    """Measure `model`, in evaluation mode, on images (B, C, height, width) that lie on its device."""
+    memory = _peak(model, images)  # the first pass, so that the timed ones are warm
+    times: list[float] = []
+    while len(times) < _PASSES or sum(times) < _SECONDS:
+        _wait(images.device)
+        start = time.perf_counter()
+        model(images)
+        _wait(images.device)
+        times.append(time.perf_counter() - start)
+    return Cost(len(images), len(images) / statistics.median(times), memory / len(images))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _peak(model: nn.Module, images: Tensor) -> float:
+    if images.is_cuda:
+        _wait(images.device)
+        held = torch.cuda.memory_allocated(images.device)
+        torch.cuda.reset_peak_memory_stats(images.device)
+        model(images)
+        _wait(images.device)
+        return torch.cuda.max_memory_allocated(images.device) - held
+    with _Tensors() as tensors:
+        model(images)
+    return tensors.peak
+
+
+class _Tensors(TorchDispatchMode):
+    """Counts the bytes of all storages that operations make and that are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(result):
+            if not isinstance(leaf, Tensor):
+                continue
+            storage = leaf.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if key in self._seen or key in given:  # a view, or what an operation writes into
+                continue
+            self._seen.add(key)
+            self.live += size
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self._free, key, size)
+        return result
+
+    def _free(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.live -= size
