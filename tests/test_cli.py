@@ -32,6 +32,14 @@ def trained(tmp_path_factory) -> Run:
     return train(recipe, tmp_path_factory.mktemp("runs") / "trained", progress=False)
 
 
+@pytest.fixture(scope="module")
+def pegged(tmp_path_factory) -> Run:
+    recipe = Recipe(
+        encoding="peg", global_pool="avg", limit_train=40, limit_test=40, batch_size=20, epochs=1, accelerator="cpu"
+    )
+    return train(recipe, tmp_path_factory.mktemp("runs") / "pegged", progress=False)
+
+
 def write_image_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), images: int = 4) -> Path:
     generator = torch.Generator().manual_seed(0)
     for split in ("train", "val"):
@@ -77,6 +85,98 @@ def test_correlations_draws_a_sheet_and_prints_a_number_a_layer(capsys, tmp_path
     assert code == 0 and "locality" in out and "hierarchy" not in out.lower().split("locality")[0]
     assert (tmp_path / "correlations.png").is_file() and (tmp_path / "correlations.npz").is_file()
     assert len([line for line in out.splitlines() if " inner " in line]) == 6
+
+
+def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_side(capsys, tmp_path, trained, pegged):
+    sizes = ("--sizes", "28", "56")
+    code, out, _ = run_command(capsys, "evaluate", trained.folder, pegged.folder, *sizes, "--output", tmp_path)
+    assert code == 0 and "images/s" in out and "MB/image" in out
+    records = json.loads((tmp_path / "evaluation.json").read_text())
+    assert [record["run"] for record in records] == [str(trained.folder)] * 2 + [str(pegged.folder)] * 2
+    assert all(record["images_per_second"] > 0 and record["memory"] > 0 for record in records)
+    assert records[1]["memory"] > 2 * records[0]["memory"]
+
+
+def test_translation_tells_how_far_each_layer_is_and_draws_all_runs(capsys, tmp_path, trained, pegged):
+    code, out, _ = run_command(
+        capsys,
+        "translation",
+        trained.folder,
+        pegged.folder,
+        "--images",
+        8,
+        "--shifts",
+        "1x0",
+        "-1x2",
+        "--output",
+        tmp_path,
+    )
+    assert code == 0 and out.count("inside") == 2 and out.count("logits") == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"translation-1.npz", "translation-2.npz", "translation.png"}
+    code, out, _ = run_command(capsys, "translation", pegged.folder, "--images", 8, "--img-size", "20x36")
+    assert code == 0 and "20x36" in out and (pegged.folder / "translation.npz").is_file()
+
+
+def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, trained, pegged):
+    chosen = ("--layers", 2, 3, "--heads", 1, "--image", 5, "--without-position", "--output", tmp_path)
+    code, out, _ = run_command(capsys, "attention", trained.folder, pegged.folder, *chosen)
+    assert code == 0 and out.count("without position") == 2 and "distance" in out
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"attention.png", *(f"attention-{n}.npz" for n in range(1, 5))}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["translation", "RUN", "--shifts", "down"], "`shifts`"),
+        (["translation", "RUN", "--shifts", "7x0"], "must move the image"),
+        (["translation", "RUN", "--images", 1], "`images`"),
+        (["translation", "RUN", "--images", 41], "number of test images, 40"),
+        (["translation", "RUN", "--img-size", 30], "nearest sizes are 28 and 32"),
+        (["translation", "RUN", "RUN"], "`runs` must differ"),
+        (["translation"], "`runs`"),
+        (["attention", "RUN", "--layers", 7], "from 1 to 6, got 7"),
+        (["attention", "RUN", "--layers", 0], "count from 1"),
+        (["attention", "RUN", "--heads", 5], "`heads`"),
+        (["attention", "RUN", "--image", 40], "`image`"),
+        (["attention", "nowhere"], "is not there"),
+        (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
+        (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),
+        (["compare", "digits_quick", "--choices", "encoding=peg,peg.places=0 6"], "`places`"),
+        (["compare", "digits_quick", "--choices", "encoding=pge"], "did you mean 'peg'"),
+        (["train", "digits_quick", "--encoding", "peg", "--peg.kernel", 4], "`kernel` must be odd"),
+        (["train", "digits_quick", "--peg.kernel", 5], "`peg` must be left out"),
+    ],
+)
+def test_a_mistake_in_a_look_is_named_and_nothing_is_written(capsys, tmp_path, trained, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    given = [trained.folder if argument == "RUN" else argument for argument in arguments]
+    before = sorted(trained.folder.iterdir())
+    code, _, err = run_command(capsys, *given)
+    assert code == 1 and said in err
+    assert not list(tmp_path.iterdir()) and sorted(trained.folder.iterdir()) == before
+
+
+def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path):
+    options = ("--quick", "--seeds", 0, "--sizes", 20, "28x36", "--output", tmp_path)
+    choices = ("encoding=learnable", "encoding=peg,peg.places=0 1,peg.bias=False,global_pool=avg")
+    code, out, err = run_command(capsys, "compare", "digits_quick", "--choices", *choices, *options)
+    assert code == 0, err
+    assert "28x36" in out and "peg.places=0 1" in out
+    assert {"resolutions.md", "resolutions.json", "resolutions.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_learned_peg_stands_frozen_in_another_training(capsys, tmp_path, pegged):
+    frozen = ("--encoding", "peg", "--global-pool", "avg", "--peg.frozen", "--position-from", pegged.weights)
+    code, out, err = run_command(capsys, "train", "digits_quick", "--quick", *frozen, "--output", tmp_path / "run")
+    assert code == 0, err
+    learned = pegged.model().position.state_dict()
+    again = Run.open(tmp_path / "run").model(checkpoint="last").position.state_dict()
+    assert learned.keys() == again.keys() and all(torch.equal(learned[name], again[name]) for name in learned)
+    code, _, err = run_command(
+        capsys, "train", "digits_quick", "--quick", "--position-from", pegged.weights, "--output", tmp_path / "other"
+    )
+    assert code == 1 and "position parameters" in err and not (tmp_path / "other" / "recipe.json").exists()
 
 
 def test_compare_makes_one_table_and_goes_on_where_it_stood(capsys, tmp_path):

@@ -42,6 +42,29 @@ def test_the_deit_recipe_augments_as_cpvt_lists_it():
     assert recipe.augmentation.erasing == row["erasing"]
 
 
+@pytest.mark.parametrize(
+    "name", ["cpvt_tiny_imagenet", "cpvt_small_imagenet", "cpvt_base_imagenet", "pvt_tiny_imagenet"]
+)
+def test_the_recipes_of_cpvt_have_the_values_of_its_table(name):
+    recipe, row = load_recipe(name), FIGURES["cpvt"]["hyperparameters_table10"]
+    assert (recipe.epochs, recipe.batch_size, recipe.warmup_epochs) == (
+        row["epochs"],
+        row["batch"],
+        row["warmup_epochs"],
+    )
+    assert row["lr_formula"] == "0.0005 * batch / 512" and recipe.lr == 0.0005 * recipe.batch_size / 512
+    assert recipe.weight_decay == row["weight_decay"]
+    # the table says LAMB for all, the text AdamW for all but base
+    assert recipe.optimizer == (row["optimizer"] if "base" in name else "adamw")
+    assert recipe.label_smoothing == row["label_smoothing"]
+    assert recipe.drop_path_rate == row["stochastic_depth"]
+    assert recipe.clip_grad is None and row["gradient_clip"] == "none"
+    assert recipe.augmentation.rand_augment.startswith("rand-m9-mstd0.5") and row["rand_augment"] == "9/0.5"
+    assert (recipe.mixing.mixup, recipe.mixing.cutmix) == (row["mixup"], row["cutmix"])
+    assert recipe.augmentation.erasing == row["erasing"]
+    assert recipe.model.startswith(name.removesuffix("_imagenet"))
+
+
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_says_what_it_reproduces_how_and_at_what_cost(name):
     module = __import__(f"graticule.recipes.{name}", fromlist=["recipe"])

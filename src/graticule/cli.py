@@ -87,8 +87,8 @@ class Translation:
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
-    images: int = 128
-    """how many test images"""
+    images: int | None = None
+    """how many test images, at even distances through all (default: 128, or all if there are fewer)"""
     shifts: list[str] = dataclasses.field(default_factory=lambda: ["1x0", "0x1", "1x1"])
     """DOWNxRIGHT, in patches of the coarsest grid"""
     border: int = 1
@@ -235,6 +235,8 @@ def _options(kind: Any, prefix: str = "--") -> list[str]:
             found += _options(type(default), name if name == prefix else name + ".")
         elif "Positional" not in str(field.type):
             found.append(name)
+            if default is True:
+                found.append(f"{prefix}no-{field.name.replace('_', '-')}")
     return found
 
 
@@ -457,7 +459,7 @@ def _translation(arguments: list[str]) -> int:
 
     runs = _open_runs(options.runs, "translation")
     shifts = [_shift(text) for text in options.shifts]
-    if options.images < 2:
+    if options.images is not None and options.images < 2:
         raise ValueError(f"`images` must be at least 2, got {options.images}.")
     models = []
     for run in runs:
@@ -471,7 +473,7 @@ def _translation(arguments: list[str]) -> int:
     folder = options.output or runs[0].folder
     written: list[Path] = []
     for label, (run, data, model, size) in zip(_labels(runs), models, strict=True):
-        images = data.spread_test_images(size, options.images)[0].to(device)
+        images = data.spread_test_images(size, options.images or min(128, data.num_test))[0].to(device)
         one = translation_error(model.to(device), images, shifts, options.border)
         found[label] = one
         columns, *rows = one.summary()
@@ -551,7 +553,7 @@ def _compare(arguments: list[str]) -> int:
         pairs = [pair.partition("=") for pair in choice.split(",")]
         if not all(key and equals for key, equals, _ in pairs):
             raise ValueError(f"`choices` must be like joining=lape,joined_layers=3, got {choice!r}.")
-        flags = [text for key, _, value in pairs for text in (f"--{key.replace('_', '-')}", *value.split())]
+        flags = [text for key, _, value in pairs for text in _flag(key, value)]
         if choice in choices:
             raise ValueError(f"`choices` must differ, got {choice!r} twice.")
         choices[choice] = _parse(Recipe, "compare --choices", flags, default=base)
@@ -573,6 +575,15 @@ def _compare(arguments: list[str]) -> int:
         _print_table(columns, rows)
         print(f"wrote {' and '.join(map(str, found.write(folder)))}")
     return 0
+
+
+def _flag(key: str, value: str) -> list[str]:
+    """Turn one override of a choice into options as tyro has them: a truth value is --option or --no-option."""
+    *group, name = key.replace("_", "-").split(".")
+    truth = value.lower()
+    if truth in ("true", "false"):
+        return ["--" + ".".join([*group, name if truth == "true" else f"no-{name}"])]
+    return [f"--{'.'.join([*group, name])}", *value.split()]
 
 
 def _demo(arguments: list[str]) -> int:

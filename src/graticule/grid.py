@@ -36,6 +36,8 @@ class Grid:
         Raises:
             ValueError: if a side of the image is not a positive multiple of the patch's.
         """
+        if min(patch) < 1:
+            raise ValueError(f"`patch_size` must be at least 1, got {patch[0]} x {patch[1]}.")
         for side, pixels, step in zip(("height", "width"), image, patch, strict=True):
             if pixels < step or pixels % step:
                 above = (pixels // step + 1) * step

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import graticule
 from tiny import count
 
 FACTS = json.loads((Path(__file__).parents[1] / "parity" / "golden" / "facts.json").read_text())
 DEIT = [row for row in FACTS if row.startswith("deit")]
+PVT = [row for row in FACTS if row.startswith("pvt")]
+FIGURES = yaml.safe_load((Path(__file__).parents[1] / "parity" / "golden" / "figures.yaml").read_text())["cpvt"]
 TABLE = 197 * 192  # of DeiT-Ti at 224 pixels
 
 
@@ -59,3 +62,100 @@ def test_a_fixed_table_counts_and_is_not_trained():
 def test_lape_adds_two_d_for_each_joined_layer(eta):
     default = FACTS["deit_tiny_patch16_224.default"]["parameters"]
     assert count(full_size("deit_tiny_patch16_224", joining="lape", joined_layers=eta)) == default + 2 * 192 * eta
+
+
+@pytest.mark.parametrize("row", PVT)
+def test_a_pyramid_has_the_parameters_of_the_reference(row):
+    model = full_size(row)
+    assert count(model) == FACTS[row]["parameters"]
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == FACTS[row]["trainable"]
+
+
+def test_every_row_of_pvt_is_there():
+    sizes = ("tiny", "small", "medium")
+    assert set(PVT) == {f"pvt_{size}{form}" for size in sizes for form in ("", "_peg_gap")}
+
+
+@pytest.mark.parametrize(
+    "row", [row for row, found in FIGURES["pyramid_table13"].items() if row.startswith("pvt") and "cls" in found]
+)
+def test_a_pyramid_has_the_parameters_of_cpvts_table_13(row):
+    """In whole millions; PVT-Small's 24.5 and 24.1 M are printed as 25."""
+    printed = FIGURES["pyramid_table13"][row]["cls"][0]
+    assert abs(count(full_size(row)) / 1e6 - printed) < 1
+
+
+def test_one_peg_has_the_parameters_of_cpvts_table_16_without_bias_and_of_table_8_with_it():
+    without = count(full_size("cpvt_tiny_patch16_224", peg={"bias": False}))
+    assert without == FIGURES["params_exact"]["cpvt_tiny_peg0_without_bias"] == 5_681_320
+    model = full_size("cpvt_tiny_patch16_224")
+    assert count(model) == without + 192 == 5_681_512
+    assert count(model.position) == 192 * 9 + 192 == 1920
+
+
+def test_convolutional_projections_have_the_parameters_of_cpvts_table_16():
+    model = full_size("deit_tiny_patch16_224", encoding="convolutional_projection")
+    assert count(model) == FIGURES["params_exact"]["deit_plus_convolutional_projection"] == 5_685_352
+
+
+def millions(name, **peg):
+    """Parameters in millions, to one decimal, as printed."""
+    return round(count(full_size(name, peg=peg)) / 1e6, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "printed", "told"),
+    [("tiny", (5.9, 6.1), (5.69, 5.70)), ("small", (22.9, 23.8), (21.99, 22.02))],
+)
+def test_cpvts_table_12_has_separable_pegs_at_6_and_12_places(size, printed, told):
+    """And not depth-wise ones at 5 and 11, as its text says, which come to `told`."""
+    name = f"cpvt_{size}_patch16_224"
+    assert tuple(millions(name, convolution="separable", places=range(places)) for places in (6, 12)) == printed
+    counts = [count(full_size(name, peg={"places": range(places)})) for places in (5, 11)]
+    assert tuple(round(n / 1e6, 2) for n in counts) == told
+    assert all(round(n / 1e6, 1) != theirs for n, theirs in zip(counts, printed, strict=True))
+
+
+def test_the_parameters_of_a_peg_are_the_same_wherever_it_stands():
+    first, last = (
+        full_size("cpvt_tiny_patch16_224", peg={"places": places}) for places in (range(-1, 5), range(6, 12))
+    )
+    assert count(first) == count(last) == 5_679_592 + 6 * 1920
+
+
+def test_twelve_pegs_of_one_by_one_come_to_the_6_13_millions_of_cpvts_table_5():
+    form = {"convolution": "separable", "kernel": 1, "places": range(12)}
+    assert round(count(full_size("cpvt_tiny_patch16_224", peg=form)) / 1e6, 2) == 6.13
+
+
+def test_a_kernel_of_27_before_the_first_block_comes_to_the_5_8_millions_of_cpvts_table_6():
+    assert millions("cpvt_tiny_patch16_224", kernel=27, places=-1) == 5.8
+    assert millions("cpvt_tiny_patch16_224", kernel=3, places=-1) == 5.7
+
+
+@pytest.mark.parametrize("row", FIGURES["architecture_table9"])
+@pytest.mark.parametrize("gap", ["", "_gap"])
+def test_a_cpvt_has_the_sizes_of_table_9(row, gap):
+    sizes = FIGURES["architecture_table9"][row]
+    model = full_size(f"{row}{gap}_patch16_224")
+    assert (model.embed_dim, len(model.blocks)) == (sizes["dim"], sizes["layers"])
+    assert {block.attn.num_heads for block in model.blocks} == {sizes["heads"]}
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_a_cpvt_is_deit_with_a_convolution_in_the_place_of_the_table(size):
+    deit = FACTS[f"deit_{size}_patch16_224.default"]["parameters"]
+    model = full_size(f"cpvt_{size}_patch16_224")
+    assert count(model) == deit - 197 * model.embed_dim + 10 * model.embed_dim
+    assert count(full_size(f"cpvt_{size}_gap_patch16_224")) == count(model) - model.embed_dim
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "medium"])
+def test_forms_of_a_pyramid_differ_by_tables_pegs_and_class_token_alone(size):
+    plain, peg, gap, both = (count(full_size(f"pvt_{size}{form}")) for form in ("", "_peg", "_gap", "_peg_gap"))
+    dims = (64, 128, 320, 512)
+    grids = (56 * 56, 28 * 28, 14 * 14, 7 * 7)
+    tables = sum(dim * patches for dim, patches in zip(dims, grids, strict=True))
+    assert plain - gap == 2 * 512  # the token and its row of the table
+    assert gap - both == tables - 10 * sum(dims)
+    assert peg - both == 512

@@ -51,10 +51,13 @@ def test_models_are_listed_by_pattern():
     assert graticule.list_models("nothing") == []
 
 
-@pytest.mark.parametrize("name", [name for name in graticule.list_models() if "patch4_28" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in graticule.list_models() if timm.is_model(name) and "pvt" not in name]
+)
 def test_the_data_configuration_is_that_of_timms_model_of_the_name(name):
     size = int(name.rsplit("_", 1)[1])
-    small = {"embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 5}
+    depth = {"depths": (1, 1), "num_heads": (3, 3)} if name.startswith("swin") else {"depth": 1, "num_heads": 3}
+    small = {"embed_dim": 24, "num_classes": 5, **depth}
     ours, theirs = (
         resolve_model_data_config(create(name, **small)) for create in (graticule.create_model, timm.create_model)
     )
@@ -72,8 +75,11 @@ def test_the_models_for_small_images_take_gray_ones_of_28_pixels(name):
 def test_the_configuration_names_the_first_convolution_and_the_classifiers():
     for name in graticule.list_models():
         config = timm.get_pretrained_cfg("graticule_" + name)
-        assert config.first_conv == "patch_embed.proj"
+        with torch.device("meta"):
+            modules = dict(graticule.create_model(name).named_modules())
+        assert config.first_conv == ("patch_embeds.0.proj" if name.startswith("pvt") else "patch_embed.proj")
         assert config.classifier == (("head", "head_dist") if "distilled" in name else "head")
+        assert isinstance(modules[config.first_conv], nn.Conv2d) and isinstance(modules["head"], nn.Linear)
 
 
 def test_a_fresh_classifier_is_put_in():

@@ -163,3 +163,51 @@ def test_without_qkv_bias_zero_tokens_stay_at_the_bias_of_the_projection():
 def test_heads_that_do_not_divide_the_channels_are_refused(heads):
     with pytest.raises(ValueError, match=f"`embed_dim` must be a multiple of `num_heads`, got 24 with {heads} heads"):
         Attention(D, heads)
+
+
+def positions():
+    """A position of every form that attention takes, by name."""
+    first, second, third = (torch.randn(D, D, dtype=torch.float64) for _ in range(3))
+    angle = torch.randn(N, HEAD // 2, dtype=torch.float64)
+    bias = torch.randn(HEADS, N, N, dtype=torch.float64)
+    return {
+        "nothing": LayerPosition(),
+        "bias": LayerPosition(bias=bias),
+        "function": LayerPosition(bias=FromQueries()),
+        "rotary": LayerPosition(rotary=rotation(angle)),
+        "inputs": LayerPosition(inputs=lambda x: (x @ first, x @ second, x @ third)),
+        "all": LayerPosition(
+            bias=FromQueries(), rotary=rotation(angle), inputs=lambda x: (x @ first, x @ second, x @ third)
+        ),
+    }
+
+
+@pytest.mark.parametrize("form", ["nothing", "bias", "function", "rotary", "inputs", "all"])
+def test_weights_times_values_are_what_forward_returns(form, attention, x):
+    position = positions()[form]
+    values = x if position.inputs is None else position.inputs(x)[2]
+    v = attention.qkv(values)[..., 2 * D :].unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+    weights = attention.weights(x, position)
+    assert weights.shape == (B, HEADS, N, N)
+    assert_same(weights.sum(-1), torch.ones(B, HEADS, N, dtype=torch.float64))
+    assert_same(attention.proj((weights @ v).transpose(1, 2).flatten(2)), attention(x, position))
+
+
+@pytest.mark.parametrize("form", ["bias", "function", "rotary", "inputs"])
+def test_weights_see_every_form_of_position(form, attention, x):
+    assert (attention.weights(x, positions()[form]) - attention.weights(x)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("qkv_bias", [False, True])
+def test_queries_keys_and_values_can_each_have_inputs_of_their_own(qkv_bias, x):
+    attention = Attention(D, HEADS, qkv_bias=qkv_bias).double().eval()
+    if qkv_bias:
+        nn.init.normal_(attention.qkv.bias)
+    inputs = [x @ torch.randn(D, D, dtype=torch.float64) for _ in range(3)]
+    q, k, v = (
+        attention.qkv(y)[..., i * D : (i + 1) * D].unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+        for i, y in enumerate(inputs)
+    )
+    mixed = (q @ k.transpose(-2, -1) / HEAD**0.5).softmax(-1) @ v
+    ours = attention(x, LayerPosition(inputs=lambda _: tuple(inputs)))
+    assert_same(ours, attention.proj(mixed.transpose(1, 2).flatten(2)))

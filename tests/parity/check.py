@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from graticule.backbones import DistilledVisionTransformer, PyramidVisionTransformer, VisionTransformer
+from graticule.backbones import DistilledVisionTransformer, PyramidVisionTransformer, SwinTransformer, VisionTransformer
 from graticule.backbones.vit_sizes import checkpoint_filter_fn
 from graticule.encodings import Peg
 from graticule.factory import build_position
@@ -67,6 +67,11 @@ def build_pvt(kwargs: dict[str, Any], peg: bool = False) -> nn.Module:
     return PyramidVisionTransformer(position, global_pool="avg" if peg else "token", **kwargs)
 
 
+def build_swin(kwargs: dict[str, Any]) -> nn.Module:
+    """Build what timm's Swin builds from the same keyword arguments."""
+    return SwinTransformer(partial(build_position, encoding="none"), **kwargs)
+
+
 class PegAlone(nn.Module):
     """A PEG on a fixed grid, as a model of tokens."""
 
@@ -94,6 +99,7 @@ BUILDERS: dict[tuple[str, str], Callable[[dict[str, Any]], nn.Module]] = {
     ("Meituan-AutoML/Twins", "CPVTV2"): partial(build_pvt, peg=True),
     ("Meituan-AutoML/Twins", "PosCNN"): build_peg,
     ("timm", "timm.models.VisionTransformer"): build_timm,
+    ("timm", "timm.models.SwinTransformer"): build_swin,
     ("timm", "timm.models.VisionTransformerDistilled"): partial(build_timm, distilled=True),
 }
 

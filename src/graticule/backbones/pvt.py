@@ -96,7 +96,7 @@ class PyramidVisionTransformer(Pyramid):
             prefix=int(class_token),
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
-            norm=norm_layer(embed_dims[-1]),
+            norm_layer=norm_layer,
         )
         for at, reduction in zip(self.grid.pyramid(len(depths)), sr_ratios, strict=True):
             if reduction < 1 or min(at.shape) < reduction:

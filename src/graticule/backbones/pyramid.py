@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Pyramid(nn.Module, ABC):
         prefix: prefix tokens of the last stage.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter a stage.
-        norm: the final norm.
+        norm_layer: builds the final norm from D.
     """
 
     #: What an encoding may say to a layer of this family, fields of `LayerPosition`.
@@ -64,7 +64,7 @@ class Pyramid(nn.Module, ABC):
         prefix: int,
         drop_rate: float,
         pos_drop_rate: float,
-        norm: nn.Module,
+        norm_layer: Callable[[int], nn.Module],
     ) -> None:
         super().__init__()
         if not len(embed_dims) == len(depths) == len(num_heads):
@@ -72,14 +72,10 @@ class Pyramid(nn.Module, ABC):
                 "`embed_dims`, `depths` and `num_heads` must say something for every stage, got "
                 f"{len(embed_dims)}, {len(depths)} and {len(num_heads)} stages."
             )
-        _check_pool(global_pool, prefix)
-        for name, value, least in (
-            ("depths", min(depths, default=0), 1),
-            ("num_classes", num_classes, 0),
-            ("in_chans", in_chans, 1),
-        ):
-            if value < least:
-                raise ValueError(f"`{name}` must be at least {least}, got {value}.")
+        _check(global_pool, prefix, num_classes)
+        for name, value in (("depths", min(depths, default=0)), ("in_chans", in_chans)):
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.global_pool = global_pool
@@ -99,7 +95,7 @@ class Pyramid(nn.Module, ABC):
             {"module": self._block_name(stage), "num_chs": dim, "reduction": max(self.patch_size) << stage}
             for stage, dim in enumerate(self.embed_dims)
         ]
-        self.norm = norm
+        self.norm = norm_layer(self.num_features)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = self._classifier()
         self.register_load_state_dict_pre_hook(rename_published)
@@ -109,8 +105,8 @@ class Pyramid(nn.Module, ABC):
             for field, value in zip(given._fields, given, strict=True):
                 if value is not None and field not in self.takes:
                     raise ValueError(
-                        f"`encoding` must act on the tokens in {type(self).__name__}, got one that gives layer "
-                        f"{layer} {'an' if field[0] in 'aeiou' else 'a'} {field}; an absolute encoding or 'peg' does."
+                        f"`encoding` must act on the tokens in {type(self).__name__}, as an absolute one or 'peg' "
+                        f"does, got one that gives layer {layer} `{field}`."
                     )
 
     # What a family says of itself
@@ -175,7 +171,7 @@ class Pyramid(nn.Module, ABC):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Put a fresh classifier of `num_classes` in; 0 for none."""
         global_pool = self.global_pool if global_pool is None else global_pool
-        _check_pool(global_pool, self.num_prefix_tokens)
+        _check(global_pool, self.num_prefix_tokens, num_classes)
         self.global_pool = global_pool
         self.num_classes = num_classes
         weight = next(self.norm.parameters())
@@ -248,13 +244,15 @@ class Pyramid(nn.Module, ABC):
             norm: apply the final norm to the last stage's.
             stop_early: run no stage behind the last one wanted.
             output_fmt: 'NCHW', the one that there is.
-            intermediates_only: return the list alone, without the final tokens.
+            intermediates_only: return the list alone, without the final tokens, which are those of the last stage
+                that was run, behind the norm if that is the last one.
         """
         if output_fmt != "NCHW":
             raise ValueError(f"`output_fmt` must be 'NCHW', got {output_fmt!r}.")
         take, last = feature_take_indices(len(self.depths), indices)
         ends = [sum(self.depths[: stage + 1]) for stage in range(len(self.depths))]
         maps = []
+        layer = 0
         for layer, (tokens, grid) in enumerate(self.each_layer(x), start=1):
             x = tokens
             if layer in ends and ends.index(layer) in take:
@@ -262,7 +260,9 @@ class Pyramid(nn.Module, ABC):
                 maps.append(grid.to_map(self.norm(tokens) if final else tokens).contiguous())
             if stop_early and layer == ends[last]:
                 break
-        return maps if intermediates_only else (self.norm(x), maps)
+        if intermediates_only:
+            return maps
+        return self.norm(x) if layer == ends[-1] else x, maps
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool tokens (B, N, D) and classify: (B, num_classes), or (B, D) with `pre_logits`."""
@@ -278,7 +278,9 @@ class Pyramid(nn.Module, ABC):
         return self.forward_head(self.forward_features(x))
 
 
-def _check_pool(global_pool: str, prefix: int) -> None:
+def _check(global_pool: str, prefix: int, num_classes: int) -> None:
+    if num_classes < 0:
+        raise ValueError(f"`num_classes` must be at least 0, got {num_classes}.")
     if global_pool not in POOLS:
         raise ValueError(f"`global_pool` must be one of {', '.join(map(repr, POOLS))}, got {global_pool!r}.")
     if global_pool == "token" and not prefix:

@@ -92,7 +92,7 @@ class SwinTransformer(Pyramid):
             prefix=0,
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
-            norm=norm(dims[-1]),
+            norm_layer=norm,
         )
         self.patch_embed = PatchEmbed(None, patch_size, in_chans, embed_dim, norm_layer=norm, strict_img_size=False)
         rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())

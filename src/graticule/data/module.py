@@ -164,6 +164,11 @@ class DataModule(L.LightningDataModule):
         kind = TensorImages if self._fits_in_memory(images, size) else TransformedImages
         return self._loader(kind(images, transform), self.eval_batch_size)
 
+    @property
+    def num_test(self) -> int:
+        """How many test images there are."""
+        return len(self._images["test"])
+
     def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test images by number, (n, C, height, width), and their labels, (n,).
 
@@ -184,7 +189,7 @@ class DataModule(L.LightningDataModule):
         Raises:
             ValueError: if there are not so many.
         """
-        total = len(self._images["test"])
+        total = self.num_test
         if not 1 <= count <= total:
             raise ValueError(f"`images` must be from 1 to the number of test images, {total}, got {count}.")
         return self.test_images(size, [index * total // count for index in range(count)])

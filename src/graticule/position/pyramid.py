@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -65,14 +64,19 @@ class PyramidPosition(Position):
             stage.set_grid(at)
 
     def published_names(self) -> dict[str, str]:
-        """`pos_embed1...` as PVT's code, `pos_block.0...` (one PEG a stage) as Twins', stages counted."""
+        """`pos_embed1...` as PVT's code, `pos_block.0...` as Twins', stages counted; both have one a stage.
+
+        What has more of them in a stage has no published name.
+        """
         names = {}
         for index, stage in enumerate(cast("Iterable[Position]", self.stages)):
-            for theirs, own in stage.published_names().items():
-                theirs = re.sub(r"^pos_embed$", f"pos_embed{index + 1}", theirs)
-                theirs = re.sub(r"^pos_block\.0\.", f"pos_block.{index}.", theirs)
-                theirs = re.sub(r"^blocks\.", f"blocks.{index}.", theirs)
-                names[theirs] = f"stages.{index}.{own}"
+            known = stage.published_names()
+            one_peg = not any(name.startswith("pos_block.1.") for name in known)
+            for theirs, own in known.items():
+                if theirs == "pos_embed":
+                    names[f"pos_embed{index + 1}"] = f"stages.{index}.{own}"
+                elif theirs.startswith("pos_block.0.") and one_peg:
+                    names[theirs.replace("0", str(index), 1)] = f"stages.{index}.{own}"
         return names
 
     def fit(self, name: str, value: Tensor) -> Tensor | None:

@@ -1,0 +1,152 @@
+"""Attention maps: they are the weights that the forward pass uses, for every family, and nothing else changes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graticule
+from graticule.analysis import AttentionMap, attention_maps, attention_sheet, save_attention
+from graticule.grid import Grid
+from tiny import draw, images, tiny
+
+PYRAMID = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4], "depths": [1, 2, 1, 1]}
+SWIN = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 3, 4), "depths": (2, 2, 1, 1), "window_size": 4}
+
+
+@pytest.mark.parametrize("encoding", ["none", "learnable", "relative_bias", "shaw", "peg", "convolutional_projection"])
+def test_the_weights_are_those_that_mix_the_values(encoding):
+    model = draw(tiny(encoding)).double().eval()
+    x = images(24, 40, dtype=torch.float64)
+    mixed = []
+    attention = model.blocks[1].attn
+    inputs = []
+    attention.register_forward_pre_hook(lambda module, args: inputs.append(args))
+    attention.register_forward_hook(lambda module, args, output: mixed.append(output))
+    (found,) = attention_maps(model, x, [1])
+    tokens, position = inputs[-1]
+    seen = tokens if position.inputs is None else position.inputs(tokens)[2]
+    v = nn.functional.linear(seen, attention.qkv.weight.chunk(3)[2], attention.qkv.bias.chunk(3)[2])
+    v = v.unflatten(-1, (3, 8)).transpose(1, 2)
+    again = attention.proj((torch.from_numpy(found.weights) @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(again, mixed[-1], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-12)
+    assert found.weights.shape == (2, 3, 16, 16) and found.queries == Grid(3, 5, 1) == found.keys
+
+
+def test_maps_come_in_the_order_that_was_asked_for():
+    model = tiny("learnable")
+    x = images()
+    every = attention_maps(model, x)
+    assert [one.layer for one in every] == [0, 1, 2]
+    last, first = attention_maps(model, x, [2, 0])
+    assert (last.layer, first.layer) == (2, 0)
+    np.testing.assert_array_equal(last.weights, every[2].weights)
+    np.testing.assert_array_equal(first.weights, every[0].weights)
+
+
+def test_without_position_a_permutation_of_the_patches_permutes_the_map():
+    model = draw(tiny("learnable")).double().eval()
+    x = images(dtype=torch.float64)
+    turned = x.roll(8, -1)  # by one patch
+    (plain,) = attention_maps(model, x, [1], without_position=True)
+    (moved,) = attention_maps(model, turned, [1], without_position=True)
+    order = torch.arange(16).view(4, 4).roll(1, 1).flatten().numpy()
+    for head in range(3):
+        np.testing.assert_allclose(moved.patches(head), plain.patches(head)[order][:, order], atol=1e-12)
+    (told,) = attention_maps(model, turned, [1])
+    assert np.abs(told.weights - moved.weights).max() > 1e-3
+
+
+def test_the_model_is_left_as_it_is():
+    model = tiny("peg").train()
+    position = model.position
+    attention_maps(model, images(), without_position=True)
+    assert model.training and model.position is position
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_pyramid_has_coarser_keys():
+    model = graticule.create_model("pvt_tiny", num_classes=5, **PYRAMID)
+    maps = attention_maps(model, images(64, 96))
+    assert [one.weights.shape[1:] for one in maps] == [(1, 384, 6), (2, 96, 6), (2, 96, 6), (3, 24, 6), (4, 7, 7)]
+    assert maps[0].keys == Grid(2, 3) and maps[-1].keys == Grid(2, 3, 1)
+    for one in maps:
+        np.testing.assert_allclose(one.weights.sum(-1), 1, atol=1e-6)
+        assert 0 < one.distance(0) < 20
+
+
+@pytest.mark.parametrize("size", [64, 96])
+def test_swin_has_a_map_a_window_and_it_mixes_the_values(size):
+    model = draw(graticule.create_model("swin_tiny_patch4_window7_224", num_classes=5, **SWIN)).double().eval()
+    attention = model.layers[0].blocks[1].attn  # of shifted windows
+    inputs, mixed = [], []
+    attention.register_forward_pre_hook(lambda module, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True)
+    attention.register_forward_hook(lambda module, args, output: mixed.append(output))
+    (found,) = attention_maps(model, images(size, size, dtype=torch.float64), [1])
+    assert found.weights.shape == (2 * (size // 16) ** 2, 1, 16, 16) and found.queries == Grid(4, 4)
+    (windows, *_), _ = inputs[-1]
+    v = attention.qkv(windows).chunk(3, -1)[2].unflatten(-1, (1, 12)).transpose(1, 2)
+    again = attention.proj((torch.from_numpy(found.weights) @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(again, mixed[-1], rtol=0, atol=1e-10)
+
+
+def one_map(weights, queries, keys=None, layer=0):
+    return AttentionMap(layer, np.asarray(weights, float), queries, keys or queries)
+
+
+def test_the_distance_is_that_of_the_hand():
+    line = Grid(1, 3)
+    itself = one_map(np.eye(3)[None, None], line)
+    uniform = one_map(np.full((1, 1, 3, 3), 1 / 3), line)
+    assert itself.distance(0) == 0
+    assert uniform.distance(0) == pytest.approx((1 + 2 + 1 + 1 + 2 + 1) / 9)
+    # a key that stands for two patches lies between them
+    coarse = one_map(np.ones((1, 1, 2, 1)), Grid(1, 2), Grid(1, 1))
+    assert coarse.distance(0) == pytest.approx(0.5)
+
+
+def test_prefix_tokens_are_left_out_of_the_patches():
+    weights = np.arange(16.0).reshape(1, 1, 4, 4)
+    np.testing.assert_array_equal(one_map(weights, Grid(1, 3, 1)).patches(0), weights[0, 0, 1:, 1:])
+
+
+def test_the_arrays_are_saved_by_layer(tmp_path):
+    maps = attention_maps(tiny("learnable"), images(), [0, 2])
+    with np.load(save_attention(maps, tmp_path / "a.npz"), allow_pickle=False) as arrays:
+        assert set(arrays) == {"layer1", "layer3"}
+        np.testing.assert_array_equal(arrays["layer3"], maps[1].weights)
+
+
+def test_the_sheet_has_a_column_a_model_and_a_row_a_layer_and_head():
+    x = images()
+    maps = {name: attention_maps(tiny(name), x, [0, 1]) for name in ("learnable", "peg", "none")}
+    figure = attention_sheet(maps, heads=[0, 2], title="title")
+    panels = [ax for ax in figure.axes if ax.images]
+    assert len(panels) == 3 * 2 * 2
+    np.testing.assert_array_equal(panels[0].images[0].get_array(), maps["learnable"][0].patches(0))
+    np.testing.assert_array_equal(panels[-1].images[0].get_array(), maps["none"][1].patches(2))
+    assert panels[0].get_title() == "learnable" and "layer 1, head 1" in panels[0].get_ylabel()
+    row = [panel.images[0].get_clim() for panel in panels[:3]]
+    assert len(set(row)) == 1  # one colour scale a row
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: attention_maps(tiny("peg"), images(), [3]), "from 0 to 2, got 3"),
+        (lambda: attention_maps(tiny("peg"), images(), [-1]), "got -1"),
+        (lambda: attention_maps(nn.Linear(2, 2), images()), "Linear"),
+        (lambda: attention_sheet({}), "`maps`"),
+        (lambda: attention_sheet({"a": attention_maps(tiny("peg"), images(), [0])}, heads=[3]), "`heads`"),
+        (
+            lambda: attention_sheet(
+                {"a": attention_maps(tiny("peg"), images(), [0]), "b": attention_maps(tiny("peg"), images(), [1])}
+            ),
+            "same layers",
+        ),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()

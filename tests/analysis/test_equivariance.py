@@ -1,0 +1,160 @@
+"""Translation: what is equivariant is found to be so, and what is not, by as much as it is not."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graticule
+from graticule.analysis import Translation, translation_error, translation_plot
+from graticule.analysis.equivariance import COLUMNS
+from graticule.grid import Grid
+from tiny import draw, images, tiny
+
+PYRAMID = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4], "depths": [1, 2, 1, 1]}
+
+
+def pooled(encoding, **kwargs):
+    """A small model without class token, in float64."""
+    return draw(tiny(encoding, global_pool="avg", class_token=False, **kwargs)).double().eval()
+
+
+def doubles(*args, **kwargs):
+    return images(*args, dtype=torch.float64, **kwargs)
+
+
+def test_without_position_every_layer_is_equivariant_and_the_logits_do_not_change():
+    found = translation_error(pooled("none"), doubles(48, 40, batch=4), [(1, 0), (2, -3)])
+    assert np.all(found.all_patches < 1e-12) and found.logits < 1e-12 and found.flips == 0
+    assert np.isnan(found.prefix).all()
+
+
+def test_a_class_token_without_position_does_not_change_either():
+    found = translation_error(draw(tiny("none")).double(), doubles())
+    assert np.all(found.prefix < 1e-12) and found.prefix.shape == (3,)
+
+
+def test_with_circular_padding_a_peg_is_exactly_equivariant_and_with_zeros_it_is_not():
+    x = doubles(48, 40, batch=3)
+    around = translation_error(pooled("peg", peg={"places": (-1, 1), "padding": "circular"}), x)
+    zeros = translation_error(pooled("peg", peg={"places": (-1, 1)}), x)
+    assert np.all(around.all_patches < 1e-12) and around.logits < 1e-12
+    assert np.all(zeros.at_border > 1e-3) and zeros.logits > 1e-6
+
+
+def test_what_zero_padding_does_decays_from_the_border_inwards():
+    model = pooled("peg", peg={"places": (0,)}, img_size=112)
+    found = translation_error(model, doubles(112, 112, batch=3))
+    first = found.profile(0)  # right behind the PEG: its 3 x 3 reaches one patch in
+    assert first[0] > 1e-3 and np.nanmax(first[1:]) < 1e-12
+    stacked = translation_error(pooled("peg", peg={"places": (-1, 0), "layers": 1}, img_size=112), doubles(112, 112))
+    assert stacked.profile(0)[0] > stacked.profile(0)[2] > 0  # attention has carried it everywhere, but less
+
+
+def test_a_learnable_embedding_is_not_equivariant():
+    found = translation_error(pooled("learnable"), doubles())
+    assert np.all(found.inside > 0.01)
+
+
+class Told(nn.Module):
+    """A model of one layer whose features are given: patches that add a place's own value, and the image's mean."""
+
+    num_classes = 0
+
+    def __init__(self, strength: float) -> None:
+        super().__init__()
+        self.strength = strength
+
+    def each_layer(self, x):
+        grid = Grid(x.shape[-2], x.shape[-1])
+        place = torch.zeros(grid.shape, dtype=x.dtype)
+        place[1, 1] = self.strength
+        yield (x + place).flatten(2).transpose(1, 2), grid
+
+
+def test_the_numbers_are_those_of_the_definition():
+    torch.manual_seed(3)
+    x = torch.randn(5, 1, 3, 4, dtype=torch.float64)
+    found = translation_error(Told(2.0), x, [(1, 0)], border=0)
+    features = x.clone()
+    features[:, :, 1, 1] += 2.0
+    spread = (features - features.mean()).square().mean()
+    # the place that is told differs, and so does the one that its content moved to: (2)^2 each, of 12 patches
+    assert found.all_patches[0] == pytest.approx(float((2 * 4.0 / 12 / spread).sqrt()), rel=1e-12)
+    assert np.isnan(found.logits) and "no head" in found.verdict()
+
+
+def test_tokens_of_the_border_are_those_near_an_edge_before_or_after_the_shift():
+    found = translation_error(Told(0.0), torch.randn(2, 1, 6, 6), [(1, 0), (0, 0 + 1)])
+    # rows 0 and 5 are at an edge after the shift, row 1 came from one; so 3 x 6 and of the rest 2 columns of 3 rows
+    per_shift = 3 * 6 + 2 * 3
+    assert found.counts[0][0] == 2 * per_shift
+    assert found.counts[0].sum() == 2 * 36
+
+
+@pytest.mark.parametrize("name", ["pvt_tiny", "pvt_tiny_peg_gap"])
+def test_a_pyramid_is_measured_on_the_grid_of_every_stage(name):
+    model = graticule.create_model(name, num_classes=5, **PYRAMID)
+    found = translation_error(model, images(64, 96))
+    assert [grid.shape for grid in found.grids] == [(16, 24), (8, 12), (8, 12), (4, 6), (2, 3)]
+    assert np.isfinite(found.all_patches).all()
+    assert np.isfinite(found.prefix).tolist() == [False] * 4 + [name == "pvt_tiny"]
+
+
+def test_swin_is_measured_too():
+    model = graticule.create_model(
+        "swin_tiny_peg_patch4_window7_224", img_size=64, embed_dim=12, num_heads=(1, 2, 3, 4), depths=(1, 2, 1, 1)
+    )
+    found = translation_error(model, images(64, 64))
+    assert len(found.grids) == 5 and np.isfinite(found.all_patches).all()
+
+
+def test_the_model_is_left_as_it_is():
+    model = tiny("learnable", joining="lape").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    translation_error(model, images())
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_the_table_has_a_row_a_layer_and_the_file_all_numbers(tmp_path):
+    found = translation_error(tiny("peg"), images())
+    header, *rows = found.summary()
+    assert header == COLUMNS and [row[0] for row in rows] == ["1", "2", "3"] and rows[0][1] == "4x4"
+    with np.load(found.save(tmp_path / "t.npz"), allow_pickle=False) as arrays:
+        np.testing.assert_array_equal(arrays["inside"], found.inside)
+        np.testing.assert_array_equal(arrays["profiles"][1], found.profile(1))
+        assert arrays["shifts"].tolist() == [[1, 0], [0, 1], [1, 1]]
+
+
+def test_the_plot_has_a_line_a_model_inside_and_at_the_border():
+    found = {name: translation_error(tiny(name), images()) for name in ("learnable", "peg")}
+    figure = translation_plot(found, "title")
+    inside, border = figure.axes
+    np.testing.assert_array_equal(inside.lines[1].get_ydata(), found["learnable"].inside)
+    np.testing.assert_array_equal(border.lines[2].get_ydata(), found["peg"].at_border)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [label.split(" ")[0] for label in labels] == ["learnable", "peg"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"images": torch.zeros(1, 3, 32, 32)}, "`images`"),
+        ({"images": torch.zeros(2, 3, 30, 32)}, "`img_size`"),
+        ({"shifts": [(0, 0)]}, "`shifts`"),
+        ({"shifts": [(4, -8)]}, r"\(4, -8\) on a grid of 4 x 4"),
+        ({"border": -1}, "`border`"),
+        ({"model": nn.Linear(2, 2)}, "Linear"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(change, said):
+    given = {"model": tiny("peg"), "images": images(), **change}
+    with pytest.raises(ValueError, match=said):
+        translation_error(**given)
+
+
+def test_translation_of_no_token_inside_is_no_number():
+    found = translation_error(tiny("peg"), images(), border=4)
+    assert np.isnan(found.inside).all() and np.isfinite(found.at_border).all()
+    assert isinstance(found, Translation) and found.summary()[1][2] == "-"

@@ -1,0 +1,454 @@
+"""CPVT: where its PEGs stand, its pooling, any size, and what timm's tools and torch's compilers ask of it."""
+
+import copy
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.optim import create_optimizer_v2
+
+import graticule
+from graticule import Grid, fold, load_checkpoint, unfold
+from tiny import DEPTH, SIZE, count, draw, gradients, images
+
+NAMES = [f"cpvt_{size}{gap}_patch16_224" for size in ("tiny", "small", "base") for gap in ("", "_gap")]
+SMALL = ["cpvt_tiny_patch16_224", "cpvt_tiny_gap_patch16_224"]
+TOKEN, GAP = SMALL
+#: Forms of the encoding.
+PEGS = [
+    {},
+    {"peg": {"places": [-1, 0, 1, 2]}},
+    {"peg": {"convolution": "separable", "kernel": 5, "places": [0, 2]}},
+    {"peg": {"padding": "circular"}},
+    {"peg": {"padding": "none"}},
+    {"peg": {"acts_on": "queries_keys"}},
+    {"encoding": "peg+learnable"},
+    {"encoding": "peg+sinusoidal_2d", "joining": "lape"},
+    {"encoding": "peg+relative_bias"},
+    {"encoding": "convolutional_projection"},
+    {"encoding": "shaw"},
+]
+small = pytest.mark.parametrize("name", SMALL)
+pegs = pytest.mark.parametrize("peg", PEGS, ids=str)
+
+
+def cpvt(name=TOKEN, **kwargs):
+    return graticule.create_model(name, **{**SIZE, **kwargs})
+
+
+def exact(name=TOKEN, **kwargs):
+    """A model with every weight drawn, in float64 and evaluation mode."""
+    return draw(cpvt(name, **kwargs)).double().eval()
+
+
+def wide(*size, **kwargs):
+    return images(*size, dtype=torch.float64, **kwargs)
+
+
+def assert_same(a, b, atol=1e-11):
+    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def by_hand(peg, tokens, grid):
+    """x + conv(x) over the patches, written out tap by tap; prefix tokens as they are."""
+    convolution = peg.proj[0]
+    k = convolution.kernel_size[0]
+    image = tokens[:, grid.prefix :].mT.unflatten(-1, grid.shape)
+    around = F.pad(image, [k // 2] * 4)
+    taps = [
+        around[..., i : i + grid.height, j : j + grid.width] * convolution.weight[:, 0, i, j, None, None]
+        for i in range(k)
+        for j in range(k)
+    ]
+    y = image + sum(taps) + convolution.bias[:, None, None]
+    return torch.cat([tokens[:, : grid.prefix], y.flatten(2).mT], 1)
+
+
+# Where PEGs stand
+
+
+def test_the_names_are_those_of_table_9_with_and_without_a_class_token():
+    assert set(graticule.list_models("cpvt*")) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_depthwise_peg_stands_behind_the_first_block(name):
+    with torch.device("meta"):
+        model = graticule.create_model(name)
+    assert list(model.position.pegs) == ["0"]
+    (convolution,) = model.position.pegs["0"].proj
+    assert convolution.kernel_size == (3, 3)
+    assert convolution.groups == convolution.out_channels == model.embed_dim
+    assert convolution.bias is not None
+    given = model.position(model.grid)
+    assert [position.after is not None for position in given] == [True] + [False] * 11
+    assert all(position.pre is position.inner is position.bias is position.before is None for position in given)
+
+
+@pytest.mark.parametrize("places", [range(5), (0, 1, 2, 3, 4), [4, 3, 2, 1, 0]])
+def test_pegs_can_stand_behind_the_first_five(places):
+    model = cpvt(depth=6, peg={"places": places})
+    assert list(model.position.pegs) == ["0", "1", "2", "3", "4"]
+    given = model.position(model.grid)
+    assert [position.after is not None for position in given] == [True] * 5 + [False]
+    assert count(model) == count(cpvt(depth=6, encoding="none")) + 5 * (24 * 9 + 24)
+
+
+@pytest.mark.parametrize("place", [3, 12, -2])
+def test_a_place_beyond_the_depth_is_refused_when_the_model_is_built(place):
+    with pytest.raises(
+        ValueError, match=f"`places` must be from -1, before the first of the 3 layers, to 2, got {place}"
+    ):
+        cpvt(peg={"places": [0, place]})
+
+
+def test_unknown_options_of_a_peg_are_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"`peg` must be one of .*got 'place'; did you mean 'places'"):
+        cpvt(peg={"place": 0})
+
+
+@small
+@pytest.mark.parametrize("places", [(0,), (-1,), (2,), (0, 1), (-1, 1, 2)])
+def test_the_stream_is_the_blocks_with_pegs_at_their_places(name, places):
+    """The whole forward pass by hand, from the modules; the norm stands before the pooling."""
+    model = exact(name, peg={"places": places})
+    x = wide(24, 40)
+    grid = Grid(3, 5, int(name == TOKEN))
+    stream = model.patch_embed.proj(x).flatten(2).mT
+    if grid.prefix:
+        stream = torch.cat([model.cls_token.expand(2, -1, -1), stream], 1)
+    if -1 in places:
+        stream = by_hand(model.position.pegs["first"], stream, grid)
+    for layer, block in enumerate(model.blocks):
+        stream = stream + block.attn(block.norm1(stream))
+        stream = stream + block.mlp(block.norm2(stream))
+        if layer in places:
+            stream = by_hand(model.position.pegs[str(layer)], stream, grid)
+    end = F.layer_norm(stream, (24,), model.norm.weight, model.norm.bias, 1e-6)
+    pooled = end[:, 0] if grid.prefix else end.mean(1)
+    assert_same(model(x), pooled @ model.head.weight.T + model.head.bias)
+
+
+# Pooling
+
+
+def test_a_gap_model_has_no_class_token_and_its_norm_before_the_pooling():
+    model = exact(GAP)
+    assert (model.cls_token, model.num_prefix_tokens, model.global_pool) == (None, 0, "avg")
+    assert isinstance(model.norm, torch.nn.LayerNorm)
+    assert isinstance(model.fc_norm, torch.nn.Identity)
+    x = wide(32, 32)
+    after = F.layer_norm([t for t, _ in model.each_layer(x)][-1].mean(1), (24,), model.norm.weight, model.norm.bias)
+    assert (model(x) - model.head(after)).abs().max() > 1e-3
+
+
+def test_a_model_with_a_class_token_reads_it():
+    model = exact(TOKEN)
+    assert (model.num_prefix_tokens, model.global_pool) == (1, "token")
+    features = model.forward_features(wide(32, 32))
+    assert features.shape == (2, 17, 24)
+    assert torch.equal(model.forward_head(features, pre_logits=True), features[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "wanted"),
+    [
+        (TOKEN, {"class_token": False}, True),
+        (TOKEN, {"global_pool": "avg", "class_token": True}, False),
+        (GAP, {"class_token": True}, False),
+        (GAP, {"global_pool": "token", "class_token": False}, True),
+    ],
+)
+def test_a_class_token_that_the_pooling_contradicts_is_refused(name, kwargs, wanted):
+    with pytest.raises(ValueError, match=f"`class_token` must be {wanted} where `global_pool` is .* got {not wanted}"):
+        cpvt(name, **kwargs)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"class_token": False}])
+def test_the_pooling_decides_over_the_name(kwargs):
+    model = cpvt(TOKEN, global_pool="avg", **kwargs)
+    assert model.state_dict().keys() == cpvt(GAP).state_dict().keys()
+    assert cpvt(GAP, global_pool="token").state_dict().keys() == cpvt(TOKEN).state_dict().keys()
+
+
+def test_a_gap_model_cannot_be_given_a_class_token_with_a_fresh_classifier():
+    with pytest.raises(ValueError, match="`class_token` must be True"):
+        cpvt(GAP).reset_classifier(7, "token")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_weights_are_published(name):
+    with pytest.raises(ValueError, match="`pretrained` must be False: the weights of CPVT were never published"):
+        graticule.create_model(name, pretrained=True)
+
+
+# Sizes
+
+
+@small
+@pegs
+def test_any_image_whose_sides_the_patch_divides_goes_in_and_changes_no_weight(name, peg):
+    model = exact(name, **peg)
+    before = copy.deepcopy(model.state_dict())
+    for height, width in ((32, 32), (24, 40), (64, 24)):
+        features = model.forward_features(wide(height, width))
+        assert features.shape == (2, height * width // 64 + model.num_prefix_tokens, 24)
+        assert model.forward_head(features).shape == (2, 5)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@small
+def test_a_model_built_for_one_size_is_that_for_another(name):
+    first, second = exact(name), cpvt(name, img_size=(24, 64)).double().eval()
+    second.load_state_dict(first.state_dict(), strict=True)
+    x = wide(40, 24)
+    assert torch.equal(first(x), second(x))
+
+
+def test_a_peg_beside_a_table_adds_to_what_the_table_says():
+    model = exact(encoding="peg+learnable")
+    assert {key.split(".")[2] for key, _ in model.position.named_parameters()} == {"pegs", "encodings"}
+    x = wide(32, 32)
+    both = model(x).detach()
+    peg, table = model.position.parts
+    with torch.no_grad():
+        for parameter in peg.parameters():
+            parameter.zero_()
+    plain = graticule.create_model("deit_tiny_patch16_224", **SIZE).double().eval()
+    state = {key: value for key, value in model.state_dict().items() if not key.startswith("position.")}
+    plain.load_state_dict({**state, "pos_embed": table.encodings[0].pos_embed.detach()}, strict=True)
+    assert_same(model(x), plain(x))
+    assert (both - model(x)).abs().max() > 1e-3
+
+
+def test_several_encodings_are_named_in_any_order():
+    first, second = exact(encoding="peg+learnable"), cpvt(encoding="learnable+peg").double().eval()
+    second.load_state_dict(graticule.published_state_dict(first), strict=True)
+    x = wide(24, 40)
+    assert_same(second(x), first(x))
+
+
+# timm's interface
+
+
+@small
+def test_timm_knows_it_by_its_prefix(name):
+    torch.manual_seed(3)
+    theirs = timm.create_model(f"graticule_{name}", **SIZE).eval()
+    torch.manual_seed(3)
+    ours = cpvt(name).eval()
+    x = images(32, 32)
+    assert torch.equal(theirs(x), ours(x))
+    assert theirs.default_cfg["input_size"] == (3, 224, 224)
+    assert theirs.default_cfg["crop_pct"] == 0.875
+    assert theirs.get_submodule(theirs.default_cfg["first_conv"]) is theirs.patch_embed.proj
+
+
+@small
+def test_timm_makes_a_feature_extractor_of_it(name):
+    model = timm.create_model(f"graticule_{name}", features_only=True, out_indices=(0, 2), **SIZE).eval()
+    assert model.feature_info.channels() == [24, 24]
+    assert model.feature_info.reduction() == [8, 8]
+    assert [tuple(y.shape) for y in model(images(24, 40))] == [(2, 24, 3, 5)] * 2
+
+
+@small
+@pegs
+def test_each_layer_yields_tokens_and_their_grid(name, peg):
+    model = exact(name, **peg)
+    x = wide(24, 40)
+    found = list(model.each_layer(x))
+    assert len(found) == DEPTH
+    for tokens, grid in found:
+        assert grid == Grid(3, 5, int(name == TOKEN))
+        assert tokens.shape == (2, grid.tokens, 24)
+    assert_same(model.norm(found[-1][0]), model.forward_features(x))
+    assert len(list(model.each_layer(x, 2))) == 2
+
+
+@small
+@pegs
+def test_intermediates_are_what_leaves_each_layer(name, peg):
+    model = exact(name, **peg)
+    x = wide(24, 40)
+    final, maps = model.forward_intermediates(x)
+    for y, (tokens, _) in zip(maps, model.each_layer(x), strict=True):
+        assert_same(y.flatten(2).mT, tokens[:, model.num_prefix_tokens :])
+    assert_same(final, model.forward_features(x))
+    early = model.forward_intermediates(x, indices=[0, 1], stop_early=True, intermediates_only=True)
+    assert all(torch.equal(a, b) for a, b in zip(early, maps[:2], strict=True))
+
+
+@small
+@pytest.mark.parametrize("places", [(0,), (1,), (2,), (-1, 0, 1, 2)])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_pruned_model_computes_the_same_wherever_its_pegs_stand(name, places, index):
+    model = exact(name, peg={"places": places})
+    x = wide(24, 40)
+    (before,) = model.forward_intermediates(x, indices=[index], intermediates_only=True)
+    assert model.prune_intermediate_layers([index]) == [index]
+    assert len(model.blocks) == index + 1
+    (after,) = model.forward_intermediates(x, indices=[index], intermediates_only=True)
+    assert torch.equal(after, before)
+    assert model.forward_features(x).isfinite().all()
+
+
+@small
+@pegs
+def test_layer_decay_puts_every_parameter_in_one_group_and_position_with_its_layer(name, peg):
+    model = cpvt(name, **peg)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.7)
+    key = {id(parameter): name for name, parameter in model.named_parameters()}
+    grouped = [key[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(grouped) == sorted(name for name, p in model.named_parameters() if p.requires_grad)
+    scale = {key[id(p)]: group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
+    decay = {key[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    rate = [scale[f"blocks.{layer}.mlp.fc1.weight"] for layer in range(DEPTH)]
+    assert rate[0] < rate[1] < rate[2]
+    lists = model.position.layer_lists()
+    for parameter, value in scale.items():
+        for given in lists:
+            if parameter.startswith(f"position.{given}."):
+                layer = parameter.removeprefix(f"position.{given}.").split(".")[0]
+                expected = scale["patch_embed.proj.weight"] if layer == "first" else rate[int(layer)]
+                assert value == expected, parameter
+    assert {value for parameter, value in decay.items() if parameter.startswith("position.")} == {0}
+
+
+@small
+def test_a_state_dict_and_a_checkpoint_go_round(name, tmp_path):
+    for peg in PEGS:
+        first, second = exact(name, **peg), cpvt(name, **peg).double().eval()
+        second.load_state_dict(first.state_dict(), strict=True)
+        x = wide(24, 40)
+        assert torch.equal(first(x), second(x))
+        torch.save({"model": graticule.published_state_dict(first)}, tmp_path / "model.pth")
+        third = load_checkpoint(cpvt(name, **peg).double().eval(), tmp_path / "model.pth")
+        assert torch.equal(first(x), third(x))
+
+
+def test_pegs_are_published_under_the_names_of_twins_in_their_order():
+    published = graticule.published_state_dict(cpvt(peg={"places": [2, -1, 0]}))
+    found = sorted(key for key in published if key.startswith("pos_block"))
+    assert found == [f"pos_block.{i}.proj.0.{leaf}" for i in range(3) for leaf in ("bias", "weight")]
+    assert not any(key.startswith("position.") for key in published)
+
+
+# Training, compiling, other memory
+
+
+@small
+@pytest.mark.parametrize("places", [(0,), (-1,), (-1, 0, 1)])
+def test_a_gradient_reaches_every_parameter(name, places):
+    model = draw(cpvt(name, peg={"places": places})).double()
+    model(wide(24, 40)).square().sum().backward()
+    for key, gradient in gradients(model).items():
+        assert gradient is not None, key
+        assert gradient.abs().max() > 0, key
+
+
+@pegs
+def test_a_gradient_reaches_every_trainable_parameter_of_every_form(peg):
+    model = draw(cpvt(GAP, **peg)).double()
+    model(wide(32, 32)).square().sum().backward()
+    for key, gradient in gradients(model).items():
+        assert gradient is not None, key
+        assert gradient.abs().max() > 0, key
+
+
+def test_a_frozen_peg_gets_no_gradient_and_all_else_does():
+    model = draw(cpvt(peg={"frozen": True})).double()
+    assert [key for key, p in model.named_parameters() if not p.requires_grad] == [
+        "position.pegs.0.proj.0.weight",
+        "position.pegs.0.proj.0.bias",
+    ]
+    model(wide(32, 32)).square().sum().backward()
+    assert all(gradient is not None for gradient in gradients(model).values())
+
+
+@small
+@pegs
+def test_gradient_checkpointing_gives_the_same_gradients(name, peg):
+    model = draw(cpvt(name, **peg)).double()
+    x = wide(32, 32)
+    model(x).square().sum().backward()
+    kept = copy.deepcopy(gradients(model))
+    model.zero_grad()
+    model.set_grad_checkpointing()
+    runs = []
+    model.blocks[1].register_forward_pre_hook(lambda *_: runs.append(1))
+    model(x).square().sum().backward()
+    assert len(runs) == 2  # once forward, once again for the gradient
+    for key, gradient in gradients(model).items():
+        if kept[key] is None:
+            assert gradient is None, key
+        else:
+            torch.testing.assert_close(gradient, kept[key], rtol=1e-12, atol=1e-12, msg=key)
+
+
+@small
+@pegs
+def test_the_forward_pass_is_one_graph_with_the_same_numbers(name, peg):
+    model = exact(name, **peg)
+    x = wide(24, 40)
+    assert_same(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+@small
+def test_forward_and_backward_are_one_graph_with_the_same_gradients(name):
+    model = draw(cpvt(name, depth=2, peg={"places": [-1, 0]})).double()
+    x = wide(24, 40)
+    model(x).square().sum().backward()
+    eager = copy.deepcopy(gradients(model))
+    model.zero_grad()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(x).square().sum().backward()
+    for key, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, eager[key], rtol=1e-10, atol=1e-10, msg=key)
+
+
+@small
+@pegs
+def test_a_folded_model_computes_the_same_at_the_built_size_and_at_another(name, peg):
+    model = exact(name, **peg)
+    here, there = wide(32, 32), wide(24, 40)
+    expected = model(here).detach(), model(there).detach()
+    assert_same(fold(model)(here), expected[0])
+    assert_same(fold(model, (24, 40))(there), expected[1])
+    assert torch.equal(unfold(model)(here), expected[0])
+
+
+@small
+@pegs
+def test_a_bfloat16_model_agrees_with_float32(name, peg):
+    model = cpvt(name, **peg).eval()
+    x = images(24, 40)
+    with torch.no_grad():
+        reference = model(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = model(x)
+        logits = model.bfloat16()(x.bfloat16())
+    assert logits.dtype == torch.bfloat16
+    torch.testing.assert_close(logits.float(), reference, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(mixed.float(), reference, rtol=0.05, atol=0.05)
+
+
+@small
+def test_channels_last_images_give_the_same_logits(name):
+    model = exact(name)
+    x = wide(24, 40)
+    expected = model(x).detach()
+    last = x.to(memory_format=torch.channels_last)
+    assert_same(model(last), expected)
+    assert_same(model.to(memory_format=torch.channels_last)(last), expected)
+
+
+@small
+@pegs
+def test_a_model_can_be_laid_out_on_the_meta_device(name, peg):
+    with torch.device("meta"):
+        model = cpvt(name, **peg)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert {key: p.shape for key, p in model.named_parameters()} == {
+        key: p.shape for key, p in cpvt(name, **peg).named_parameters()
+    }

@@ -1,0 +1,282 @@
+"""Checkpoints of PVT's and Twins' code go in under their own names, and come out under them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import graticule
+from graticule import Grid, fold, load_checkpoint
+from tiny import draw, images
+
+GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
+SIZE = {
+    "img_size": 64,
+    "embed_dims": [8, 16, 24, 32],
+    "num_heads": [1, 2, 3, 4],
+    "depths": [1, 2, 1, 1],
+    "mlp_ratios": [4, 4, 2, 2],
+    "num_classes": 5,
+}
+NAMES = ["pvt_tiny", "pvt_tiny_peg", "pvt_tiny_gap", "pvt_tiny_peg_gap"]
+#: Recorded case -> the model of ours.
+RECORDED = {"pvt": "pvt_tiny", "pvt_peg_gap": "pvt_tiny_peg_gap"}
+recorded = pytest.mark.parametrize("case", RECORDED)
+names = pytest.mark.parametrize("name", NAMES)
+
+
+def pvt(name="pvt_tiny", **kwargs):
+    return graticule.create_model(name, **{**SIZE, **kwargs})
+
+
+def reference(case):
+    """State dict, input and output of a public code, as recorded."""
+    tensors = load_file(GOLDEN / f"{case}.safetensors")
+    state = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
+    return state, tensors["input"].double(), tensors["output"].double()
+
+
+def wide(*size):
+    return images(*size, dtype=torch.float64)
+
+
+def write(state, folder, kind):
+    """Write a checkpoint as it may be found."""
+    if kind == "safetensors":
+        save_file({name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors")
+        return folder / "model.safetensors"
+    torch.save({"model": state} if kind == "model" else state, folder / "model.pth")
+    return folder / "model.pth"
+
+
+# What the public codes call their parameters
+
+
+PVT_NAMES = {
+    "patch_embed1.proj.weight": "patch_embeds.0.proj.weight",
+    "patch_embed4.proj.bias": "patch_embeds.3.proj.bias",
+    "patch_embed1.norm.weight": "patch_embeds.0.norm.weight",
+    "pos_embed1": "position.stages.0.encodings.0.pos_embed",
+    "pos_embed4": "position.stages.3.encodings.0.pos_embed",
+    "block1.0.attn.q.weight": "blocks.0.0.attn.q.weight",
+    "block2.1.attn.kv.bias": "blocks.1.1.attn.kv.bias",
+    "block1.0.attn.sr.weight": "blocks.0.0.attn.sr.weight",
+    "block3.0.attn.norm.bias": "blocks.2.0.attn.norm.bias",
+    "block4.0.mlp.fc2.weight": "blocks.3.0.mlp.fc2.weight",
+    "cls_token": "cls_token",
+    "norm.weight": "norm.weight",
+    "head.bias": "head.bias",
+}
+TWINS_NAMES = {
+    "patch_embeds.0.proj.weight": "patch_embeds.0.proj.weight",
+    "patch_embeds.3.norm.bias": "patch_embeds.3.norm.bias",
+    "pos_block.0.proj.0.weight": "position.stages.0.pegs.0.proj.0.weight",
+    "pos_block.3.proj.0.bias": "position.stages.3.pegs.0.proj.0.bias",
+    "blocks.1.1.attn.sr.bias": "blocks.1.1.attn.sr.bias",
+    "norm.bias": "norm.bias",
+    "head.weight": "head.weight",
+}
+
+
+@pytest.mark.parametrize(("name", "table"), [("pvt_tiny", PVT_NAMES), ("pvt_tiny_peg_gap", TWINS_NAMES)])
+def test_every_parameter_is_known_by_its_published_name(name, table):
+    model = pvt(name)
+    published, own = graticule.published_state_dict(model), model.state_dict()
+    assert published.keys() != own.keys()
+    assert len(published) == len(own)
+    for theirs, ours in table.items():
+        assert published[theirs].data_ptr() == own[ours].data_ptr(), theirs
+
+
+@recorded
+def test_published_names_are_exactly_those_of_the_public_code(case):
+    state, _, _ = reference(case)
+    published = graticule.published_state_dict(pvt(RECORDED[case]))
+    assert {name: value.shape for name, value in published.items()} == {name: v.shape for name, v in state.items()}
+
+
+@recorded
+def test_a_state_dict_of_the_public_code_loads_and_computes_the_recorded_output(case):
+    state, x, output = reference(case)
+    model = pvt(RECORDED[case]).double().eval()
+    model.load_state_dict(dict(state), strict=True)
+    torch.testing.assert_close(model(x), output, rtol=0, atol=1e-10)
+
+
+@recorded
+@pytest.mark.parametrize("kind", ["plain", "model", "safetensors"])
+def test_a_file_of_the_public_code_loads_and_computes_the_recorded_output(case, kind, tmp_path):
+    state, x, output = reference(case)
+    model = pvt(RECORDED[case]).double().eval()
+    assert load_checkpoint(model, write(state, tmp_path, kind)) is model
+    torch.testing.assert_close(model(x), output, rtol=0, atol=1e-10)
+
+
+@recorded
+def test_the_published_state_dict_gives_back_what_was_loaded(case):
+    state, x, _ = reference(case)
+    model = pvt(RECORDED[case]).double().eval()
+    model.load_state_dict(dict(state), strict=True)
+    published = graticule.published_state_dict(model)
+    assert published.keys() == state.keys()
+    assert all(torch.equal(value, state[name].double()) for name, value in published.items())
+    again = pvt(RECORDED[case]).double().eval()
+    again.load_state_dict(published, strict=True)
+    assert torch.equal(again(x), model(x))
+
+
+@recorded
+def test_a_checkpoint_goes_into_a_folded_model(case, tmp_path):
+    state, x, output = reference(case)
+    model = fold(pvt(RECORDED[case]).double())
+    load_checkpoint(model, write(state, tmp_path, "model"))
+    torch.testing.assert_close(model(x), output, rtol=0, atol=1e-10)
+    assert graticule.published_state_dict(model).keys() == state.keys()
+
+
+# Out and in again
+
+
+@names
+@pytest.mark.parametrize("joining", ["default", "shared", "unshared", "lape_sharing", "lape"])
+@pytest.mark.parametrize("published", [False, True])
+def test_our_own_checkpoints_go_round(name, joining, published, tmp_path):
+    if "peg" in name and joining != "default":
+        kwargs = {"encoding": "peg+learnable", "joining": joining}
+    else:
+        kwargs = {"joining": joining}
+    first = draw(pvt(name, **kwargs)).eval()
+    state = graticule.published_state_dict(first) if published else first.state_dict()
+    assert len(state) == len(first.state_dict())
+    second = pvt(name, **kwargs).eval()
+    second.load_state_dict(dict(state), strict=True)
+    x = images(64, 96)
+    assert torch.equal(second(x), first(x))
+    for kind in ("model", "safetensors"):
+        assert torch.equal(load_checkpoint(pvt(name, **kwargs).eval(), write(state, tmp_path, kind))(x), first(x))
+
+
+def test_several_pegs_a_stage_go_round_under_published_names():
+    kwargs = {"depths": [2, 2, 2, 2], "peg": {"places": [0, 1]}}
+    first, second = draw(pvt("pvt_tiny_peg_gap", **kwargs)).eval(), pvt("pvt_tiny_peg_gap", **kwargs).eval()
+    published = graticule.published_state_dict(first)
+    assert len(published) == len(first.state_dict())
+    second.load_state_dict(published, strict=True)
+    x = images(64, 96)
+    assert torch.equal(second(x), first(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("pvt_tiny", {"joining": "unshared"}),
+        ("pvt_tiny", {"joining": "lape"}),
+        ("pvt_tiny", {"encoding": "peg+learnable"}),
+        ("pvt_tiny_peg_gap", {"peg": {"places": [0, 1]}}),
+        ("pvt_tiny_peg_gap", {"peg": {"places": [-1, 0]}}),
+    ],
+)
+def test_a_name_of_the_public_codes_stands_for_the_stage_that_it_has_there(name, kwargs):
+    """`pos_embed1` is the first stage's in PVT's code, `pos_block.0` the first stage's in Twins'."""
+    known = pvt(name, depths=[2, 2, 2, 2], **kwargs).position.published_names()
+    for theirs, own in known.items():
+        stage = int(own.split(".")[1])
+        if theirs.startswith("pos_embed") and theirs.removeprefix("pos_embed").isdigit():
+            assert theirs == f"pos_embed{stage + 1}", own
+        if theirs.startswith("pos_block."):
+            assert theirs.split(".")[1] == str(stage), own
+    assert len(set(known.values())) == len(known)
+
+
+# Tables of another size
+
+
+def test_the_tables_of_another_square_size_are_resampled_and_the_row_of_the_class_token_kept(tmp_path):
+    large = draw(pvt(img_size=128)).double().eval()
+    state = graticule.published_state_dict(large)
+    small = pvt().double().eval()
+    load_checkpoint(small, write(state, tmp_path, "model"))
+    for stage, (was, now) in enumerate(zip(large.position.stages, small.position.stages, strict=True)):
+        side, prefix = 16 >> stage, int(stage == 3)
+        old, new = was.encodings[0].pos_embed[0], now.encodings[0].pos_embed[0]
+        assert new.shape == (side * side + prefix, SIZE["embed_dims"][stage])
+        assert torch.equal(new[:prefix], old[:prefix])
+        image = old[prefix:].T.reshape(1, -1, 2 * side, 2 * side)
+        expected = torch.nn.functional.interpolate(image, size=(side, side), mode="bicubic", antialias=True)
+        torch.testing.assert_close(new[prefix:].T.reshape_as(expected), expected, rtol=0, atol=1e-12)
+    x = wide(64, 64)
+    torch.testing.assert_close(small(x), large(x), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["pvt_tiny", "pvt_tiny_gap"])
+@pytest.mark.parametrize("joining", ["default", "shared", "lape"])
+@pytest.mark.parametrize("size", [32, (64, 96)])
+def test_a_model_of_another_size_loads_them_through_load_state_dict(name, joining, size):
+    first = draw(pvt(name, joining=joining)).double().eval()
+    second = pvt(name, joining=joining, img_size=size).double().eval()
+    second.load_state_dict(graticule.published_state_dict(first), strict=True)
+    x = wide(*second.img_size)
+    torch.testing.assert_close(second(x), first(x), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_the_table_of_a_stage_is_that_of_its_grid(stage):
+    table = Grid(16 >> stage, 16 >> stage, int(stage == 3))
+    assert pvt().position.stages[stage].encodings[0].pos_embed.shape[1] == table.tokens
+
+
+def test_a_model_with_pegs_takes_a_checkpoint_of_any_size_as_it_is(tmp_path):
+    first = draw(pvt("pvt_tiny_peg_gap", img_size=128)).double().eval()
+    path = write(graticule.published_state_dict(first), tmp_path, "safetensors")
+    second = load_checkpoint(pvt("pvt_tiny_peg_gap").double().eval(), path)
+    x = wide(64, 96)
+    assert torch.equal(second(x), first(x))
+
+
+# What does not fit
+
+
+def refusal(model, state, folder):
+    """Load what must be refused: nothing in the model changes; returns what was said."""
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"model\.pth does not fit PyramidVisionTransformer") as error:
+        load_checkpoint(model, write(state, folder, "model"))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    return str(error.value)
+
+
+@recorded
+def test_a_class_count_that_does_not_match_is_named(case, tmp_path):
+    state, _, _ = reference(case)
+    message = refusal(pvt(RECORDED[case], num_classes=7), state, tmp_path)
+    assert "it has 5 classes where the model has 7" in message
+    assert "num_classes=5" in message
+
+
+def test_a_checkpoint_of_the_other_code_is_refused_by_what_it_lacks(tmp_path):
+    state, _, _ = reference("pvt")
+    assert "lacks position.stages.0.pegs.0.proj.0.bias" in refusal(pvt("pvt_tiny_peg_gap"), state, tmp_path)
+    state, _, _ = reference("pvt_peg_gap")
+    message = refusal(pvt("pvt_tiny"), state, tmp_path)
+    assert "lacks cls_token, position.stages.0.encodings.0.pos_embed" in message
+    assert "pos_block.0.proj.0.bias" in message
+
+
+def test_a_checkpoint_with_a_class_token_does_not_go_into_a_model_without(tmp_path):
+    state, _, _ = reference("pvt")
+    message = refusal(pvt("pvt_tiny_gap"), state, tmp_path)
+    assert "cls_token" in message
+
+
+def test_other_shapes_are_named_with_both(tmp_path):
+    state, _, _ = reference("pvt")
+    message = refusal(pvt(sr_ratios=[4, 4, 2, 1]), state, tmp_path)
+    assert "blocks.0.0.attn.sr.weight is (8, 8, 8, 8) where the model has (8, 8, 4, 4)" in message
+
+
+def test_timms_checkpoint_path_takes_published_names(tmp_path):
+    state, x, output = reference("pvt")
+    path = write(state, tmp_path, "model")
+    model = pvt(checkpoint_path=str(path)).double().eval()
+    torch.testing.assert_close(model(x), output, rtol=0, atol=1e-5)

@@ -1,0 +1,153 @@
+"""Attention with keys on a coarser grid against the formula written out."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from graticule import Grid, LayerPosition
+from graticule.layers import Attention, SpatialReductionAttention
+
+B, D, HEADS = 2, 24, 3
+HEAD = D // HEADS
+NOWHERE = LayerPosition()
+CASES = [(1, Grid(3, 5)), (2, Grid(4, 6)), (4, Grid(4, 12)), (4, Grid(8, 4))]
+cases = pytest.mark.parametrize(("reduction", "grid"), CASES)
+
+
+def attention(reduction, **kwargs):
+    module = SpatialReductionAttention(D, HEADS, reduction=reduction, **kwargs).double().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return module
+
+
+def tokens(grid):
+    return torch.randn(B, grid.tokens, D, dtype=torch.float64)
+
+
+def keys_of(module, x, grid):
+    """What keys and values are made from, (B, M, D): the strided convolution as a product, then the norm."""
+    if module.reduction == 1:
+        return x
+    r = module.reduction
+    image = x[:, grid.prefix :].transpose(1, 2).reshape(B, D, *grid.shape)
+    cells = F.unfold(image, r, stride=r).transpose(1, 2)  # (B, M, D * r * r)
+    y = cells @ module.sr.weight.flatten(1).T + module.sr.bias
+    y = (y - y.mean(-1, keepdim=True)) / (y.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    return y * module.norm.weight + module.norm.bias
+
+
+def naive(module, x, grid):
+    """The formula, head by head: softmax(q k^T / sqrt(d)) v; also the weights, (B, h, N, M)."""
+    q = x @ module.q.weight.T + module.q.bias
+    k, v = (keys_of(module, x, grid) @ module.kv.weight.T + module.kv.bias).split(D, -1)
+    mixed, weights = [], []
+    for head in range(HEADS):
+        at = slice(head * HEAD, (head + 1) * HEAD)
+        logits = (q[..., at] @ k[..., at].transpose(1, 2)) / HEAD**0.5
+        weights.append(logits.exp() / logits.exp().sum(-1, keepdim=True))
+        mixed.append(weights[-1] @ v[..., at])
+    return torch.cat(mixed, -1) @ module.proj.weight.T + module.proj.bias, torch.stack(weights, 1)
+
+
+def assert_same(ours, formula):
+    torch.testing.assert_close(ours, formula, rtol=0, atol=1e-11)
+
+
+@cases
+def test_attention_to_a_coarser_grid_is_its_formula(reduction, grid):
+    module, x = attention(reduction), tokens(grid)
+    y = module(x, NOWHERE, grid)
+    assert y.shape == (B, grid.tokens, D)
+    assert_same(y, naive(module, x, grid)[0])
+
+
+@cases
+def test_weights_are_those_of_the_formula_and_their_rows_sum_to_one(reduction, grid):
+    module, x = attention(reduction), tokens(grid)
+    weights = module.weights(x, NOWHERE, grid)
+    assert weights.shape == (B, HEADS, grid.tokens, grid.patches // reduction**2)
+    assert_same(weights.sum(-1), torch.ones(B, HEADS, grid.tokens, dtype=torch.float64))
+    assert_same(weights, naive(module, x, grid)[1])
+
+
+@cases
+def test_weights_times_values_are_what_forward_returns(reduction, grid):
+    module, x = attention(reduction), tokens(grid)
+    v = module.kv(keys_of(module, x, grid))[..., D:].unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+    mixed = module.weights(x, NOWHERE, grid) @ v
+    assert_same(module.proj(mixed.transpose(1, 2).flatten(2)), module(x, NOWHERE, grid))
+
+
+@pytest.mark.parametrize("reduction", [1, 2])
+def test_every_token_asks_and_prefix_tokens_are_asked_without_reduction_alone(reduction):
+    grid = Grid(4, 6, prefix=2)
+    module, x = attention(reduction), tokens(grid)
+    y = module(x, NOWHERE, grid)
+    assert y.shape == (B, 26, D)
+    assert_same(y, naive(module, x, grid)[0])
+    other = x.clone()
+    other[:, :2] += 1
+    changed = (module(other, NOWHERE, grid) - y).abs().amax((0, 2)) > 1e-9
+    assert changed[:2].all()
+    assert changed[2:].all() if reduction == 1 else not changed[2:].any()
+
+
+def test_without_reduction_it_is_plain_attention():
+    grid = Grid(3, 5, prefix=1)
+    module, x = attention(1), tokens(grid)
+    plain = Attention(D, HEADS).double().eval()
+    with torch.no_grad():
+        plain.qkv.weight.copy_(torch.cat([module.q.weight, module.kv.weight]))
+        plain.qkv.bias.copy_(torch.cat([module.q.bias, module.kv.bias]))
+        plain.proj.load_state_dict(module.proj.state_dict())
+    assert_same(module(x, NOWHERE, grid), plain(x))
+    assert_same(module.weights(x, NOWHERE, grid), plain.weights(x))
+
+
+def test_the_norm_of_the_keys_has_pytorchs_epsilon_and_is_there_with_a_reduction_alone():
+    assert attention(2).norm.eps == 1e-5
+    assert {name.split(".")[0] for name, _ in attention(1).named_parameters()} == {"q", "kv", "proj"}
+    assert {name.split(".")[0] for name, _ in attention(2).named_parameters()} == {"q", "kv", "proj", "sr", "norm"}
+
+
+def test_row_and_column_of_the_grid_are_not_confused():
+    module = attention(2)
+    x = tokens(Grid(4, 6))
+    assert (module(x, NOWHERE, Grid(4, 6)) - module(x, NOWHERE, Grid(6, 4))).abs().max() > 1e-3
+
+
+def test_without_qkv_bias_queries_keys_and_values_have_none():
+    module = SpatialReductionAttention(D, HEADS, qkv_bias=False, reduction=2)
+    assert module.q.bias is None
+    assert module.kv.bias is None
+    assert module.proj.bias is not None
+
+
+def test_weights_and_outputs_are_dropped_in_training_alone():
+    grid = Grid(4, 6)
+    for rate in ("attn_drop", "proj_drop"):
+        module, x = attention(2, **{rate: 0.5}), tokens(grid)
+        assert not torch.equal(module.train()(x, NOWHERE, grid), module(x, NOWHERE, grid)), rate
+        assert_same(module.eval()(x, NOWHERE, grid), naive(module, x, grid)[0])
+
+
+@pytest.mark.parametrize("heads", [0, 5])
+def test_heads_that_do_not_divide_the_channels_are_refused(heads):
+    with pytest.raises(ValueError, match=f"`embed_dim` must be a multiple of `num_heads`, got 24 with {heads} heads"):
+        SpatialReductionAttention(D, heads)
+
+
+@pytest.mark.parametrize("reduction", [0, -2])
+def test_a_reduction_below_one_is_refused(reduction):
+    with pytest.raises(ValueError, match=f"`reduction` must be at least 1, got {reduction}"):
+        SpatialReductionAttention(D, HEADS, reduction=reduction)
+
+
+@pytest.mark.parametrize("grid", [Grid(3, 8), Grid(8, 3)])
+@pytest.mark.parametrize("method", ["forward", "weights"])
+def test_a_grid_smaller_than_the_reduction_is_refused_with_its_sides(grid, method):
+    message = f"`img_size` must give this stage at least 4 patches a side.* got {grid.height} x {grid.width}"
+    with pytest.raises(ValueError, match=message):
+        getattr(attention(4), method)(tokens(grid), NOWHERE, grid)
