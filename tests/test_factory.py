@@ -7,9 +7,19 @@ import torch
 
 import graticule
 from graticule import Grid, LayerPosition, build_position
-from graticule.encodings import Learnable, NormalizedBias, RelativeBias, Sinusoidal2d
+from graticule.encodings import (
+    ConvolutionalProjection,
+    Learnable,
+    NormalizedBias,
+    Peg,
+    QueryKeyPeg,
+    RelativeBias,
+    ShawBias,
+    Sinusoidal2d,
+)
+from graticule.factory import PegOptions, peg_options
 from graticule.joining import Lape, Unshared
-from graticule.position import BiasPosition, JoinedPosition, NoPosition
+from graticule.position import BeforeProjections, BetweenBlocks, BiasPosition, JoinedPosition, NoPosition
 from tiny import DEPTH, DIM, PAIRS, TOKENS, count, images, tiny
 
 GRID = Grid(4, 4, prefix=1)
@@ -32,7 +42,16 @@ def test_a_pair_is_built_or_refused_with_a_reason(encoding, joining):
 
 
 def test_the_names_are_listed_in_the_order_of_the_papers():
-    assert graticule.list_encodings() == ["none", "learnable", "sinusoidal_1d", "sinusoidal_2d", "relative_bias"]
+    assert graticule.list_encodings() == [
+        "none",
+        "learnable",
+        "sinusoidal_1d",
+        "sinusoidal_2d",
+        "relative_bias",
+        "shaw",
+        "peg",
+        "convolutional_projection",
+    ]
     assert graticule.list_joinings() == ["default", "shared", "unshared", "lape_sharing", "lape"]
     assert graticule.list_decompositions()[0] == "w"
     assert graticule.list_decompositions()[-1] == "layer_norm"
@@ -45,6 +64,10 @@ def test_names_become_the_classes_of_their_names():
     assert isinstance(build("none"), NoPosition)
     assert [type(bias) for bias in build("relative_bias").encodings] == [RelativeBias] * DEPTH
     assert [type(bias) for bias in build("relative_bias", "lape").encodings] == [NormalizedBias] * DEPTH
+    assert [type(bias) for bias in build("shaw").encodings] == [ShawBias] * DEPTH
+    assert [type(peg) for peg in build("peg").pegs.values()] == [Peg]
+    assert [type(peg) for peg in build("peg", peg={"acts_on": "queries_keys"}).inputs.values()] == [QueryKeyPeg]
+    assert [type(p) for p in build("convolutional_projection").inputs.values()] == [ConvolutionalProjection]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +83,11 @@ def test_names_become_the_classes_of_their_names():
         ("relative_bias", "default", -TABLE + DEPTH * 7 * 7 * 3),
         ("relative_bias", "lape", -TABLE + DEPTH * (7 * 7 * 3 + 2 * 16)),
         ("learnable+relative_bias", "lape", 2 * DIM * DEPTH + DEPTH * 7 * 7 * 3),
+        ("shaw", "default", -TABLE + DEPTH * 2 * 17 * 8),
+        ("peg", "default", -TABLE + DIM * 10),
+        ("peg+learnable", "lape", 2 * DIM * DEPTH + DIM * 10),
+        ("convolutional_projection", "default", -TABLE + 3 * DIM * 10),
+        ("peg+convolutional_projection+shaw", "default", -TABLE + 4 * DIM * 10 + DEPTH * 2 * 17 * 8),
     ],
 )
 def test_parameters_beyond_those_of_learnable_default(encoding, joining, extra):
@@ -75,6 +103,7 @@ def test_parameters_beyond_those_of_learnable_default(encoding, joining, extra):
         ("learnable", "lape", 2 * DIM, 0),
         ("learnable", "lape_sharing", 2 * DIM, 0),
         ("relative_bias", "default", 147, TABLE),
+        ("shaw", "default", 2 * 17 * 8, TABLE),
     ],
 )
 def test_eta_joined_layers_have_eta_times_the_parameters_of_one(encoding, joining, each, less, eta):
@@ -152,6 +181,30 @@ def test_eta_leaves_the_later_layers_of_a_relative_bias_empty():
         ({"encoding": "sinusoidal_1d", "joining": "unshared"}, r"`joining` must not be 'unshared' .*'sinusoidal_1d'"),
         ({"encoding": "sinusoidal_2d", "joining": "unshared"}, r"`joining` must not be 'unshared' .*'sinusoidal_2d'"),
         ({"encoding": "relative_bias", "joining": "shared"}, r"`joining` must be 'default' or 'lape'.*got 'shared'"),
+        ({"encoding": "pge"}, r"`encoding` must be one of .*got 'pge'; did you mean 'peg'\?"),
+        ({"encoding": "learnable+shaww"}, r"got 'shaww'; did you mean 'shaw'\?"),
+        ({"encoding": "peg+peg"}, r"`encoding` must name each encoding once"),
+        ({"encoding": "none+peg"}, r"`encoding` must name each encoding once, and 'none' alone"),
+        ({"encoding": "peg", "joining": "lape"}, r"`joining` must be 'default' with encoding 'peg'.*got 'lape'"),
+        ({"encoding": "peg", "joining": "shared"}, r"`joining` must be 'default' with encoding 'peg'.*got 'shared'"),
+        (
+            {"encoding": "peg+convolutional_projection", "joining": "lape"},
+            r"`joining` must be 'default' with encoding 'peg\+convolutional_projection'.*got 'lape'",
+        ),
+        ({"encoding": "peg+shaw", "joining": "lape"}, r"`joining` must be 'default' with encoding 'shaw', got 'lape'"),
+        ({"encoding": "peg+relative_bias", "joining": "shared"}, r"`joining` must be 'default' or 'lape'.*'shared'"),
+        ({"encoding": "peg", "joined_layers": 1}, r"`joined_layers` must be left out with encoding 'peg', got 1"),
+        (
+            {"encoding": "peg", "joining": "lape", "decomposition": "norm"},
+            r"`decomposition` must go with an absolute encoding .*'peg'",
+        ),
+        ({"encoding": "peg+learnable", "joined_layers": 2}, r"`joined_layers` must be left out with joining 'default'"),
+        ({"peg": {"kernel": 5}}, r"`peg` must be left out without encoding peg or .*_projection, got 'learnable'"),
+        ({"encoding": "none", "peg": {"places": [1]}}, r"`peg` must be left out without encoding peg .*got 'none'"),
+        ({"encoding": "shaw", "peg": PegOptions(bias=False)}, r"`peg` must be left out without encoding .*got 'shaw'"),
+        ({"shaw_clip": 8}, r"`shaw_clip` must be left out without encoding 'shaw', got 8 with 'learnable'"),
+        ({"encoding": "shaw", "shaw_clip": 0}, r"`shaw_clip` must be at least 1, got 0"),
+        ({"encoding": "shaw", "joined_layers": 0}, r"`joined_layers` must be from 1 to .*3, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(kwargs, message):
@@ -177,3 +230,156 @@ def test_as_many_encodings_as_the_joining_takes():
         JoinedPosition([Sinusoidal2d(GRID, 24) for _ in range(3)], Unshared(3))
     with pytest.raises(ValueError, match="`encodings` must be from 1 to 3, one a layer, got 4"):
         BiasPosition([RelativeBias(GRID, 3) for _ in range(4)], 3)
+
+
+def test_the_options_of_a_peg_are_those_of_cpvt_by_default():
+    position = build("peg")
+    assert isinstance(position, BetweenBlocks)
+    assert list(position.pegs) == ["0"]
+    convolution = position.pegs["0"].proj[0]
+    assert (convolution.kernel_size, convolution.groups, convolution.padding_mode) == ((3, 3), DIM, "zeros")
+    assert convolution.bias is not None
+    assert len(position.pegs["0"].proj) == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "found"),
+    [
+        ({"places": (-1, 2)}, lambda p: list(p.pegs) == ["first", "2"]),
+        ({"kernel": 7}, lambda p: p.pegs["0"].proj[0].kernel_size == (7, 7)),
+        ({"convolution": "separable"}, lambda p: [c.kernel_size for c in p.pegs["0"].proj] == [(3, 3), (1, 1)]),
+        ({"convolution": "dense"}, lambda p: p.pegs["0"].proj[0].groups == 1),
+        ({"layers": 2}, lambda p: len(p.pegs["0"].proj) == 6),
+        ({"padding": "circular"}, lambda p: p.pegs["0"].proj[0].padding_mode == "circular"),
+        ({"padding": "none"}, lambda p: p.pegs["0"].margin == 1),
+        ({"bias": False}, lambda p: p.pegs["0"].proj[0].bias is None),
+        ({"frozen": True}, lambda p: not any(parameter.requires_grad for parameter in p.parameters())),
+        ({"acts_on": "queries_keys"}, lambda p: isinstance(p, BeforeProjections) and list(p.inputs) == ["1"]),
+    ],
+    ids=str,
+)
+def test_every_option_of_a_peg_has_its_effect(form, found):
+    plain = build("peg")
+    assert found(build("peg", peg=form))
+    assert found(build("peg", peg=PegOptions(**form)))  # a mapping and the dataclass say the same
+    assert not found(plain)
+
+
+def test_the_options_of_a_convolutional_projection_have_their_effect():
+    form = {"places": (-1, 1), "kernel": 5, "padding": "circular", "bias": False, "frozen": True}
+    position = build("convolutional_projection", peg=form)
+    assert isinstance(position, BeforeProjections)
+    assert list(position.inputs) == ["0", "2"]
+    convolution = position.inputs["2"].k
+    assert (convolution.kernel_size, convolution.padding_mode, convolution.bias) == ((5, 5), "circular", None)
+    assert not any(parameter.requires_grad for parameter in position.parameters())
+
+
+@pytest.mark.parametrize(
+    "form", [{"convolution": "dense"}, {"layers": 2}, {"acts_on": "queries_keys"}, {"kernel": 5, "layers": 3}], ids=str
+)
+def test_options_that_a_convolutional_projection_has_not_are_refused(form):
+    with pytest.raises(ValueError, match=r"`peg` must name no more than places, kernel, padding, bias and frozen"):
+        build("convolutional_projection", peg=form)
+
+
+def test_a_place_may_be_given_as_a_number_or_as_any_sequence():
+    assert PegOptions(places=2).places == (2,)
+    assert PegOptions(places=[0, -1]).places == (0, -1)
+    assert PegOptions(places=[0, 1]) == PegOptions(places=(0, 1))
+    assert hash(PegOptions(places=[0, 1])) == hash(PegOptions(places=(0, 1)))
+    assert peg_options({}) == PegOptions()
+    assert peg_options({"places": 1, "bias": False}) == PegOptions(places=(1,), bias=False)
+
+
+def test_the_order_of_places_does_not_matter():
+    a, b = build("peg", peg={"places": (2, -1, 0)}), build("peg", peg={"places": (-1, 0, 2)})
+    assert list(a.state_dict()) == list(b.state_dict())
+
+
+@pytest.mark.parametrize("places", [(), [], (0, 0), (1, -1, 1), ("0",), "12", (0.5,)], ids=repr)
+def test_places_that_are_no_different_layers_are_refused(places):
+    with pytest.raises(ValueError, match=r"`peg.places` must be different layers, at least one, as 0 1 2, got"):
+        PegOptions(places=places)
+    with pytest.raises(ValueError, match=r"`peg.places` must be"):
+        build("peg", peg={"places": places})
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"place": 1}, r"`peg` must be one of places, kernel, .*got 'place'; did you mean 'places'"),
+        ({"kernel_size": 3}, r"`peg` must be one of .*got 'kernel_size'; did you mean 'kernel'\?"),
+        ({"pading": "zeros"}, r"got 'pading'; did you mean 'padding'\?"),
+        ({"kernel": 3, "xyzzy": 3}, r"`peg` must be one of .*; got 'xyzzy'\.$"),
+        ({"acts_on": "values"}, r"`peg.acts_on` must be tokens or queries_keys, got 'values'"),
+        ({"kernel": 4}, r"`kernel` must be odd, so that it has a centre, got 4"),
+        ({"convolution": "sparse"}, r"`convolution` must be one of depthwise, separable, dense, got 'sparse'"),
+        ({"padding": "same"}, r"`padding` must be one of zeros, .*got 'same'"),
+        ({"layers": 0}, r"`layers` must be at least 1, got 0"),
+        ({"places": (0, 3)}, r"`places` must be from -1, before the first of the 3 layers, to 2, got 3"),
+        ({"places": -2}, r"`places` must be from -1, .* to 2, got -2"),
+        ({"places": 2, "acts_on": "queries_keys"}, r"`places` must be from -1, .* to 1, got 2"),
+    ],
+    ids=str,
+)
+def test_options_of_a_peg_that_cannot_be_are_refused_by_name(form, message):
+    with pytest.raises(ValueError, match=message):
+        build("peg", peg=form)
+
+
+@pytest.mark.parametrize("place", [2, -2])
+def test_a_place_without_a_layer_behind_it_is_refused_for_a_convolutional_projection(place):
+    with pytest.raises(ValueError, match=rf"`places` must be from -1, .* to 1, got {place}"):
+        build("convolutional_projection", peg={"places": place})
+
+
+def test_a_convolutional_projection_without_padding_is_refused():
+    with pytest.raises(ValueError, match="`padding` must keep the grid's size where queries are convolved, got 'none'"):
+        build("convolutional_projection", peg={"padding": "none"})
+
+
+def test_two_makers_of_the_inputs_of_one_layer_are_refused():
+    """A PEG of queries and keys beside a convolutional projection: its options do not fit both."""
+    with pytest.raises(ValueError, match="`peg` must name no more than"):
+        build("peg+convolutional_projection", peg={"acts_on": "queries_keys"})
+
+
+@pytest.mark.parametrize("form", [None, {}, PegOptions(), {"places": [0], "kernel": 3}], ids=repr)
+@pytest.mark.parametrize("encoding", ["none", "learnable", "shaw"])
+def test_options_that_say_nothing_new_go_with_any_encoding(encoding, form):
+    assert count(build(encoding, peg=form)) == count(build(encoding))
+
+
+@pytest.mark.parametrize("joining", graticule.list_joinings())
+@pytest.mark.parametrize("conditional", ["peg", "convolutional_projection", "shaw"])
+def test_beside_an_absolute_encoding_what_is_made_from_tokens_stays_as_it_is(conditional, joining):
+    alone, table = build(conditional)(GRID), build("learnable", joining)(GRID)
+    both = build(f"{conditional}+learnable", joining)(GRID)
+    for layer, (mine, own, joined) in enumerate(zip(both, alone, table, strict=True)):
+        for field, value in zip(mine._fields, mine, strict=True):
+            told = getattr(own, field) is not None or getattr(joined, field) is not None
+            assert (value is not None) == told, (layer, field)
+
+
+def test_joined_layers_are_those_of_the_table_beside_a_peg():
+    positions = build("peg+learnable", "lape", joined_layers=1, peg={"places": (0, 1, 2)})(GRID)
+    assert [position.inner is not None for position in positions] == [True, False, False]
+    assert [position.after is not None for position in positions] == [True] * 3
+
+
+def test_lape_normalises_a_relative_bias_beside_a_peg():
+    parts = build("peg+relative_bias", "lape").parts
+    assert [type(bias) for bias in parts[1].encodings] == [NormalizedBias] * DEPTH
+
+
+def test_eta_leaves_the_later_layers_without_shaws_bias():
+    positions = build("shaw", joined_layers=2)(GRID)
+    assert [position.bias is not None for position in positions] == [True, True, False]
+    assert callable(positions[0].bias)
+
+
+def test_shaw_shares_the_channels_of_a_head():
+    encoding = build("shaw", shaw_clip=3).encodings[0]
+    assert encoding.relative_position_x.shape == (7, DIM // 3)
+    assert encoding.clip == 3

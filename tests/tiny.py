@@ -25,13 +25,17 @@ PAIRS = [
     *[("sinusoidal_2d", joining) for joining in ("default", "shared", "lape_sharing", "lape")],
     ("relative_bias", "default"),
     ("relative_bias", "lape"),
+    ("shaw", "default"),
+    ("peg", "default"),
+    ("convolutional_projection", "default"),
 ]
-#: The same, and an absolute encoding beside a relative one.
+#: The same, and an absolute encoding beside a relative or a conditional one.
 CHOICES = [
     *PAIRS,
     ("learnable+relative_bias", "default"),
     ("sinusoidal_2d+relative_bias", "shared"),
     ("learnable+relative_bias", "lape"),
+    ("peg+learnable", "lape"),
 ]
 
 

@@ -289,13 +289,13 @@ def _models(arguments: list[str]) -> int:
         with torch.device("meta"):
             model = graticule.create_model(name)
         count = sum(p.numel() for p in model.parameters())
-        height, width = model.grid.shape
-        size = "x".join(map(str, model.patch_embed.img_size))
-        rows.append(
-            [name, f"{count / 1e6:.2f} M", str(model.embed_dim), str(len(model.blocks)), size, f"{height}x{width}"]
-        )
+        dims = getattr(model, "embed_dims", (getattr(model, "embed_dim", 0),))
+        depths = getattr(model, "depths", None) or (len(model.blocks),)
+        image, grid = ("x".join(map(str, sides)) for sides in (model.img_size, model.grid.shape))
+        shape = ("-".join(map(str, dims)), "-".join(map(str, depths)))
+        rows.append([name, f"{count / 1e6:.2f} M", *shape, image, grid])
     _print_table(("model", "parameters", "dim", "layers", "image", "patches"), rows)
-    print(f"\nencodings       {', '.join(graticule.list_encodings())} (several: learnable+relative_bias)")
+    print(f"\nencodings       {', '.join(graticule.list_encodings())} (several: learnable+peg)")
     print(f"joinings        {', '.join(graticule.list_joinings())}")
     print(f"decompositions  {', '.join(graticule.list_decompositions())} (of LaPE's norm)")
     print(f"data sets       {', '.join(list_datasets())}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -66,15 +66,20 @@ class PegOptions:
     bias: bool = True
     """whether the convolutions have a bias"""
     frozen: bool = False
-    """keep the weights as they are drawn or loaded"""
+    """keep the weights as they are drawn or loaded (the statistics of a batch norm still follow the data)"""
     acts_on: Literal["tokens", "queries_keys"] = "tokens"
     """the stream of tokens, or the queries and keys of the next layer alone"""
 
     def __post_init__(self) -> None:
-        places = (self.places,) if isinstance(self.places, int) else tuple(self.places)
-        if not places or len(set(places)) < len(places) or not all(isinstance(place, int) for place in places):
+        given: Any = self.places
+        places = tuple(given) if isinstance(given, Iterable) else (given,)
+        whole = [place for place in places if isinstance(place, int) and not isinstance(place, bool)]
+        if not whole or len(set(whole)) < len(places):
             raise ValueError(f"`peg.places` must be different layers, at least one, as 0 1 2, got {self.places!r}.")
         object.__setattr__(self, "places", places)
+        for name in ("kernel", "layers"):
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"`peg.{name}` must be a whole number, got {getattr(self, name)!r}.")
         if self.acts_on not in ("tokens", "queries_keys"):
             raise ValueError(f"`peg.acts_on` must be tokens or queries_keys, got {self.acts_on!r}.")
 

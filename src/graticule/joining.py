@@ -69,6 +69,17 @@ class LayerPosition(NamedTuple):
         )
 
 
+class BiasSum(NamedTuple):
+    """A bias of two parts: one that can be folded, (heads, N, N), and a function of the scaled queries."""
+
+    constant: Tensor
+    function: Function
+
+    def __call__(self, queries: Tensor) -> Tensor:
+        """Make the bias, (B, heads, N, N), from the scaled queries, (B, heads, N, d)."""
+        return self.constant + self.function(queries)
+
+
 def bias_of(bias: Tensor | Function, queries: Tensor) -> Tensor:
     """Return a bias as a tensor, made from the scaled queries (B, h, N, d) if it depends on them."""
     return bias if isinstance(bias, Tensor) else bias(queries)
@@ -78,13 +89,16 @@ def _sum(a: Any, b: Any) -> Any:
     """Add what is there: two tensors, or two biases of which one at least is a function."""
     if a is None or b is None:
         return b if a is None else a
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
+    constants = [x.constant if isinstance(x, BiasSum) else x for x in (a, b) if isinstance(x, Tensor | BiasSum)]
+    functions = [x.function if isinstance(x, BiasSum) else x for x in (a, b) if not isinstance(x, Tensor)]
+    if not functions:
         return a + b
-    return partial(_added, a, b)
+    function = functions[0] if len(functions) == 1 else partial(_added, *functions)
+    return BiasSum(sum(constants[1:], constants[0]), function) if constants else function
 
 
-def _added(a: Tensor | Function, b: Tensor | Function, queries: Tensor) -> Tensor:
-    return bias_of(a, queries) + bias_of(b, queries)
+def _added(first: Function, second: Function, queries: Tensor) -> Tensor:
+    return first(queries) + second(queries)
 
 
 def _chain(first: Function | None, second: Function | None) -> Function | None:

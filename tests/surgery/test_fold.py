@@ -9,9 +9,11 @@ from torch import nn
 
 import graticule
 from graticule import fold, unfold
+from graticule.backbones import VisionTransformer
+from graticule.encodings import ConvolutionalProjection, Peg, ShawBias
 from graticule.joining import LayerPosition
 from graticule.position import BiasPosition, FoldedPosition, Position
-from tiny import CHOICES, DEPTH, DIM, draw, images, tiny
+from tiny import CHOICES, DEPTH, DIM, SIZE, draw, images, tiny
 
 choices = pytest.mark.parametrize(("encoding", "joining"), CHOICES)
 
@@ -103,10 +105,17 @@ def test_a_size_that_cannot_be_folded_for_leaves_the_model_as_it_was():
 
 
 @choices
-def test_no_gradient_reaches_position_through_a_folded_model(encoding, joining):
+def test_no_gradient_reaches_a_constant_of_a_folded_model_and_what_is_made_from_the_tokens_keeps_its_own(
+    encoding, joining
+):
     model = fold(draw(tiny(encoding, joining)))
     model(images()).sum().backward()
-    assert all(parameter.grad is None for parameter in model.position.parameters())
+    kinds = (Peg, ConvolutionalProjection, ShawBias)
+    made = [module for module in model.position.modules() if isinstance(module, kinds)]
+    functions = {id(parameter) for module in made for parameter in module.parameters()}
+    assert bool(functions) == any(name in encoding for name in ("peg", "convolutional_projection", "shaw"))
+    for name, parameter in model.position.named_parameters():
+        assert (parameter.grad is not None) == (id(parameter) in functions), name
     assert not any(buffer.requires_grad for buffer in model.position.buffers())
     assert model.head.weight.grad is not None
 
@@ -130,7 +139,10 @@ def test_loading_a_state_dict_into_a_folded_model_folds_it_anew(encoding, joinin
     torch.testing.assert_close(model(x), trained(x), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("relative_bias", "lape")])
+@pytest.mark.parametrize(
+    ("encoding", "joining"),
+    [("learnable", "lape"), ("relative_bias", "lape"), ("peg+learnable", "lape"), ("shaw", "default")],
+)
 def test_weights_go_between_folded_and_unfolded_models(encoding, joining):
     """A checkpoint of training goes into the folded model that ships, and the other way round."""
     trained = draw(tiny(encoding, joining)).eval()
@@ -160,7 +172,15 @@ def test_a_folded_model_changes_its_dtype(dtype, encoding, joining):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "joining"), [("learnable", "lape"), ("sinusoidal_2d", "shared"), ("relative_bias", "lape")]
+    ("encoding", "joining"),
+    [
+        ("learnable", "lape"),
+        ("sinusoidal_2d", "shared"),
+        ("relative_bias", "lape"),
+        ("peg+learnable", "lape"),
+        ("shaw+relative_bias", "default"),
+        ("convolutional_projection", "default"),
+    ],
 )
 def test_a_folded_model_is_one_graph(encoding, joining):
     model = fold(draw(tiny(encoding, joining, depth=2)))
@@ -211,8 +231,12 @@ def test_a_copy_of_a_folded_model_unfolds_on_its_own(encoding, joining):
     assert torch.equal(model(x), logits)
 
 
-def test_a_folded_model_can_be_pickled():
-    model = fold(draw(tiny("learnable", "lape")))
+@pytest.mark.parametrize(
+    ("encoding", "joining"),
+    [("learnable", "lape"), ("peg+learnable", "lape"), ("shaw+relative_bias", "default")],
+)
+def test_a_folded_model_can_be_pickled(encoding, joining):
+    model = fold(draw(tiny(encoding, joining)))
     x = images()
     other = pickle.loads(pickle.dumps(model))
     assert torch.equal(other(x), model(x))
@@ -264,16 +288,39 @@ class ContentPosition(Position):
         """Nothing depends on it."""
 
 
-def test_a_bias_that_depends_on_the_image_cannot_be_folded_and_the_model_stays_as_it_was():
-    model = tiny(position=lambda grid, *, dim, depth, num_heads: ContentPosition(depth)).eval()
+def test_a_bias_that_depends_on_the_image_stays_the_function_that_it_is():
+    model = draw(VisionTransformer(lambda grid, *, dim, depth, num_heads: ContentPosition(depth), **SIZE)).eval()
+    position, x, wide = model.position, images(), images(24, 40)
+    before, before_wide = model(x), model(wide)
+    fold(model)
+    kept = [given.bias for given in model.position(model.grid)]
+    assert all(bias is own for bias, own in zip(kept, position.biases, strict=True))
+    assert not list(model.position.buffers())
+    assert torch.equal(model(x), before)
+    assert torch.equal(fold(model, (24, 40))(wide), before_wide)
+    assert unfold(model).position is position
+
+
+@pytest.mark.parametrize(("encoding", "joining"), [("peg", "default"), ("convolutional_projection", "default")])
+def test_a_model_that_is_told_by_functions_alone_folds_into_no_constant_and_still_refuses_another_grid(
+    encoding, joining
+):
+    model = fold(tiny(encoding, joining))
+    assert not list(model.position.named_buffers(recurse=False))
+    with pytest.raises(ValueError, match=r"folded for a grid of \(4, 4\)"):
+        model(images(24, 40))
+
+
+def test_beside_a_function_a_table_becomes_a_constant():
+    model = fold(draw(tiny("peg+learnable", "lape")))
     x = images()
     before = model(x)
-    with pytest.raises(
-        ValueError, match=r"the bias of layer 0 depends on the image \(FromQueries\) and cannot be folded"
-    ):
-        fold(model)
-    assert isinstance(model.position, ContentPosition)
+    with torch.no_grad():
+        model.position.original.parts[1].encodings[0].pos_embed.normal_()
     assert torch.equal(model(x), before)
+    with torch.no_grad():
+        model.position.original.parts[0].pegs["0"].proj[0].bias.add_(1)
+    assert not torch.equal(model(x), before)
 
 
 def test_folding_for_a_grid_keeps_the_shapes_that_layers_expect():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
+from graticule.joining import BiasSum, LayerPosition
 from graticule.position.base import Position
 
 
@@ -35,17 +35,26 @@ class FoldedPosition(Position):
     @torch.no_grad()
     def fold(self) -> None:
         """Compute the constants from the parameters as they are now."""
-        self.layout: list[list[Any]] = []  # for every layer and field: the name of a constant, a function, or None
-        seen: dict[int, str] = {}  # a table that several layers share is kept once
+        self.layout: list[list[Any]] = []  # a field: the name of a constant, a function, both, or None
+        names: dict[int, str] = {}  # a table that several layers share is kept once
         keep: list[Tensor] = []
+
+        def constant(value: Tensor, name: str) -> str:
+            if id(value) not in names:
+                names[id(value)] = name
+                keep.append(value)  # so that no id is used twice
+                self.register_buffer(name, value.detach().clone(), persistent=False)
+            return names[id(value)]
+
         for layer, position in enumerate(self.original(self.grid)):
             held: list[Any] = []
             for field, value in zip(position._fields, position, strict=True):
-                if isinstance(value, Tensor) and id(value) not in seen:
-                    seen[id(value)] = f"layer{layer}_{field}"
-                    keep.append(value)  # so that no id is used twice
-                    self.register_buffer(seen[id(value)], value.detach().clone(), persistent=False)
-                held.append(seen[id(value)] if isinstance(value, Tensor) else value)
+                name = f"layer{layer}_{field}"
+                if isinstance(value, Tensor):
+                    value = constant(value, name)
+                elif isinstance(value, BiasSum):
+                    value = (constant(value.constant, name), value.function)
+                held.append(value)
             self.layout.append(held)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
@@ -60,10 +69,12 @@ class FoldedPosition(Position):
                 f"the model is folded for a grid of {self.grid.shape} patches with {self.grid.prefix} prefix tokens, "
                 f"got one of {grid.shape} with {grid.prefix}; unfold it, or fold it with `img_size` for this size."
             )
-        return [
-            LayerPosition(*(getattr(self, value) if isinstance(value, str) else value for value in held))
-            for held in self.layout
-        ]
+        return [LayerPosition(*map(self._unpack, held)) for held in self.layout]
+
+    def _unpack(self, held: Any) -> Any:
+        if isinstance(held, tuple):
+            return BiasSum(getattr(self, held[0]), held[1])
+        return getattr(self, held) if isinstance(held, str) else held
 
     def set_grid(self, grid: Grid) -> None:
         """Fold for `grid` instead."""

@@ -1,0 +1,540 @@
+"""Laws of the conditional encodings: a convolution over the grid, around which the tokens are kept, or not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from graticule import Grid
+from graticule.encodings import ConvolutionalProjection, Peg, QueryKeyPeg
+
+DIM, BATCH = 6, 2
+PADDINGS = ("zeros", "circular", "replicate", "reflect", "none")
+MODES = {"zeros": "constant", "circular": "circular", "replicate": "replicate", "reflect": "reflect"}
+GRIDS = [Grid(3, 5), Grid(4, 3, prefix=1), Grid(3, 4, prefix=2)]
+
+paddings = pytest.mark.parametrize("padding", PADDINGS)
+grids = pytest.mark.parametrize("grid", GRIDS, ids=str)
+forms = pytest.mark.parametrize("convolution", ["depthwise", "separable", "dense"])
+
+
+@torch.no_grad()
+def drawn(module, scale=0.3):
+    """Draw every parameter and running statistic anew, so that each one matters."""
+    for parameter in module.parameters():
+        parameter.normal_(0, scale)
+    for norm in (m for m in module.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.weight.add_(1)
+        norm.running_mean.normal_(0, scale)
+        norm.running_var.uniform_(0.5, 2)
+    return module
+
+
+def tokens(grid, dtype=torch.float64, dim=DIM):
+    return torch.randn(BATCH, grid.tokens, dim, dtype=dtype)
+
+
+def as_map(x, grid):
+    """Lay the patches out one by one: (B, D, H, W)."""
+    features = x.new_zeros(len(x), x.shape[-1], grid.height, grid.width)
+    for row in range(grid.height):
+        for column in range(grid.width):
+            features[:, :, row, column] = x[:, grid.prefix + row * grid.width + column]
+    return features
+
+
+def as_tokens(features, x, grid):
+    """Put a map back behind the prefix tokens of x."""
+    return torch.cat([x[:, : grid.prefix], features.permute(0, 2, 3, 1).reshape(len(x), -1, features.shape[1])], 1)
+
+
+def convolve(features, convolution, padding):
+    """Pad by hand, then convolve without padding."""
+    around = convolution.kernel_size[0] // 2
+    if padding != "none" and around:
+        features = F.pad(features, [around] * 4, mode=MODES[padding])
+    return F.conv2d(features, convolution.weight, convolution.bias, groups=convolution.groups)
+
+
+def naive(peg, x, grid, padding):
+    """x + F(x) over (B, D, H, W), written down step by step."""
+    features = y = as_map(x, grid)
+    for step in peg.proj:
+        if isinstance(step, nn.Conv2d):
+            y = convolve(y, step, padding)
+        elif isinstance(step, nn.BatchNorm2d):
+            mean, var = step.running_mean[:, None, None], step.running_var[:, None, None]
+            y = (y - mean) / (var + step.eps).sqrt() * step.weight[:, None, None] + step.bias[:, None, None]
+        else:
+            y = y.clamp(min=0)
+    top, left = (features.shape[-2] - y.shape[-2]) // 2, (features.shape[-1] - y.shape[-1]) // 2
+    encoded = torch.zeros_like(features)
+    encoded[:, :, top : top + y.shape[-2], left : left + y.shape[-1]] = y
+    return as_tokens(features + encoded, x, grid)
+
+
+def close(actual, expected, atol=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+@grids
+@paddings
+@forms
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_peg_is_the_tokens_and_a_convolution_of_their_map(grid, padding, convolution, bias):
+    peg = drawn(Peg(DIM, 3, convolution, padding=padding, bias=bias)).double()
+    x = tokens(grid)
+    close(peg(x, grid), naive(peg, x, grid, padding))
+
+
+@paddings
+@pytest.mark.parametrize(("kernel", "grid"), [(1, Grid(2, 3, 1)), (7, Grid(7, 9, 1)), (27, Grid(27, 28, 1))], ids=str)
+def test_it_is_so_for_kernels_from_one_patch_to_the_whole_grid(kernel, grid, padding):
+    peg = drawn(Peg(2, kernel, padding=padding), scale=0.1).double()
+    x = tokens(grid, dim=2)
+    close(peg(x, grid), naive(peg, x, grid, padding), atol=1e-11)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "replicate"])
+@pytest.mark.parametrize("kernel", [7, 27])
+def test_a_kernel_may_be_larger_than_the_grid(kernel, padding):
+    peg, grid = drawn(Peg(DIM, kernel, padding=padding)).double(), Grid(2, 3, prefix=1)
+    x = tokens(grid)
+    close(peg(x, grid), naive(peg, x, grid, padding), atol=1e-11)
+
+
+@paddings
+@pytest.mark.parametrize(("layers", "grid"), [(2, Grid(5, 6, 1)), (4, Grid(9, 10))], ids=str)
+@pytest.mark.parametrize("convolution", ["depthwise", "separable"])
+def test_around_a_stack_the_tokens_are_added_once(layers, grid, padding, convolution):
+    peg = drawn(Peg(DIM, 3, convolution, layers, padding), scale=1.0).double().eval()
+    x = tokens(grid)
+    assert [type(step).__name__ for step in peg.proj].count("ReLU") == layers
+    assert (peg(x, grid) != x)[:, grid.prefix :].any()
+    close(peg(x, grid), naive(peg, x, grid, padding), atol=1e-10)
+
+
+def test_a_stack_ends_with_a_relu_so_that_it_only_adds():
+    peg, grid = drawn(Peg(DIM, layers=4)).double(), Grid(4, 5, prefix=1)
+    x = tokens(grid)
+    change = peg(x, grid) - x
+    assert change.min() >= 0
+    assert change.max() > 0
+
+
+def test_in_training_a_stack_normalises_over_the_batch_and_the_patches_alone():
+    peg, grid = Peg(DIM, layers=2).double().train(), Grid(3, 5, prefix=2)
+    x = tokens(grid)
+    x[:, :2] = 1e6  # prefix tokens that would spoil any statistic they were part of
+    peg(x, grid)
+    first = convolve(as_map(x, grid), peg.proj[0], "zeros")
+    close(peg.proj[1].running_mean, 0.1 * first.mean((0, 2, 3)))
+    close(peg.proj[1].running_var, 0.9 + 0.1 * first.var((0, 2, 3)))
+
+
+def test_a_grid_of_two_by_three_by_hand():
+    peg = Peg(1).double()
+    with torch.no_grad():
+        peg.proj[0].weight.copy_(torch.arange(1.0, 10).view(1, 1, 3, 3))  # 1 2 3 / 4 5 6 / 7 8 9
+        peg.proj[0].bias.fill_(100)
+    x = torch.tensor([7.0, 0, 1, 0, 0, 0, 2], dtype=torch.float64).view(1, 7, 1)  # 7 | 0 1 0 / 0 0 2
+    # a one at (0, 1): what lies left of it has it at its right, with weight 6; the two at (1, 2): its own is 5
+    by_hand = [7, 100 + 6, 101 + 5 + 2 * 9, 100 + 4 + 2 * 8, 100 + 3, 100 + 2 + 2 * 6, 102 + 1 + 2 * 5]
+    assert peg(x, Grid(2, 3, prefix=1)).flatten().tolist() == by_hand
+
+
+def test_what_stands_around_a_row_of_three_by_hand():
+    around = {"zeros": (0, 0), "circular": (3, 1), "replicate": (1, 3), "reflect": (2, 2)}
+    x = torch.tensor([1.0, 2, 3], dtype=torch.float64)
+    for padding, (left, right) in around.items():
+        peg, grid = Peg(1, padding=padding, bias=False).double(), Grid(3, 3)
+        with torch.no_grad():
+            peg.proj[0].weight.copy_(torch.tensor([[0.0, 0, 0], [10, 0, 100], [0, 0, 0]]))
+        rows = peg(x.repeat(3).view(1, 9, 1), grid).view(3, 3)
+        assert rows[1].tolist() == [1 + 10 * left + 200, 2 + 10 + 300, 3 + 20 + 100 * right], padding
+
+
+def test_without_padding_the_border_gets_no_encoding_and_the_inside_does():
+    for kernel, layers, margin in ((3, 1, 1), (5, 1, 2), (3, 2, 2)):
+        peg, grid = drawn(Peg(DIM, kernel, layers=layers, padding="none"), scale=1.0).double().eval(), Grid(6, 7, 1)
+        x = tokens(grid)
+        changed = (as_map(peg(x, grid), grid) != as_map(x, grid)).any(1).any(0)  # (H, W)
+        inside = torch.zeros(6, 7, dtype=torch.bool)
+        inside[margin:-margin, margin:-margin] = True
+        assert torch.equal(changed, inside)
+
+
+@grids
+@paddings
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_prefix_tokens_pass_bit_for_bit(grid, padding, dtype):
+    peg, x = drawn(Peg(DIM, padding=padding)).to(dtype), tokens(grid, dtype)
+    y = peg(x, grid)
+    assert y.dtype == dtype
+    assert y.shape == (BATCH, grid.tokens, DIM)
+    assert torch.equal(y[:, : grid.prefix], x[:, : grid.prefix])
+
+
+@grids
+@paddings
+def test_prefix_tokens_are_seen_by_no_patch(grid, padding):
+    peg, x = drawn(Peg(DIM, padding=padding)).double(), tokens(grid)
+    other = x.clone()
+    other[:, : grid.prefix] = 1e6
+    assert torch.equal(peg(other, grid)[:, grid.prefix :], peg(x, grid)[:, grid.prefix :])
+
+
+@paddings
+@forms
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_peg_of_zeros_is_the_identity_bit_for_bit(padding, convolution, dtype):
+    peg, grid = Peg(DIM, 3, convolution, padding=padding).to(dtype), Grid(3, 5, prefix=1)
+    for parameter in peg.parameters():
+        nn.init.zeros_(parameter)
+    x = tokens(grid, dtype)
+    assert torch.equal(peg(x, grid), x)
+
+
+@forms
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("shift", [(1, 0), (0, 2), (-2, 3)])
+def test_with_circular_padding_a_shift_of_the_grid_is_a_shift_of_the_encoding(shift, layers, convolution):
+    peg, grid = drawn(Peg(DIM, 3, convolution, layers, "circular"), 1.0).double().eval(), Grid(4, 7)
+    x = as_map(tokens(grid), grid)
+    moved = as_tokens(x.roll(shift, (2, 3)), x.new_zeros(BATCH, 0, DIM), grid)
+    still = as_tokens(x, x.new_zeros(BATCH, 0, DIM), grid)
+    close(as_map(peg(moved, grid), grid), as_map(peg(still, grid), grid).roll(shift, (2, 3)), atol=1e-10)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "replicate", "reflect", "none"])
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_with_a_border_it_is_so_inside_and_not_at_the_border(kernel, padding):
+    peg, grid = drawn(Peg(DIM, kernel, padding=padding)).double(), Grid(9, 11)
+    x, margin = tokens(grid), kernel // 2
+    moved = as_tokens(as_map(x, grid).roll((1, 2), (2, 3)), x, grid)
+    off = (as_map(peg(moved, grid), grid) - as_map(peg(x, grid), grid).roll((1, 2), (2, 3))).abs().amax((0, 1))
+    inside = torch.zeros(9, 11, dtype=torch.bool)
+    inside[margin + 1 : -margin, margin + 2 : -margin] = True  # whole neighbourhood before and after
+    assert off[inside].max() < 1e-12
+    first = margin if padding == "none" else 0  # the first row and column that get an encoding
+    assert off[first, margin:-margin].min() > 1e-3
+    assert off[margin:-margin, first].min() > 1e-3
+
+
+def test_a_constant_map_is_told_where_it_is_by_zeros_alone():
+    grid = Grid(4, 5)
+    x = torch.ones(1, 20, DIM, dtype=torch.float64)
+    for padding in PADDINGS[:-1]:
+        y = as_map(drawn(Peg(DIM, padding=padding)).double()(x, grid), grid)
+        constant = torch.allclose(y, y[..., :1, :1].expand_as(y), rtol=0, atol=1e-12)
+        assert constant == (padding != "zeros"), padding
+
+
+def test_an_encoding_reaches_as_far_as_its_kernels_and_no_farther():
+    for kernel, layers, reach in ((1, 1, 0), (3, 1, 1), (5, 1, 2), (3, 2, 2)):
+        peg, grid = Peg(1, kernel, layers=layers).double().eval(), Grid(7, 9)
+        for parameter in peg.parameters():
+            nn.init.ones_(parameter)
+        x = torch.zeros(1, 63, 1, dtype=torch.float64)
+        spot = x.clone()
+        spot[0, 3 * 9 + 4] = 1  # (3, 4)
+        seen = as_map(peg(spot, grid) - peg(x, grid), grid)[0, 0] != 0
+        expected = torch.zeros(7, 9, dtype=torch.bool)
+        expected[3 - reach : 4 + reach, 4 - reach : 5 + reach] = True
+        assert torch.equal(seen, expected), (kernel, layers)
+
+
+def test_only_a_depthwise_convolution_keeps_channels_apart():
+    grid = Grid(3, 4)
+    x = tokens(grid)
+    other = x.clone()
+    other[..., 0] += 1
+    for convolution, mixes in (("depthwise", False), ("separable", True), ("dense", True)):
+        peg = drawn(Peg(DIM, 3, convolution)).double()
+        change = (peg(other, grid) - peg(x, grid)).abs().amax((0, 1))
+        assert change[0] > 1e-3
+        assert bool((change[1:] > 1e-6).all()) == mixes
+        assert bool((change[1:] == 0).all()) != mixes
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 27])
+@pytest.mark.parametrize(
+    ("convolution", "weights", "biases"),
+    [
+        ("depthwise", lambda d, k: d * k * k, 1),
+        ("separable", lambda d, k: d * d + d * k * k, 2),
+        ("dense", lambda d, k: d * d * k * k, 1),
+    ],
+)
+def test_parameters_are_those_of_the_formula(convolution, weights, biases, kernel):
+    def count(**kwargs):
+        return sum(p.numel() for p in Peg(DIM, kernel, convolution, **kwargs).parameters())
+
+    assert count(bias=False) == weights(DIM, kernel)
+    assert count(bias=True) == weights(DIM, kernel) + biases * DIM
+    assert count(bias=False, layers=4) == 4 * (weights(DIM, kernel) + 2 * DIM)  # batch norm: scale and shift
+    assert count(bias=True, layers=4) == 4 * (weights(DIM, kernel) + (2 + biases) * DIM)
+
+
+def test_parameters_of_the_paper():
+    """CPVT, Table 8 (1,920 with a bias) and Table 16 (1,728 without; 3 * 1,920 of convolutional projection)."""
+    assert sum(p.numel() for p in Peg(192).parameters()) == 1_920
+    assert sum(p.numel() for p in Peg(192, bias=False).parameters()) == 1_728
+    assert sum(p.numel() for p in ConvolutionalProjection(192).parameters()) == 3 * 1_920
+
+
+@paddings
+@forms
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_gradient_reaches_every_parameter_and_the_tokens_as_in_the_naive_form(padding, convolution, layers):
+    grid = Grid(5, 6, prefix=1)
+    peg = drawn(Peg(DIM, 3, convolution, layers, padding), 1.0).double().eval()
+    x = tokens(grid).requires_grad_()
+    inputs, weight = [x, *peg.parameters()], tokens(grid)
+    found = torch.autograd.grad((peg(x, grid) * weight).sum(), inputs)
+    expected = torch.autograd.grad((naive(peg, x, grid, padding) * weight).sum(), inputs)
+    assert all(gradient.any() for gradient in found)
+    for actual, by_hand in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, by_hand, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "names"),
+    [
+        ({}, ["proj.0.weight", "proj.0.bias"]),
+        ({"bias": False}, ["proj.0.weight"]),
+        ({"convolution": "dense"}, ["proj.0.weight", "proj.0.bias"]),
+        ({"convolution": "separable"}, ["proj.0.weight", "proj.0.bias", "proj.1.weight", "proj.1.bias"]),
+    ],
+)
+def test_the_names_of_a_state_dict_are_those_of_twins(kwargs, names):
+    assert list(Peg(DIM, **kwargs).state_dict()) == names
+    assert Peg(DIM, **kwargs).state_dict()["proj.0.weight"].shape[-2:] == (3, 3)
+
+
+@forms
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_state_dict_goes_round(convolution, layers):
+    grid = Grid(3, 5, prefix=1)
+    first, second = (drawn(Peg(DIM, 3, convolution, layers)).double().eval() for _ in range(2))
+    x = tokens(grid)
+    assert not torch.equal(first(x, grid), second(x, grid))
+    second.load_state_dict(first.state_dict(), strict=True)
+    assert torch.equal(first(x, grid), second(x, grid))
+
+
+@paddings
+@forms
+def test_bfloat16_stays_close_to_float32(padding, convolution):
+    peg, grid = drawn(Peg(DIM, 3, convolution, padding=padding)), Grid(4, 5, prefix=1)
+    x = tokens(grid, torch.bfloat16)
+    exact = peg(x.float(), grid)
+    rounded = peg.bfloat16()(x, grid)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, rtol=2**-6, atol=2**-4)
+
+
+def test_in_bfloat16_a_tiny_weight_is_not_lost_beside_the_one_of_the_identity():
+    """1 + 0.003 is 1 in bfloat16, but 1.5 + 0.003 * 1.5 is the number behind 1.5, which is 1.5 + 2^-7."""
+    peg, grid = Peg(1, bias=False), Grid(2, 3, prefix=1)
+    nn.init.zeros_(peg.proj[0].weight)
+    with torch.no_grad():
+        peg.proj[0].weight[..., 1, 1] = 3e-3
+    y = peg.bfloat16()(torch.full((1, 7, 1), 1.5, dtype=torch.bfloat16), grid)
+    assert torch.tensor(1 + 3e-3).bfloat16() == 1
+    assert y.flatten().tolist() == [1.5] + [1.5 + 2**-7] * 6
+
+
+@pytest.mark.parametrize("weight", [1e-3, 3e-3])
+@pytest.mark.parametrize("padding", ["zeros", "circular"])
+def test_in_bfloat16_the_convolution_is_rounded_alone_and_then_added(padding, weight):
+    peg, grid = drawn(Peg(DIM, padding=padding), scale=weight).bfloat16(), Grid(6, 7, prefix=1)
+    x = tokens(grid, torch.bfloat16)
+    y = peg(x, grid)
+    assert torch.equal(y, naive(peg, x, grid, padding))
+    with torch.no_grad():
+        peg.proj[0].weight[..., 1, 1] += 1  # the form that would lose it
+    assert not torch.equal(y, as_tokens(convolve(as_map(x, grid), peg.proj[0], padding), x, grid))
+
+
+def test_under_autocast_tokens_of_float32_are_not_rounded():
+    peg, grid = drawn(Peg(DIM), scale=1e-3), Grid(4, 5, prefix=1)
+    x = tokens(grid, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = peg(x, grid)
+        rounded = F.conv2d(as_map(x, grid), peg.proj[0].weight, peg.proj[0].bias, padding=1, groups=DIM)
+    assert rounded.dtype == torch.bfloat16
+    assert y.dtype == torch.float32
+    assert torch.equal(y, as_tokens(as_map(x, grid) + rounded, x, grid))
+    torch.testing.assert_close(y, peg(x, grid), rtol=0, atol=2**-8 * 1e-2)  # 8 bits of about 1e-2
+    for parameter in peg.parameters():
+        nn.init.zeros_(parameter)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(peg(x, grid), x)
+
+
+@paddings
+def test_tokens_need_not_lie_one_after_another(padding):
+    peg, grid = drawn(Peg(DIM, padding=padding)).double(), Grid(3, 5, prefix=1)
+    x = torch.randn(DIM, grid.tokens, BATCH, dtype=torch.float64).permute(2, 1, 0)
+    every_other = torch.randn(BATCH, 2 * grid.tokens, DIM, dtype=torch.float64)[:, ::2]
+    for y in (x, every_other):
+        assert not y.is_contiguous()
+        close(peg(y, grid), peg(y.contiguous(), grid))
+
+
+@forms
+@pytest.mark.parametrize("padding", ["zeros", "none"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_peg_is_one_graph(convolution, padding, autocast):
+    peg, grid = drawn(Peg(DIM, 3, convolution, padding=padding)), Grid(3, 5, prefix=1)
+    x = tokens(grid, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        torch.testing.assert_close(torch.compile(peg, fullgraph=True, backend="eager")(x, grid), peg(x, grid))
+
+
+def test_one_peg_serves_every_grid():
+    peg = drawn(Peg(DIM)).double()
+    for grid in GRIDS:
+        x = tokens(grid)
+        close(peg(x, grid), naive(peg, x, grid, "zeros"))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"kernel": 2}, "`kernel` must be odd, so that it has a centre, got 2"),
+        ({"kernel": 0}, "`kernel` must be odd.*got 0"),
+        ({"kernel": -1}, "`kernel` must be odd.*got -1"),
+        ({"convolution": "depth"}, "`convolution` must be one of depthwise, separable, dense, got 'depth'"),
+        ({"padding": "same"}, "`padding` must be one of zeros, circular, replicate, reflect, none, got 'same'"),
+        ({"layers": 0}, "`layers` must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        Peg(DIM, **kwargs)
+
+
+@pytest.mark.parametrize("build", [Peg, ConvolutionalProjection, lambda dim: QueryKeyPeg(Peg(dim))])
+@pytest.mark.parametrize("count", [14, 15, 17])
+def test_tokens_that_are_not_the_grids_are_refused(build, count):
+    module = build(DIM)
+    with pytest.raises(ValueError, match=rf"`x` must have as many tokens as the grid, 1 \+ 3 \* 5 = 16, got {count}"):
+        module(torch.randn(2, count, DIM), Grid(3, 5, prefix=1))
+
+
+@pytest.mark.parametrize(
+    ("padding", "kernel", "layers", "least"),
+    [("circular", 7, 1, 3), ("reflect", 7, 1, 4), ("none", 7, 1, 7), ("none", 3, 3, 7), ("reflect", 3, 2, 2)],
+)
+def test_a_grid_too_small_for_the_kernel_is_refused_and_the_smallest_is_not(padding, kernel, layers, least):
+    peg = drawn(Peg(DIM, kernel, layers=layers, padding=padding), 1.0).double().eval()
+    for small in (Grid(least - 1, least + 1), Grid(least + 1, least - 1)):
+        with pytest.raises(ValueError, match=rf"at least {least} patches .*{kernel} with padding '{padding}', got "):
+            peg(tokens(small), small)
+    for fits in (Grid(least, least + 1), Grid(least + 1, least)):
+        x = tokens(fits)
+        close(peg(x, fits), naive(peg, x, fits, padding), atol=1e-10)
+
+
+@grids
+def test_queries_and_keys_get_the_peg_and_values_the_tokens(grid):
+    peg = drawn(Peg(DIM)).double()
+    x = tokens(grid)
+    q, k, v = QueryKeyPeg(peg)(x, grid)
+    close(q, naive(peg, x, grid, "zeros"))
+    assert torch.equal(q, k)
+    assert torch.equal(v, x)
+    assert not torch.equal(q, v)
+
+
+def drawn_projection(*args, **kwargs):
+    return drawn(ConvolutionalProjection(DIM, *args, **kwargs)).double()
+
+
+@grids
+@pytest.mark.parametrize("padding", PADDINGS[:-1])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_convolutional_projection_is_three_convolutions_and_nothing_added(grid, padding, kernel, bias):
+    projection, x = drawn_projection(kernel, padding, bias), tokens(grid)
+    made = projection(x, grid)
+    for y, convolution in zip(made, (projection.q, projection.k, projection.v), strict=True):
+        close(y, as_tokens(convolve(as_map(x, grid), convolution, padding), x, grid))
+        assert torch.equal(y[:, : grid.prefix], x[:, : grid.prefix])
+    assert not any(torch.equal(made[a], made[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_a_convolutional_projection_of_zeros_leaves_nothing_of_the_patches():
+    projection, grid = ConvolutionalProjection(DIM), Grid(3, 5, prefix=1)
+    for parameter in projection.parameters():
+        nn.init.zeros_(parameter)
+    x = tokens(grid, torch.float32)
+    for y in projection(x, grid):
+        assert torch.equal(y[:, :1], x[:, :1])
+        assert not y[:, 1:].any()
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_the_three_convolutions_are_independent(which):
+    projection, grid = drawn_projection(), Grid(3, 5, prefix=1)
+    x = tokens(grid)
+    before = dict(zip("qkv", projection(x, grid), strict=True))
+    with torch.no_grad():
+        getattr(projection, which).weight.add_(1)
+    after = dict(zip("qkv", projection(x, grid), strict=True))
+    assert {name for name in "qkv" if not torch.equal(before[name], after[name])} == {which}
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 7])
+def test_a_convolutional_projection_has_three_depthwise_convolutions_of_parameters(kernel):
+    projection = ConvolutionalProjection(DIM, kernel)
+    assert sum(p.numel() for p in projection.parameters()) == 3 * (kernel * kernel * DIM + DIM)
+    assert sum(p.numel() for p in ConvolutionalProjection(DIM, kernel, bias=False).parameters()) == (
+        3 * kernel * kernel * DIM
+    )
+    assert list(projection.state_dict()) == [f"{name}.{leaf}" for name in "qkv" for leaf in ("weight", "bias")]
+
+
+def test_a_gradient_reaches_all_three_convolutions_and_the_tokens():
+    projection, grid = drawn_projection(), Grid(3, 5, prefix=1)
+    x = tokens(grid).requires_grad_()
+    sum((y * tokens(grid)).sum() for y in projection(x, grid)).backward()
+    assert all(parameter.grad.all() for parameter in projection.parameters())
+    assert x.grad.all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_convolutional_projection_keeps_the_dtype_of_the_tokens(dtype):
+    projection, grid = drawn(ConvolutionalProjection(DIM)), Grid(3, 5, prefix=1)
+    x = tokens(grid, dtype)
+    exact = projection(x.float(), grid)
+    for y, expected in zip(projection.to(dtype)(x, grid), exact, strict=True):
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.float(), expected, rtol=2**-6, atol=2**-5)
+
+
+def test_a_convolutional_projection_is_one_graph():
+    projection, grid = drawn_projection(), Grid(3, 5, prefix=1)
+    x = tokens(grid)
+    made = torch.compile(projection, fullgraph=True, backend="eager")(x, grid)
+    assert all(torch.equal(a, b) for a, b in zip(made, projection(x, grid), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"padding": "none"}, "`padding` must keep the grid's size where queries are convolved, got 'none'"),
+        ({"padding": "same"}, "`padding` must be one of .*got 'same'"),
+        ({"kernel": 4}, "`kernel` must be odd.*got 4"),
+    ],
+)
+def test_a_convolutional_projection_that_cannot_be_is_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        ConvolutionalProjection(DIM, **kwargs)
+
+
+def test_a_grid_too_small_for_a_convolutional_projection_is_refused():
+    with pytest.raises(ValueError, match=r"`grid` must be at least 4 patches a side .*got 3 x 5"):
+        ConvolutionalProjection(DIM, 7, "reflect")(torch.randn(2, 15, DIM), Grid(3, 5))
