@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from graticule.recipes import list_recipes, load_recipe
-from graticule.tasks import Recipe
+from graticule.tasks import Recipe, build_model, evaluate, train
 
 FIGURES = yaml.safe_load((Path(__file__).parent / "parity" / "golden" / "figures.yaml").read_text())
 TABLE = FIGURES["lape_first_version"]["settings_table7"]
@@ -71,6 +72,23 @@ def test_every_recipe_says_what_it_reproduces_how_and_at_what_cost(name):
     assert all(f"\n{word}:" in module.__doc__ or word == "Reproduces" for word in ("Command", "Cost", "Result"))
     assert "eproduces" in module.__doc__
     assert Recipe.from_dict(load_recipe(name).to_dict()) == load_recipe(name)
+
+
+@pytest.mark.parametrize("name", [name for name in list_recipes() if not name.startswith("vit_lite")])
+def test_the_model_of_every_recipe_can_be_built_for_its_size(name):
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        model = build_model(recipe, 10, 3)
+    assert model.img_size == recipe.img_size and model.num_classes == 10
+
+
+def test_the_recipe_of_a_small_cpvt_has_five_pegs_and_pools(tmp_path):
+    recipe = load_recipe("digits_cpvt")
+    run = train(recipe.quick(), tmp_path / "run", progress=False)
+    model = run.model()
+    assert list(model.position.pegs) == ["0", "1", "2", "3", "4"] and model.cls_token is None
+    scores = evaluate(model, run.data(), [(28, 28), (20, 40)], progress=False)
+    assert [score.images for score in scores] == [40, 40]
 
 
 def test_a_recipe_with_an_unknown_key_is_refused():

@@ -21,7 +21,7 @@ from graticule.encodings import (
     Sinusoidal1d,
     Sinusoidal2d,
 )
-from graticule.grid import Grid
+from graticule.grid import Grid, Interpolation
 from graticule.joining import DECOMPOSITIONS, Default, Joining, Lape, LapeSharing, Shared, Unshared
 from graticule.position import (
     BeforeProjections,
@@ -125,6 +125,7 @@ def build_position(
     decomposition: str | None = None,
     peg: PegOptions | Mapping[str, Any] | None = None,
     shaw_clip: int | None = None,
+    interpolation: Interpolation = "bicubic",
 ) -> Position:
     """Build the position of a backbone from names.
 
@@ -141,6 +142,7 @@ def build_position(
         decomposition: one of `list_decompositions()`, in the place of LaPE's norm.
         peg: form and places of a conditional encoding, as `PegOptions` or a mapping of its fields.
         shaw_clip: K of Shaw's encoding, in patches; 8 by default, as CPVT has it.
+        interpolation: how a learnable table is resampled for another grid, 'bicubic' or 'bilinear'.
 
     Raises:
         ValueError: for an unknown name, or a pair that the mathematics does not allow.
@@ -181,6 +183,8 @@ def build_position(
     for name in names:
         if name in ABSOLUTE:
             build = partial(ABSOLUTE[name], grid, dim)
+            if name == "learnable":
+                build = partial(build, interpolation=interpolation)
             joined = _joining(joining, dim, depth, joined_layers, decomposition)
             if name != "learnable" and isinstance(joined, Unshared):
                 raise ValueError(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+#: How tables are resampled for another grid.
+Interpolation = Literal["bicubic", "bilinear"]
 
 
 @dataclass(frozen=True)
@@ -119,11 +123,10 @@ class Grid:
         """Put zero rows and columns for the prefix tokens before a bias, (..., H * W, H * W) -> (..., N, N)."""
         return F.pad(bias, (self.prefix, 0, self.prefix, 0))
 
-    def resize(self, table: Tensor, new: Grid) -> Tensor:
+    def resize(self, table: Tensor, new: Grid, interpolation: Interpolation = "bicubic") -> Tensor:
         """Resample a table of this grid, (N, D), for another one, (N', D).
 
-        The grid rows go through a bicubic resampling with antialias, in float32 (in float64 if the table
-        is), as timm does it; prefix rows are kept as they are.
+        The grid rows go through `resize_map`; prefix rows are kept as they are.
 
         Raises:
             ValueError: if the grids differ in their number of prefix tokens.
@@ -133,10 +136,16 @@ class Grid:
         if new == self:
             return table
         prefix, patches = self.split(table)
-        return torch.cat([prefix, resize_map(patches.T.unflatten(-1, self.shape), new.shape).flatten(1).T])
+        return torch.cat(
+            [prefix, resize_map(patches.T.unflatten(-1, self.shape), new.shape, interpolation).flatten(1).T]
+        )
 
 
-def resize_map(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resample (C, H, W) to (C, H', W'): bicubic, antialias, half-pixel centres, never below float32."""
+def resize_map(image: Tensor, size: tuple[int, int], interpolation: Interpolation = "bicubic") -> Tensor:
+    """Resample (C, H, W) to (C, H', W'), half-pixel centres, in float32 (in float64 if the map is).
+
+    'bicubic' with antialias, as timm does it; 'bilinear' without, as PVT's code does it.
+    """
     wide = image[None].to(torch.promote_types(image.dtype, torch.float32))
-    return F.interpolate(wide, size=size, mode="bicubic", antialias=True)[0].to(image.dtype)
+    antialias = interpolation == "bicubic"
+    return F.interpolate(wide, size=size, mode=interpolation, antialias=antialias)[0].to(image.dtype)

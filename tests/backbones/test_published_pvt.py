@@ -280,3 +280,28 @@ def test_timms_checkpoint_path_takes_published_names(tmp_path):
     path = write(state, tmp_path, "model")
     model = pvt(checkpoint_path=str(path)).double().eval()
     torch.testing.assert_close(model(x), output, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(64, 96), (32, 64)])
+def test_tables_are_resampled_bilinearly_on_the_way_as_in_pvts_code(size):
+    model = draw(pvt()).double().eval()
+    wide = pvt(img_size=size).double().eval()
+    state = model.state_dict()
+    for stage, at in enumerate(wide.position.grids(wide.grid)):
+        name = f"position.stages.{stage}.encodings.0.pos_embed"
+        table = state[name]
+        prefix, patches = table[:, : at.prefix], table[:, at.prefix :]
+        square = patches.transpose(1, 2).unflatten(2, model.position.grids(model.grid)[stage].shape)
+        resized = torch.nn.functional.interpolate(square, size=at.shape, mode="bilinear")
+        state[name] = torch.cat([prefix, resized.flatten(2).transpose(1, 2)], 1)
+    wide.load_state_dict(state)
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    torch.testing.assert_close(model(x), wide(x), rtol=0, atol=1e-12)
+    bicubic = pvt(interpolation="bicubic").double().eval()
+    bicubic.load_state_dict(model.state_dict())
+    assert (bicubic(x) - model(x)).abs().max() > 1e-6
+
+
+def test_an_unknown_interpolation_is_refused():
+    with pytest.raises(ValueError, match="`interpolation` must be one of bicubic, bilinear, got 'nearest'"):
+        pvt(interpolation="nearest")

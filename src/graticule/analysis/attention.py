@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def attention_maps(
     model.eval()
     grids: list[Grid] = []
     try:
-        with _without_position(model) if without_position else _as_it_is():
+        with _without_position(model, len(attentions)) if without_position else nullcontext():
             backbone: Any = model
             grids = [grid for _, grid in backbone.each_layer(images)]
     finally:
@@ -112,20 +112,14 @@ def _keep(found: dict[int, Tensor], layer: int) -> Any:
 
 
 @contextmanager
-def _without_position(model: Any) -> Iterator[None]:
-    """Take away for a while all that the layers are told."""
+def _without_position(model: Any, depth: int) -> Iterator[None]:
+    """Take away for a while all that the `depth` layers are told."""
     position = model.position
-    depth = len(position(model.grid))
     model.position = NoPosition(depth)
     try:
         yield
     finally:
         model.position = position
-
-
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
 
 
 def _map(layer: int, weights: Tensor, grid: Grid, attention: Any) -> AttentionMap:

@@ -19,9 +19,10 @@ from graticule.position import PositionBuilder
 class PyramidVisionTransformer(Pyramid):
     """PVT: as published with a learnable embedding a stage and a class token in the last; or with PEG, GAP, both.
 
-    PEG's place l is counted within each stage: 0 is behind the first block of every stage. Where the tables
-    are resampled for another size, it is bicubic; PVT's code does it bilinearly. The names of the parameters
-    are those of Twins' code, and PVT's are taken by `load_state_dict` as well.
+    PEG's place l is counted within each stage: 0 is behind the first block of every stage. The models by name
+    resample their tables bilinearly for another size, as PVT's code does (but for its fault that a grid of another
+    shape and as many patches as the first stage's keeps the table as it is). The names of the parameters are
+    those of Twins' code, and PVT's are taken by `load_state_dict` as well.
 
     Reference: Pyramid Vision Transformer (Wang et al., 2021); with PEG and GAP, CPVT (Chu et al., 2023), Table 13,
     as in Twins' code (CPVTV2).

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import get_args
 
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from graticule.grid import Grid
+from graticule.grid import Grid, Interpolation
 
 
 class AbsoluteEncoding(nn.Module, ABC):
@@ -53,16 +54,22 @@ class AbsoluteEncoding(nn.Module, ABC):
 class Learnable(AbsoluteEncoding):
     """A free row for each token, prefix tokens included; drawn from a normal of std 0.02, cut at 2 (absolute).
 
-    At another grid the rows of the patches are resampled bicubically with antialias, the prefix rows kept.
+    At another grid the rows of the patches are resampled, bicubically with antialias unless `interpolation` says
+    otherwise, and the prefix rows kept.
 
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
     """
 
     learnable = True
 
-    def __init__(self, grid: Grid, dim: int, std: float = 0.02) -> None:
+    def __init__(self, grid: Grid, dim: int, std: float = 0.02, interpolation: Interpolation = "bicubic") -> None:
         super().__init__(grid, dim)
+        if interpolation not in get_args(Interpolation):
+            raise ValueError(
+                f"`interpolation` must be one of {', '.join(get_args(Interpolation))}, got {interpolation!r}."
+            )
         self.std = std
+        self.interpolation: Interpolation = interpolation
         self.pos_embed = nn.Parameter(torch.empty(1, grid.tokens, dim))
         self.reset_parameters()
 
@@ -72,7 +79,7 @@ class Learnable(AbsoluteEncoding):
 
     def at(self, grid: Grid) -> Tensor:
         """Return the table resampled for `grid`, (N, D); the gradient reaches the original rows."""
-        return self.grid.resize(self.pos_embed[0], grid)
+        return self.grid.resize(self.pos_embed[0], grid, self.interpolation)
 
 
 class FixedEncoding(AbsoluteEncoding):

@@ -72,4 +72,4 @@ class JoinedPosition(Position):
         side = round(max(value.shape[1] - prefix, 0) ** 0.5)
         if side < 1 or side * side + prefix != value.shape[1]:
             return value  # not a square grid behind as many prefix tokens: the loader names the mismatch
-        return Grid(side, side, prefix).resize(value[0], encoding.grid)[None]
+        return Grid(side, side, prefix).resize(value[0], encoding.grid, encoding.interpolation)[None]
