@@ -168,7 +168,7 @@ def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path):
 
 def test_a_learned_peg_stands_frozen_in_another_training(capsys, tmp_path, pegged):
     frozen = ("--encoding", "peg", "--global-pool", "avg", "--peg.frozen", "--position-from", pegged.weights)
-    code, out, err = run_command(capsys, "train", "digits_quick", "--quick", *frozen, "--output", tmp_path / "run")
+    code, _, err = run_command(capsys, "train", "digits_quick", "--quick", *frozen, "--output", tmp_path / "run")
     assert code == 0, err
     learned = pegged.model().position.state_dict()
     again = Run.open(tmp_path / "run").model(checkpoint="last").position.state_dict()
