@@ -232,7 +232,8 @@ class VisionTransformer(nn.Module):
         """Turn images (B, C, height, width) into tokens (B, N, D), before any position information."""
         tokens = self.patch_embed(images)
         prefix = [token.expand(len(tokens), -1, -1) for token in self._prefix_tokens()]
-        return torch.cat([*prefix, tokens], 1) if prefix else tokens
+        # the patch embedding hands over a transposed map; the layers want each token in one piece
+        return torch.cat([*prefix, tokens], 1) if prefix else tokens.contiguous()
 
     def each_layer(self, images: Tensor, layers: int | None = None) -> Iterator[tuple[Tensor, Grid]]:
         """Yield the tokens (B, N, D) after each of the first `layers` blocks, and their grid."""
