@@ -17,8 +17,11 @@ def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path
     assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)""", page)
     for number in json.loads((tmp_path / "comparison.json").read_text())["top1"].values():
         assert f"{sum(number) / 2:.2f}" in page
-    sizes = {tuple(entry["size"]) for entry in json.loads((tmp_path / "resolutions.json").read_text())}
-    assert sizes == set(module.SIZES) and len(sizes) == 3
+    found = json.loads((tmp_path / "resolutions.json").read_text())["top1"]
+    assert set(found) == set(module.JOININGS)
+    for by_size in found.values():
+        assert list(by_size) == [str(height) for height, _ in module.SIZES] and len(by_size) == 3
+        assert all(f"{sum(values) / 2:.2f} ±" in page for values in by_size.values())
     assert "neither confirm nor refute" in page
     assert all(
         (tmp_path / f"correlations-{joining}.{kind}").is_file()
