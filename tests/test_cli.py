@@ -97,6 +97,13 @@ def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_si
     assert records[1]["memory"] > 2 * records[0]["memory"]
 
 
+def test_the_drop_is_told_where_the_training_size_is_not_asked_for(capsys, tmp_path, trained):
+    code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "--output", tmp_path)
+    assert code == 0
+    (record,) = json.loads((tmp_path / "evaluation.json").read_text())
+    assert f"{record['top1'] - trained.result()['best_top1']:+.2f}" in out
+
+
 def test_translation_tells_how_far_each_layer_is_and_draws_all_runs(capsys, tmp_path, trained, pegged):
     code, out, _ = run_command(
         capsys,

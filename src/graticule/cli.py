@@ -382,13 +382,15 @@ def _evaluate(arguments: list[str]) -> int:
         scores = evaluate(model, data, sizes, device=_device(options.device))
         trained = run.recipe().img_size
         reference = next((score.top1 for score in scores if score.size == trained), None)
+        if reference is None and run.finished:  # measured in training, on the same images
+            reference = run.result()[f"{options.checkpoint}_top1"]
         for score in scores:
             drop = "-" if reference is None else f"{score.top1 - reference:+.2f}"
             top5 = "-" if score.top5 is None else f"{score.top5:.2f}"
             shown = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == trained else "")
             rows.append(
                 [
-                    str(run.folder),
+                    label,
                     shown,
                     f"{score.top1:.2f}",
                     drop,
