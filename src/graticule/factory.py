@@ -12,9 +12,14 @@ from typing import Any, Literal
 from graticule.encodings import (
     AbsoluteEncoding,
     ConvolutionalProjection,
+    DenseMixing,
     Learnable,
+    LearnableMixing,
+    MixingEncoding,
+    MixingSum,
     NormalizedBias,
     Peg,
+    QuadraticMixing,
     QueryKeyPeg,
     RelativeBias,
     ShawBias,
@@ -29,6 +34,7 @@ from graticule.position import (
     BiasPosition,
     CombinedPosition,
     JoinedPosition,
+    MixingPosition,
     NoPosition,
     Position,
 )
@@ -40,6 +46,7 @@ ABSOLUTE: dict[str, Callable[..., AbsoluteEncoding]] = {
 }
 RELATIVE = ("relative_bias", "shaw")
 CONDITIONAL = ("peg", "convolutional_projection")
+MIXING = ("sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe")
 JOININGS: dict[str, type[Joining]] = {
     "default": Default,
     "shared": Shared,
@@ -84,9 +91,21 @@ class PegOptions:
             raise ValueError(f"`peg.acts_on` must be tokens or queries_keys, got {self.acts_on!r}.")
 
 
+@dataclass(frozen=True)
+class MixingOptions:
+    """Form of a mixing encoding (`graticule.encodings.QuadraticMixing`, PosMLP) and of the units that use it."""
+
+    form: Literal["alpha", "gamma", "gamma_gamma_t"] = "gamma_gamma_t"
+    """the matrix of a quadratic encoding"""
+    shift: bool = True
+    """whether a quadratic encoding learns its centre; it stays at 0 if not"""
+    bias: bool = True
+    """whether a number a place is added to what was mixed"""
+
+
 def list_encodings() -> list[str]:
     """List the names that `encoding` takes; several at once are joined by '+', as 'learnable+relative_bias'."""
-    return ["none", *ABSOLUTE, *RELATIVE, *CONDITIONAL]
+    return ["none", *ABSOLUTE, *RELATIVE, *CONDITIONAL, *MIXING]
 
 
 def list_joinings() -> list[str]:
@@ -126,6 +145,8 @@ def build_position(
     peg: PegOptions | Mapping[str, Any] | None = None,
     shaw_clip: int | None = None,
     interpolation: Interpolation = "bicubic",
+    mixing: MixingOptions | Mapping[str, Any] | None = None,
+    window: int | None = None,
 ) -> Position:
     """Build the position of a backbone from names.
 
@@ -142,6 +163,8 @@ def build_position(
         decomposition: one of `list_decompositions()`, in the place of LaPE's norm.
         peg: form and places of a conditional encoding, as `PegOptions` or a mapping of its fields.
         shaw_clip: K of Shaw's encoding, in patches; 8 by default, as CPVT has it.
+        mixing: form of a mixing encoding, as `MixingOptions` or a mapping of its fields.
+        window: side of the windows within which a mixing encoding mixes tokens; the whole grid if None.
         interpolation: how a learnable table is resampled for another grid, 'bicubic' or 'bilinear'.
 
     Raises:
@@ -176,6 +199,11 @@ def build_position(
     if shaw_clip is not None and "shaw" not in names:
         raise ValueError(f"`shaw_clip` must be left out without encoding 'shaw', got {shaw_clip} with {encoding!r}.")
     form = peg if isinstance(peg, PegOptions) else peg_options(peg or {})
+    mixed = mixing if isinstance(mixing, MixingOptions) else mixing_options(mixing or {})
+    if mixed != MixingOptions() and not set(names) & set(MIXING):
+        raise ValueError(f"`mixing` must be left out without encoding {' or '.join(MIXING)}, got {encoding!r}.")
+    if len(set(names) & set(MIXING)) > 1:
+        raise ValueError(f"`encoding` must have one mixing encoding at most, got {encoding!r}.")
     if form != PegOptions() and not set(names) & set(CONDITIONAL):
         raise ValueError(f"`peg` must be left out without encoding {' or '.join(CONDITIONAL)}, got {encoding!r}.")
 
@@ -192,6 +220,9 @@ def build_position(
                     "the same; use 'shared', or encoding 'learnable'."
                 )
             parts.append(JoinedPosition((build() for _ in range(joined.tables)), joined))
+        elif name in MIXING:
+            encodings = [_mixing(name, grid.window(window), num_heads, mixed) for _ in range(depth)]
+            parts.append(MixingPosition(encodings, mixed.bias, window))
         elif name in CONDITIONAL:
             parts.append(_conditional(name, dim, depth, form))
         elif name == "shaw":
@@ -232,6 +263,28 @@ def _every(build: Callable[[], Any], depth: int, layers: int | None) -> list[Any
     if not 1 <= layers <= depth:
         raise ValueError(f"`joined_layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
     return [build() for _ in range(layers)]
+
+
+def _mixing(name: str, grid: Grid, groups: int, options: MixingOptions) -> MixingEncoding:
+    if name == "sgu":
+        return DenseMixing(grid)
+    if name == "lrpe_m":
+        return MixingSum(DenseMixing(grid), LearnableMixing(grid))
+    groups = groups if name.startswith("gg") or name == "glrpe" else 1
+    if name.endswith("lrpe"):
+        return LearnableMixing(grid, groups)
+    return QuadraticMixing(grid, groups, options.form, options.shift)
+
+
+def mixing_options(given: Mapping[str, Any]) -> MixingOptions:
+    """Make `MixingOptions` from a mapping.
+
+    Raises:
+        ValueError: for a name that it does not have.
+    """
+    for name in given:
+        known_name("mixing", name, [field.name for field in dataclasses.fields(MixingOptions)])
+    return MixingOptions(**given)
 
 
 def peg_options(given: Mapping[str, Any]) -> PegOptions:

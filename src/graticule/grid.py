@@ -87,6 +87,18 @@ class Grid:
         last = stages - 1
         return [Grid(self.height >> s, self.width >> s, prefix if s == last else 0) for s in range(stages)]
 
+    def window(self, side: int | None) -> Grid:
+        """Return the grid of a window of `side` patches a side, no larger than this grid; this grid if None.
+
+        Raises:
+            ValueError: if `side` is less than 1.
+        """
+        if side is None:
+            return self
+        if side < 1:
+            raise ValueError(f"`window_size` must be at least 1, got {side}.")
+        return Grid(min(side, self.height), min(side, self.width))
+
     def coordinates(self, device: torch.device | str | None = None) -> Tensor:
         """Return the (y, x) of every patch, (H * W, 2), int64, in flattened order."""
         y, x = torch.meshgrid(

@@ -27,6 +27,8 @@ class LayerPosition(NamedTuple):
         (B, heads, N, d) -> (B, heads, N, N).
     rotary: (N, 2d) or (heads, N, 2d), sines then cosines, by which queries and keys are turned.
     after: takes the stream that leaves the layer, (B, N, D) -> (B, N, D).
+    mixing: (groups, N, N), the weights by which a gating unit mixes the patches of its grid or window.
+    gate: (N,), added to every channel of what was mixed.
 
     `pre`, `before` and `after` stand between blocks: `enter` and `leave` apply them.
     """
@@ -38,6 +40,8 @@ class LayerPosition(NamedTuple):
     before: Function | None = None
     inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
     after: Function | None = None
+    mixing: Tensor | None = None
+    gate: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:
         """Take the stream x: (B, N, D) to what enters the layer."""
@@ -66,6 +70,8 @@ class LayerPosition(NamedTuple):
             before=_chain(self.before, other.before),
             inputs=self.inputs if other.inputs is None else other.inputs,
             after=_chain(self.after, other.after),
+            mixing=_sum(self.mixing, other.mixing),
+            gate=_sum(self.gate, other.gate),
         )
 
 

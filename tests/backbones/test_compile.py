@@ -52,6 +52,10 @@ def one_block(name: str, **kwargs) -> tuple[torch.nn.Module, int]:
     if name.startswith(("pvt", "swin")):
         sizes = {"depths": (1, 1, 1, 1)} | ({"sr_ratios": (2, 2, 2, 1)} if name.startswith("pvt") else {})
         return graticule.create_model(name, img_size=64, num_classes=5, **sizes, **kwargs).eval(), 32
+    if name.startswith("posmlp"):
+        return graticule.create_model(name, img_size=64, depths=(1, 1, 1, 1), num_classes=5, **kwargs).eval(), 32
+    if name.startswith("gmlp"):
+        return graticule.create_model(name, num_blocks=1, img_size=32, num_classes=5, **kwargs).eval(), 16
     patch = int(name.split("patch")[1].split("_")[0])
     return graticule.create_model(name, depth=1, img_size=2 * patch, num_classes=5, **kwargs).eval(), patch
 
@@ -66,7 +70,7 @@ def test_every_public_model_is_one_graph(name):
 
 @pytest.mark.parametrize("name", graticule.list_models())
 def test_every_public_model_is_one_graph_in_bfloat16_at_another_size_that_is_no_square(name):
-    lape = {} if "peg" in name or name.startswith(("cpvt", "swin")) else {"joining": "lape"}
+    lape = {} if "peg" in name or name.startswith(("cpvt", "swin", "gmlp", "posmlp")) else {"joining": "lape"}
     model, patch = one_block(name, **lape)
     x = torch.randn(1, model.in_chans, 2 * patch, 3 * patch, dtype=torch.bfloat16)
     model = model.bfloat16()

@@ -175,7 +175,7 @@ def test_an_unknown_pool_is_refused():
     ],
 )
 def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, said):
-    message = f"`encoding` must act on the tokens in PyramidVisionTransformer, .* got one that gives {said}"
+    message = f"`encoding` must be one that PyramidVisionTransformer can use, .*; got one that gives {said}"
     with pytest.raises(ValueError, match=message):
         pvt(depths=[2, 2, 2, 2], **kwargs)
 

@@ -23,7 +23,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from graticule.backbones import DistilledVisionTransformer, PyramidVisionTransformer, SwinTransformer, VisionTransformer
+from graticule.backbones import (
+    DistilledVisionTransformer,
+    GMlp,
+    PyramidVisionTransformer,
+    SwinTransformer,
+    VisionTransformer,
+)
 from graticule.backbones.vit_sizes import checkpoint_filter_fn
 from graticule.encodings import Peg
 from graticule.factory import build_position
@@ -67,6 +73,13 @@ def build_pvt(kwargs: dict[str, Any], peg: bool = False) -> nn.Module:
     return PyramidVisionTransformer(position, global_pool="avg" if peg else "token", **kwargs)
 
 
+def build_gmlp(kwargs: dict[str, Any]) -> nn.Module:
+    """Build what timm's MlpMixer builds as a gMLP."""
+    if (kwargs.pop("block_layer"), kwargs.pop("mlp_layer")) != ("SpatialGatingBlock", "GatedMlp"):
+        raise UnknownClassError("of MlpMixer there is only gMLP, with SpatialGatingBlock and GatedMlp")
+    return GMlp(partial(build_position, encoding="sgu"), **kwargs)
+
+
 def build_swin(kwargs: dict[str, Any]) -> nn.Module:
     """Build what timm's Swin builds from the same keyword arguments."""
     return SwinTransformer(partial(build_position, encoding="none"), **kwargs)
@@ -100,6 +113,7 @@ BUILDERS: dict[tuple[str, str], Callable[[dict[str, Any]], nn.Module]] = {
     ("Meituan-AutoML/Twins", "PosCNN"): build_peg,
     ("timm", "timm.models.VisionTransformer"): build_timm,
     ("timm", "timm.models.SwinTransformer"): build_swin,
+    ("timm", "timm.models.MlpMixer"): build_gmlp,
     ("timm", "timm.models.VisionTransformerDistilled"): partial(build_timm, distilled=True),
 }
 

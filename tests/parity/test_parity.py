@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
-CASES = [*sorted(path.stem for path in GOLDEN.glob("lape_*.safetensors")), "deit", "peg", "pvt", "pvt_peg_gap"]
+CASES = [*sorted(path.stem for path in GOLDEN.glob("lape_*.safetensors")), "deit", "gmlp", "peg", "pvt", "pvt_peg_gap"]
 
 
 def test_every_recorded_case_is_checked():
@@ -29,6 +29,7 @@ def test_every_recorded_case_is_checked():
         "lape_sin2d_lape",
         "lape_sin2d_share",
         "deit",
+        "gmlp",
         "peg",
         "pvt",
         "pvt_peg_gap",

@@ -17,7 +17,7 @@ from graticule.backbones.published import rename_published
 from graticule.backbones.vision_transformer import init_linear
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
-from graticule.position import PositionBuilder, PyramidPosition
+from graticule.position import PositionBuilder, PyramidPosition, check_fields
 
 POOLS = ("", "token", "avg")
 
@@ -42,10 +42,13 @@ class Pyramid(nn.Module, ABC):
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter a stage.
         norm_layer: builds the final norm from D.
+        windows: side of each stage's windows, which a position may want to know.
     """
 
     #: What an encoding may say to a layer of this family, fields of `LayerPosition`.
     takes: frozenset[str] = frozenset({"pre", "before", "inner", "after"})
+    #: What it must say.
+    needs: frozenset[str] = frozenset()
     #: The module lists that have an entry for every stage, joined by '|'.
     stage_lists: str
 
@@ -65,6 +68,7 @@ class Pyramid(nn.Module, ABC):
         drop_rate: float,
         pos_drop_rate: float,
         norm_layer: Callable[[int], nn.Module],
+        windows: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         if not len(embed_dims) == len(depths) == len(num_heads):
@@ -87,9 +91,9 @@ class Pyramid(nn.Module, ABC):
         self.grad_checkpointing = False
         self.grid = self.grid_at(self.img_size)
         self.position = PyramidPosition(
-            position, self.grid, dims=embed_dims, depths=depths, num_heads=num_heads, prefix=prefix
+            position, self.grid, dims=embed_dims, depths=depths, num_heads=num_heads, prefix=prefix, windows=windows
         )
-        self._check_position()
+        check_fields(self.position(self.grid), self.takes, self.needs, type(self).__name__)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.feature_info = [
             {"module": self._block_name(stage), "num_chs": dim, "reduction": max(self.patch_size) << stage}
@@ -99,15 +103,6 @@ class Pyramid(nn.Module, ABC):
         self.head_drop = nn.Dropout(drop_rate)
         self.head = self._classifier()
         self.register_load_state_dict_pre_hook(rename_published)
-
-    def _check_position(self) -> None:
-        for layer, given in enumerate(self.position(self.grid)):
-            for field, value in zip(given._fields, given, strict=True):
-                if value is not None and field not in self.takes:
-                    raise ValueError(
-                        f"`encoding` must act on the tokens in {type(self).__name__}, as an absolute one or 'peg' "
-                        f"does, got one that gives layer {layer} `{field}`."
-                    )
 
     # What a family says of itself
 

@@ -19,9 +19,11 @@ from graticule.backbones.published import rename_published
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.layers import Block
-from graticule.position import PositionBuilder
+from graticule.position import PositionBuilder, check_fields
 
 POOLS = ("", "token", "avg", "avgmax", "max")
+#: What an encoding may say to a layer, fields of `LayerPosition`.
+TAKES = frozenset({"pre", "before", "inner", "inputs", "bias", "rotary", "after"})
 
 
 class VisionTransformer(nn.Module):
@@ -106,6 +108,7 @@ class VisionTransformer(nn.Module):
         patch = to_2tuple(patch_size)
         self.patch_embed = PatchEmbed(to_2tuple(img_size), patch, in_chans, embed_dim, strict_img_size=False)
         self.position = position(self.grid, dim=embed_dim, depth=depth, num_heads=num_heads)
+        check_fields(self.position(self.grid), TAKES, (), type(self).__name__)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()  # stochastic depth decay rule
         self.blocks = nn.Sequential(

@@ -8,15 +8,27 @@ from graticule.encodings.absolute import (
     Sinusoidal2d,
 )
 from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.mixing import (
+    DenseMixing,
+    LearnableMixing,
+    MixingEncoding,
+    MixingSum,
+    QuadraticMixing,
+)
 from graticule.encodings.relative import NormalizedBias, RelativeBias, ShawBias
 
 __all__ = [
     "AbsoluteEncoding",
     "ConvolutionalProjection",
+    "DenseMixing",
     "FixedEncoding",
     "Learnable",
+    "LearnableMixing",
+    "MixingEncoding",
+    "MixingSum",
     "NormalizedBias",
     "Peg",
+    "QuadraticMixing",
     "QueryKeyPeg",
     "RelativeBias",
     "ShawBias",

@@ -1,10 +1,11 @@
 """Encodings and joinings put together: a grid in, one `LayerPosition` a layer out."""
 
-from graticule.position.base import CombinedPosition, NoPosition, Position, PositionBuilder
+from graticule.position.base import CombinedPosition, NoPosition, Position, PositionBuilder, check_fields
 from graticule.position.bias import BiasPosition
 from graticule.position.conditional import BeforeProjections, BetweenBlocks
 from graticule.position.folded import FoldedPosition
 from graticule.position.joined import JoinedPosition
+from graticule.position.mixing import MixingPosition
 from graticule.position.pyramid import PyramidPosition
 
 __all__ = [
@@ -14,8 +15,10 @@ __all__ = [
     "CombinedPosition",
     "FoldedPosition",
     "JoinedPosition",
+    "MixingPosition",
     "NoPosition",
     "Position",
     "PositionBuilder",
     "PyramidPosition",
+    "check_fields",
 ]

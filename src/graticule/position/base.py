@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Protocol, cast
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -39,8 +39,30 @@ class Position(nn.Module, ABC):
 class PositionBuilder(Protocol):
     """Makes the position of a backbone once the backbone knows its own sizes."""
 
-    def __call__(self, grid: Grid, *, dim: int, depth: int, num_heads: int) -> Position:
-        """Build for tokens of `dim` channels on `grid`, `depth` layers of `num_heads` heads."""
+    def __call__(self, grid: Grid, *, dim: int, depth: int, num_heads: int, **within: Any) -> Position:
+        """Build for tokens of `dim` channels on `grid`, `depth` layers of `num_heads` heads or groups.
+
+        `within` is `window`, the side of the windows of a family that has some, and nothing otherwise.
+        """
+
+
+def check_fields(given: Sequence[LayerPosition], takes: Collection[str], needs: Collection[str], family: str) -> None:
+    """Check that a family's layers can use all that they are given, and are given all that they need.
+
+    Raises:
+        ValueError: naming the first layer and field where it is not so.
+    """
+    for layer, position in enumerate(given):
+        for field, value in zip(position._fields, position, strict=True):
+            if value is not None and field not in takes:
+                raise ValueError(
+                    f"`encoding` must be one that {family} can use, which gives its layers {', '.join(sorted(takes))}; "
+                    f"got one that gives layer {layer} `{field}`."
+                )
+            if value is None and field in needs:
+                raise ValueError(
+                    f"`encoding` must give every layer of {family} `{field}`, got one that gives layer {layer} none."
+                )
 
 
 class NoPosition(Position):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -26,6 +26,7 @@ class PyramidPosition(Position):
         depths: layers of each stage.
         num_heads: h of each stage.
         prefix: prefix tokens of the last stage; the others have none.
+        windows: side of each stage's windows, for encodings that act within windows.
     """
 
     def __init__(
@@ -37,13 +38,15 @@ class PyramidPosition(Position):
         depths: Sequence[int],
         num_heads: Sequence[int],
         prefix: int = 0,
+        windows: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.depths = tuple(depths)
         self.prefix = prefix
+        within: list[dict[str, Any]] = [{}] * len(depths) if windows is None else [{"window": w} for w in windows]
         self.stages = nn.ModuleList(
-            build(at, dim=dim, depth=depth, num_heads=heads)
-            for at, dim, depth, heads in zip(self.grids(grid), dims, depths, num_heads, strict=True)
+            build(at, dim=dim, depth=depth, num_heads=heads, **window)
+            for at, dim, depth, heads, window in zip(self.grids(grid), dims, depths, num_heads, within, strict=True)
         )
 
     def grids(self, grid: Grid) -> list[Grid]:
@@ -66,8 +69,11 @@ class PyramidPosition(Position):
     def published_names(self) -> dict[str, str]:
         """`pos_embed1...` as PVT's code, `pos_block.0...` as Twins', stages counted; both have one a stage.
 
-        What has more of them in a stage has no published name.
+        What has more of them in a stage has no published name. With one stage the names are that stage's.
         """
+        if len(self.stages) == 1:
+            (stage,) = cast("Iterable[Position]", self.stages)
+            return {theirs: f"stages.0.{own}" for theirs, own in stage.published_names().items()}
         names = {}
         for index, stage in enumerate(cast("Iterable[Position]", self.stages)):
             known = stage.published_names()

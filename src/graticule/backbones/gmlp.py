@@ -1,0 +1,150 @@
+"""gMLP: patches through gated MLPs, which mix tokens by whatever the position says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers import PatchEmbed, lecun_normal_
+from timm.layers.helpers import to_2tuple
+from torch import Tensor, nn
+
+from graticule.backbones.pyramid import Pyramid
+from graticule.layers.gating import Combine, GatedBlock
+from graticule.position import PositionBuilder
+
+
+class GMlp(Pyramid):
+    """gMLP with any mixing encoding in the place of its dense token layer; a pyramid of one stage.
+
+    With 'sgu' it is gMLP as published, and as in timm; with 'lrpe_m', 'lrpe', 'glrpe', 'gqpe' or 'ggqpe' it is
+    that of PosMLP's Tables 1 and 3. The gating unit's norm goes with the dense matrix and the tables: behind a
+    softmax it does harm (PosMLP, section 5.3). The names of the parameters are timm's, those of position apart.
+
+    Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021); PosMLP (Wang et al., 2022), Tables 1 and 3.
+
+    Args:
+        position: builds the position; its `num_heads` are the groups of channels.
+        img_size: pixels, a side or (height, width).
+        patch_size: pixels, a side or (height, width).
+        in_chans: channels of the image.
+        num_classes: 0 for no head.
+        global_pool: 'avg' or '' (none).
+        embed_dim: D.
+        num_blocks: number of blocks.
+        mlp_ratio: gamma, channels of the gating units as a multiple of D.
+        groups: s, groups of channels where the encoding has several.
+        gate_norm: whether the gating unit has its LayerNorm; None for what `position` wants.
+        combine: how the halves come together (`GatingUnit`).
+        drop_rate: dropout before the head.
+        pos_drop_rate: dropout on the tokens that enter the first block.
+        proj_drop_rate: dropout behind the linear layers.
+        drop_path_rate: stochastic depth, the same for all blocks, as in timm.
+        norm_layer: builds a norm from its channels.
+        act_layer: the activation.
+    """
+
+    takes = frozenset({"pre", "before", "after", "mixing", "gate"})
+    needs = frozenset({"mixing"})
+    stage_lists = "blocks"
+
+    def __init__(
+        self,
+        position: PositionBuilder,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 256,
+        num_blocks: int = 30,
+        mlp_ratio: float = 6.0,
+        groups: int = 8,
+        gate_norm: bool = True,
+        combine: Combine = "gate",
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+        act_layer: type[nn.Module] | None = None,
+    ) -> None:
+        norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
+        mixed = int(embed_dim * mlp_ratio) // (1 if combine == "nonsplit" else 2)
+        if groups < 1 or mixed % groups:
+            raise ValueError(f"`groups` must divide the {mixed} channels that are mixed, got {groups}.")
+        super().__init__(
+            position,
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            embed_dims=(embed_dim,),
+            depths=(num_blocks,),
+            num_heads=(groups,),
+            prefix=0,
+            drop_rate=drop_rate,
+            pos_drop_rate=pos_drop_rate,
+            norm_layer=norm_layer,
+        )
+        self.embed_dim = embed_dim
+        self.stem = PatchEmbed(None, to_2tuple(patch_size), in_chans, embed_dim, strict_img_size=False)
+        self.blocks = nn.Sequential(
+            *[
+                GatedBlock(
+                    embed_dim,
+                    mlp_ratio,
+                    nn.LayerNorm if gate_norm else None,  # eps 1e-5, whatever the block's: as timm's
+                    combine,
+                    proj_drop_rate,
+                    drop_path_rate,
+                    norm_layer,
+                    act_layer or nn.GELU,
+                )
+                for _ in range(num_blocks)
+            ]
+        )
+        self.init_weights()
+
+    def embed(self, stage: int, x: Tensor) -> Tensor:
+        """Cut images into patches, tokens (B, N, D)."""
+        return self.stem(x).contiguous()
+
+    def block(self, stage: int, index: int) -> Any:
+        """Return a block."""
+        return self.blocks[index]
+
+    def _block_name(self, stage: int) -> str:
+        return f"blocks.{self.depths[0] - 1}"
+
+    @torch.no_grad()
+    def init_weights(self, mode: str = "") -> None:
+        """Draw weights as timm's gMLP: Xavier uniform, biases of std 1e-6 in the blocks, the head at zero."""
+        if mode:
+            raise ValueError(f"`mode` must be '', the one initialisation that there is, got {mode!r}.")
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Conv2d):
+                lecun_normal_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Linear) and name.startswith("head"):
+                nn.init.zeros_(module.weight)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.normal_(module.bias, std=1e-6)
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns that put parameters into the stem, a block each with what it is told of position, and the end."""
+        lists = "|".join(re.escape(f"stages.0.{name}") for name in self.position.stages[0].layer_lists())  # type: ignore
+        return {
+            "stem": rf"^stem|^position\.(?!(?:{lists})\.\d)",
+            "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
+        }

@@ -1,0 +1,182 @@
+"""PosMLP: a pyramid of gated MLPs that mix tokens within windows by where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.backbones.pyramid import Pyramid
+from graticule.grid import Grid
+from graticule.joining import LayerPosition
+from graticule.layers.convolutional_stem import (
+    ConvPatchEmbed,
+    ConvPatchMerging,
+    LinearPatchMerging,
+    linear_patch_embed,
+)
+from graticule.layers.gating import Combine, GatedBlock
+from graticule.position import PositionBuilder
+
+
+class PosMlp(Pyramid):
+    """PosMLP with any mixing encoding; by default GGQPE, and no norm in the gating unit.
+
+    A window is never larger than the grid of its stage. Where windows do not tile the grid, it is filled up
+    with zeros below and to the right, as the paper leaves open. The weights are computed once a forward pass, for a
+    window.
+
+    Reference: PosMLP (Wang et al., 2022), section 4.2 and Table 11.
+
+    Args:
+        position: builds the position of a stage; its `num_heads` are the groups of channels.
+        img_size: pixels, a side or (height, width), multiples of 32.
+        in_chans: channels of the image.
+        num_classes: 0 for no head.
+        global_pool: 'avg' or '' (none).
+        embed_dim: C, channels of the first stage; they double from stage to stage.
+        depths: blocks of each stage.
+        windows: side of each stage's windows, in patches.
+        groups: s of each stage.
+        mlp_ratios: gamma of each stage.
+        patch_embedding: 'conv' (ConvPE) or 'linear'.
+        patch_merging: 'conv' (ConvPM) or 'linear'.
+        gate_norm: whether the gating unit has a LayerNorm.
+        combine: how the halves come together (`GatingUnit`).
+        shift: whether every second block shifts its windows by half, for dense prediction (section 5.5).
+        drop_rate: dropout before the head.
+        pos_drop_rate: dropout on the tokens that enter a stage.
+        proj_drop_rate: dropout behind the linear layers.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        norm_layer: builds a norm from its channels.
+        act_layer: the activation.
+    """
+
+    takes = frozenset({"pre", "before", "after", "mixing", "gate"})
+    needs = frozenset({"mixing"})
+    stage_lists = "downsamples|blocks"
+
+    def __init__(
+        self,
+        position: PositionBuilder,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 96,
+        depths: Sequence[int] = (2, 2, 18, 2),
+        windows: Sequence[int] = (14, 14, 14, 7),
+        groups: Sequence[int] = (8, 16, 32, 64),
+        mlp_ratios: Sequence[float] = (4, 4, 4, 2),
+        patch_embedding: Literal["conv", "linear"] = "conv",
+        patch_merging: Literal["conv", "linear"] = "conv",
+        gate_norm: bool = False,
+        combine: Combine = "gate",
+        shift: bool = False,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+        act_layer: type[nn.Module] | None = None,
+    ) -> None:
+        norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
+        for name, kind in (("patch_embedding", patch_embedding), ("patch_merging", patch_merging)):
+            if kind not in ("conv", "linear"):
+                raise ValueError(f"`{name}` must be 'conv' or 'linear', got {kind!r}.")
+        if not len(depths) == len(windows) == len(groups) == len(mlp_ratios):
+            raise ValueError(
+                f"`windows`, `groups` and `mlp_ratios` must say something for each of the {len(depths)} stages, got "
+                f"{len(windows)}, {len(groups)} and {len(mlp_ratios)}."
+            )
+        dims = [embed_dim << stage for stage in range(len(depths))]
+        for dim, ratio, s in zip(dims, mlp_ratios, groups, strict=True):
+            mixed = int(dim * ratio) // (1 if combine == "nonsplit" else 2)
+            if s < 1 or mixed % s:
+                raise ValueError(f"`groups` must divide the {mixed} channels that their stage mixes, got {s}.")
+        super().__init__(
+            position,
+            img_size=img_size,
+            patch_size=4,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            embed_dims=dims,
+            depths=depths,
+            num_heads=groups,
+            prefix=0,
+            drop_rate=drop_rate,
+            pos_drop_rate=pos_drop_rate,
+            norm_layer=norm_layer,
+            windows=windows,
+        )
+        self.windows = tuple(windows)
+        stem = ConvPatchEmbed if patch_embedding == "conv" else linear_patch_embed
+        merging = ConvPatchMerging if patch_merging == "conv" else LinearPatchMerging
+        self.downsamples = nn.ModuleList([stem(in_chans, embed_dim), *(merging(dim) for dim in dims[:-1])])
+        rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(
+                _WindowBlock(
+                    window,
+                    window // 2 if shift and index % 2 else 0,
+                    dim=dim,
+                    mlp_ratio=ratio,
+                    gate_norm=norm_layer if gate_norm else None,
+                    combine=combine,
+                    proj_drop=proj_drop_rate,
+                    drop_path=next(rates),
+                    norm_layer=norm_layer,
+                    act_layer=act_layer or nn.GELU,
+                )
+                for index in range(depth)
+            )
+            for dim, depth, window, ratio in zip(dims, depths, windows, mlp_ratios, strict=True)
+        )
+        self.init_weights()
+
+    def embed(self, stage: int, x: Tensor) -> Tensor:
+        """Turn images or the map of the stage before into tokens (B, N, D)."""
+        return self.downsamples[stage](x).contiguous()
+
+    def block(self, stage: int, index: int) -> Any:
+        """Return a block of a stage."""
+        return cast("nn.ModuleList", self.blocks[stage])[index]
+
+    def _block_name(self, stage: int) -> str:
+        return f"blocks.{stage}.{self.depths[stage] - 1}"
+
+
+class _WindowBlock(GatedBlock):
+    """A gated block on the windows of a grid, which may be shifted by half a window, rolling over the edges."""
+
+    def __init__(self, window: int, shift: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.window = window
+        self.shift = shift
+
+    def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
+        """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
+        (grid,) = where
+        window = grid.window(self.window)
+        if window == grid:
+            return super().forward(x, position)
+        y = x.unflatten(1, grid.shape)  # (B, H, W, D)
+        below, right = (-side % step for side, step in zip(grid.shape, window.shape, strict=True))
+        if below or right:
+            y = F.pad(y, (0, 0, 0, right, 0, below))
+        if self.shift:
+            y = y.roll((-self.shift, -self.shift), (1, 2))
+        rows, columns = y.shape[1] // window.height, y.shape[2] // window.width
+        y = y.unflatten(2, (columns, -1)).unflatten(1, (rows, -1)).transpose(2, 3)  # (B, rows, columns, h, w, D)
+        y = super().forward(y.flatten(3, 4).flatten(0, 2), position)  # (B * windows, h * w, D)
+        y = y.unflatten(1, window.shape).unflatten(0, (-1, rows, columns)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        if self.shift:
+            y = y.roll((self.shift, self.shift), (1, 2))
+        return y[:, : grid.height, : grid.width].flatten(1, 2)

@@ -1,0 +1,136 @@
+"""Gating units and the block around them: tokens mixed by given weights, then multiplied with themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from timm.layers import DropPath
+from timm.layers.helpers import to_2tuple
+from torch import Tensor, nn
+
+from graticule.grid import Grid
+from graticule.joining import LayerPosition
+
+#: How the two halves of the channels come together (PosMLP, Figure 3).
+Combine = Literal["gate", "add", "concat", "nonsplit"]
+
+
+def mix_tokens(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+    r"""Mix the tokens of every group of channels by weights of its own.
+
+    .. math:: y_{i, g} = \sum_j W_{g, ij} x_{j, g} + b_i
+
+    Args:
+        x: (..., N, C), C a multiple of the number of groups.
+        weights: (groups, N, N).
+        bias: (N,).
+    """
+    groups = len(weights)
+    weights = weights.to(x.dtype)
+    if groups == 1:
+        y = weights[0] @ x
+    else:
+        y = torch.einsum("gij,...jgc->...igc", weights, x.unflatten(-1, (groups, -1))).flatten(-2)
+    return y if bias is None else y + bias[:, None].to(x.dtype)
+
+
+class GatingUnit(nn.Module):
+    r"""gMLP's spatial gating unit, by whatever weights the position says.
+
+    .. math:: Z = (W\, Norm(X_1) + b) \odot X_2
+
+    X_1 is the second half of the channels and X_2 the first, as in timm. With LayerNorm and a dense W it is
+    gMLP's SGU; without the norm and with a relative W it is PosMLP's PoSGU. In the place of the product can
+    stand a sum ('add') or both side by side ('concat'), and X_1 = X_2 = X can be all channels ('nonsplit').
+
+    Reference: gMLP (Liu et al., 2021), Eq. 3-4; PosMLP (Wang et al., 2022), Eq. 1, 9-15 and Figure 3.
+
+    Args:
+        dim: C, channels that come in, even unless 'nonsplit'.
+        norm_layer: builds the norm from its channels; none if None.
+        combine: 'gate', 'add', 'concat' or 'nonsplit'.
+    """
+
+    def __init__(
+        self, dim: int, norm_layer: Callable[[int], nn.Module] | None = None, combine: Combine = "gate"
+    ) -> None:
+        super().__init__()
+        if combine not in get_args(Combine):
+            raise ValueError(f"`combine` must be one of {', '.join(get_args(Combine))}, got {combine!r}.")
+        if combine != "nonsplit" and dim % 2:
+            raise ValueError(f"`dim` must be even, to be split in two halves, got {dim}.")
+        self.combine = combine
+        mixed = dim if combine == "nonsplit" else dim // 2
+        self.out_dim = dim // 2 if combine in ("gate", "add") else dim
+        self.norm = nn.Identity() if norm_layer is None else norm_layer(mixed)
+
+    def forward(self, x: Tensor, position: LayerPosition) -> Tensor:
+        """Take x: (B, N, C) to (B, N, C / 2), or (B, N, C) with 'concat' and 'nonsplit'."""
+        if position.mixing is None:
+            raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
+        u, v = (x, x) if self.combine == "nonsplit" else x.chunk(2, -1)
+        v = mix_tokens(self.norm(v), position.mixing, position.gate)
+        if self.combine == "add":
+            return u + v
+        return torch.cat([u, v], -1) if self.combine == "concat" else u * v
+
+    def extra_repr(self) -> str:
+        return f"combine={self.combine}"
+
+
+class GatedMlp(nn.Module):
+    """A gating unit between two linear layers; timm's names."""
+
+    def __init__(self, dim: int, hidden: int, gate: GatingUnit, act_layer: type[nn.Module], drop: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.act = act_layer()
+        self.gate = gate
+        self.fc2 = nn.Linear(gate.out_dim, dim)
+        self.drop1, self.drop2 = (nn.Dropout(p) for p in to_2tuple(drop))
+
+    def forward(self, x: Tensor, position: LayerPosition) -> Tensor:
+        """Take x: (B, N, D) to (B, N, D)."""
+        return self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))), position)))
+
+
+class GatedBlock(nn.Module):
+    r"""The one kind of block that a gated MLP has.
+
+    .. math:: x' = x + V\, s(\sigma(U LN(x)))
+
+    Reference: gMLP (Liu et al., 2021), Eq. 1.
+
+    Args:
+        dim: D.
+        mlp_ratio: gamma, channels of the gating unit as a multiple of D.
+        gate_norm: builds the norm of the gating unit; none if None.
+        combine: as in `GatingUnit`.
+        proj_drop: dropout rate behind both linear layers.
+        drop_path: stochastic depth rate.
+        norm_layer: builds the block's norm from D.
+        act_layer: the activation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        mlp_ratio: float,
+        gate_norm: Callable[[int], nn.Module] | None,
+        combine: Combine = "gate",
+        proj_drop: float = 0.0,
+        drop_path: float = 0.0,
+        norm_layer: Callable[[int], nn.Module] = nn.LayerNorm,
+        act_layer: type[nn.Module] = nn.GELU,
+    ) -> None:
+        super().__init__()
+        hidden = int(dim * mlp_ratio)
+        self.norm = norm_layer(dim)
+        self.mlp_channels = GatedMlp(dim, hidden, GatingUnit(hidden, gate_norm, combine), act_layer, proj_drop)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
+        """Take tokens x: (B, N, D) to (B, N, D); `where`, the grid, is not needed."""
+        return x + self.drop_path(self.mlp_channels(self.norm(x), position))

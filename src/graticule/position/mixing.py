@@ -1,0 +1,92 @@
+"""Mixing encodings: the weights by which the gating unit of each layer mixes tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from graticule.encodings import MixingEncoding
+from graticule.encodings.mixing import resize_pairs
+from graticule.grid import Grid, resize_map
+from graticule.joining import LayerPosition
+from graticule.position.base import Position
+
+
+class MixingPosition(Position):
+    """A mixing encoding a layer and, with `bias`, a number a place that is added to what was mixed.
+
+    The bias starts at one, so that a unit whose weights start near zero starts as the identity (gMLP). At
+    another grid it is resampled as a map.
+
+    Reference: gMLP (Liu et al., 2021), Eq. 2; PosMLP (Wang et al., 2022), Eq. 15.
+
+    Args:
+        encodings: one a layer, of the same grid.
+        bias: whether each layer has that bias.
+        window: side of the windows within which tokens are mixed; then the encodings' grid is that of a window.
+    """
+
+    def __init__(self, encodings: Iterable[MixingEncoding], bias: bool = True, window: int | None = None) -> None:
+        super().__init__()
+        self.window = window
+        self.encodings = nn.ModuleList(encodings)
+        if not len(self.encodings):
+            raise ValueError("`encodings` must be one a layer, got none.")
+        self.grid = cast("MixingEncoding", self.encodings[0]).grid
+        count = len(self.encodings) if bias else 0
+        self.biases = nn.ParameterList(nn.Parameter(torch.ones(self.grid.patches)) for _ in range(count))
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Say what each layer gets for `grid`: (groups, N, N) as `mixing`, (N,) as `gate`, N of a window."""
+        grid = grid.window(self.window)
+        gates: list[Tensor | None] = [self._bias_at(bias, grid) for bias in self.biases]
+        gates = gates or [None] * len(self.encodings)
+        return [
+            LayerPosition(mixing=encoding(grid), gate=gate)
+            for encoding, gate in zip(self.encodings, gates, strict=True)
+        ]
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample or recompute everything for `grid`, or for its windows."""
+        grid = grid.window(self.window)
+        for encoding in cast("Iterable[Any]", self.encodings):
+            encoding.set_grid(grid)
+        with torch.no_grad():
+            self.biases = nn.ParameterList(
+                nn.Parameter(self._bias_at(bias, grid).clone(), requires_grad=bias.requires_grad)
+                for bias in self.biases
+            )
+        self.grid = grid
+
+    def _bias_at(self, bias: Tensor, grid: Grid) -> Tensor:
+        if grid == self.grid:
+            return bias
+        return resize_map(bias.view(1, *self.grid.shape), grid.shape).flatten()
+
+    def layer_lists(self) -> list[str]:
+        """The encodings and the biases."""
+        return ["encodings", "biases"]
+
+    def published_names(self) -> dict[str, str]:
+        """`blocks.l.mlp_channels.gate.proj.weight` and `.bias` of a dense matrix, as timm's gMLP."""
+        names = {}
+        for own, _ in self.named_parameters():
+            kind, layer, *rest = own.split(".")
+            if kind == "biases":
+                names[f"blocks.{layer}.mlp_channels.gate.proj.bias"] = own
+            elif rest == ["weight"]:
+                names[f"blocks.{layer}.mlp_channels.gate.proj.weight"] = own
+        return names
+
+    def fit(self, name: str, value: Tensor) -> Tensor | None:
+        """Bring a published matrix or bias of another square grid to this one."""
+        side = round(value.shape[0] ** 0.5) if value.ndim else 0
+        if side * side != value.shape[0] or value.shape[0] == self.grid.patches:
+            return value
+        old = Grid(side, side)
+        if name.startswith("biases"):
+            return resize_map(value.view(1, side, side), self.grid.shape).flatten()
+        return resize_pairs(value, old, self.grid)

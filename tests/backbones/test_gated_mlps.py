@@ -1,0 +1,238 @@
+"""gMLP and PosMLP: the papers' counts, any size, any mixing encoding."""
+
+import pytest
+import timm
+import torch
+from timm.layers import GatedMlp
+from timm.models.mlp_mixer import MlpMixer, SpatialGatingBlock
+from timm.optim import create_optimizer_v2
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import graticule
+from graticule import fold, unfold
+from tiny import count, draw
+
+MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
+GMLP = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 3, "groups": 4, "num_classes": 5}
+POSMLP = {
+    "img_size": 64,
+    "embed_dim": 16,
+    "depths": (2, 1, 2, 1),
+    "windows": (4, 4, 4, 2),
+    "groups": (2, 4, 4, 8),
+    "num_classes": 5,
+}
+MODELS = [("gmlp_s16_224", GMLP, 8), ("posmlp_tiny_224", POSMLP, 32)]
+models = pytest.mark.parametrize(("name", "sizes", "step"), MODELS, ids=["gmlp", "posmlp"])
+every = pytest.mark.parametrize("encoding", MIXING)
+
+
+def full_size(name, **kwargs):
+    with torch.device("meta"):
+        return graticule.create_model(name, **kwargs).eval().requires_grad_(False)
+
+
+def gmacs(model, size=224):
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, size, size, device="meta"))
+    return counter.get_total_flops() / 2e9
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "macs"),
+    [
+        ("posmlp_tiny_224", 20.9, 5.2),
+        ("posmlp_small_224", 37, 8.7),
+        ("posmlp_base_224", 82, 18.6),
+        ("posmlp_tiny_384", 21, 17.7),
+        ("gmlp_s16_224", 19.4, 4.42),
+        ("gmlp_b16_224", 73, 15.8),
+    ],
+)
+def test_sizes_are_those_of_the_papers_table_2(name, parameters, macs):
+    model = full_size(name)
+    assert count(model) / 1e6 == pytest.approx(parameters, rel=0.01)
+    assert gmacs(model, model.img_size[0]) == pytest.approx(macs, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("stem", "merging", "parameters", "macs"),
+    [
+        ("linear", "linear", 23.3, 5.10),
+        ("conv", "linear", 23.3, 5.27),
+        ("linear", "conv", 21.8, 4.93),
+        ("conv",) * 2 + (21.8, 5.10),
+    ],
+)
+def test_down_sampling_costs_what_table_10_says(stem, merging, parameters, macs):
+    options = {"patch_embedding": stem, "patch_merging": merging, "gate_norm": True}
+    model = full_size("posmlp_tiny_224", encoding="sgu", **options)
+    assert count(model) / 1e6 == pytest.approx(parameters, rel=0.01)
+    assert gmacs(model) == pytest.approx(macs, rel=0.03)
+
+
+@pytest.mark.parametrize(("window", "macs"), [(28, 5.95), (14, 5.21), (7, 5.01)])
+def test_windows_cost_what_table_5_says(window, macs):
+    model = full_size("posmlp_tiny_224", windows=(window, 14, 14, 7))
+    assert gmacs(model) == pytest.approx(macs, rel=0.03)
+
+
+def test_gmlp_with_ggqpe_has_the_parameters_of_table_3():
+    assert count(full_size("gmlp_s16_224", encoding="ggqpe")) / 1e6 == pytest.approx(18.2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "token_mixing"),
+    [
+        ("sgu", 196**2 + 196),
+        ("glrpe", (4 * 8 + 1) * 196 - 4 * 8 * 14 + 8),  # printed with 4 * 8 at the end
+        ("ggqpe", 196 + 6 * 8),
+    ],
+)
+def test_a_block_has_the_parameters_of_appendix_4(encoding, token_mixing):
+    one, two = (full_size("gmlp_s16_224", encoding=encoding, num_blocks=n) for n in (1, 2))
+    d, gamma = 256, 6
+    norms = 2 * d + (0 if encoding == "ggqpe" else 2 * (gamma * d // 2))  # which it does not count
+    assert count(two) - count(one) - norms == 1.5 * gamma * d * d + (gamma + 1) * d + token_mixing
+
+
+def test_gmlp_computes_what_timms_does():
+    sizes = {"num_blocks": 2, "embed_dim": 16, "img_size": 64}
+    theirs = draw(MlpMixer(**sizes, mlp_ratio=6, block_layer=SpatialGatingBlock, mlp_layer=GatedMlp))
+    ours = graticule.create_model("gmlp_s16_224", **sizes).double().eval()
+    ours.load_state_dict(theirs.double().eval().state_dict())
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-9)
+    assert graticule.published_state_dict(ours).keys() == theirs.state_dict().keys()
+
+
+def test_gmlp_starts_as_timms_does():
+    torch.manual_seed(0)
+    model = graticule.create_model("gmlp_s16_224", num_blocks=1)
+    state = graticule.published_state_dict(model)
+    assert state["blocks.0.mlp_channels.gate.proj.weight"].std() < 2e-6
+    assert (state["blocks.0.mlp_channels.gate.proj.bias"] == 1).all()
+    assert not state["head.weight"].any()
+
+
+@models
+@every
+def test_every_encoding_runs_at_any_size_and_trains_every_parameter(name, sizes, step, encoding):
+    model = draw(graticule.create_model(name, encoding=encoding, **sizes))
+    assert model(torch.randn(2, 3, 2 * step, 3 * step)).shape == (2, 5)
+    model(torch.randn(2, 3, *model.img_size)).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@models
+@every
+def test_folding_changes_nothing_but_the_work(name, sizes, step, encoding):
+    model = draw(graticule.create_model(name, encoding=encoding, **sizes)).double().eval()
+    for size in (model.img_size, (2 * step, 4 * step)):
+        x = torch.randn(2, 3, *size, dtype=torch.float64)
+        before = model(x)
+        fold(model, size)
+        torch.testing.assert_close(model(x), before, rtol=0, atol=1e-12)
+        unfold(model)
+
+
+@models
+@every
+def test_it_is_one_graph_in_bfloat16_too(name, sizes, step, encoding):
+    model = graticule.create_model(name, encoding=encoding, **sizes).eval()
+    for dtype in (torch.float32, torch.bfloat16):
+        model = model.to(dtype)
+        x = torch.randn(2, 3, *model.img_size, dtype=dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+@models
+def test_position_is_computed_once_a_forward_pass(name, sizes, step):
+    model = graticule.create_model(name, encoding="ggqpe", **sizes).eval()
+    calls = []
+    model.position.register_forward_hook(lambda *_: calls.append(1))
+    model(torch.randn(5, 3, *model.img_size))
+    assert len(calls) == 1
+
+
+def test_tokens_mix_within_their_window_and_no_further():
+    model = draw(graticule.create_model("posmlp_tiny_224", **POSMLP)).double().eval()
+    x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
+    tokens = model.embed(0, x)
+    changed = tokens.clone()
+    changed[:, 0] += torch.randn(16, dtype=torch.float64)  # the first patch of a 16 x 16 grid in windows of 4 x 4
+    given, grid = model.position(model.grid)[0], model.grid
+    moved = (model.block(0, 0)(changed, given, grid) - model.block(0, 0)(tokens, given, grid)).abs().sum(-1)
+    assert set(moved[0].view(16, 16).nonzero().amax(0).tolist()) <= {0, 1, 2, 3}
+    assert moved[0].view(16, 16)[:4, :4].all()
+
+
+def test_shifted_windows_reach_over_the_edge_of_unshifted_ones():
+    model = draw(graticule.create_model("posmlp_tiny_224", shift=True, **POSMLP)).double().eval()
+    tokens = model.embed(0, torch.randn(1, 3, 64, 64, dtype=torch.float64))
+    changed = tokens.clone()
+    changed[:, 3 * 16 + 3] += torch.randn(16, dtype=torch.float64)  # the corner of the first window
+    given, grid = model.position(model.grid)[1], model.grid
+    moved = (model.block(0, 1)(changed, given, grid) - model.block(0, 1)(tokens, given, grid)).abs().sum(-1)[0]
+    assert moved.view(16, 16)[2:6, 2:6].all()
+    assert moved.count_nonzero() == 16
+
+
+def test_a_grid_that_windows_do_not_tile_is_filled_up_with_zeros():
+    model = draw(graticule.create_model("posmlp_tiny_224", **{**POSMLP, "windows": (6, 4, 4, 2)})).double().eval()
+    grid = model.grid  # 16 x 16 in windows of 6 x 6
+    tokens = model.embed(0, torch.randn(1, 3, 64, 64, dtype=torch.float64))
+    given = model.position(grid)[0]
+    block = model.block(0, 0)
+    whole = nn.functional.pad(tokens.unflatten(1, (16, 16)), (0, 0, 0, 2, 0, 2))
+    last = whole[:, 12:18, 12:18].flatten(1, 2)
+    expected = super(type(block), block).forward(last, given).unflatten(1, (6, 6))[:, :4, :4]
+    found = block(tokens, given, grid).unflatten(1, (16, 16))[:, 12:, 12:]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", ["none", "learnable", "peg"])
+@models
+def test_an_encoding_that_mixes_nothing_is_refused(name, sizes, step, encoding):
+    with pytest.raises(ValueError, match=r"give every layer of .* `mixing`"):
+        graticule.create_model(name, encoding=encoding, **sizes)
+
+
+@models
+def test_what_acts_on_tokens_goes_beside_a_mixing_encoding(name, sizes, step):
+    model = graticule.create_model(name, encoding="ggqpe+peg+learnable", **sizes)
+    assert model(torch.randn(1, 3, *model.img_size)).shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "said"),
+    [
+        ("gmlp_s16_224", {**GMLP, "groups": 5}, "`groups` must divide the 48 channels"),
+        ("gmlp_s16_224", {**GMLP, "combine": "mul"}, "`combine`"),
+        ("posmlp_tiny_224", {**POSMLP, "groups": (3, 4, 4, 8)}, "`groups` must divide the 32 channels"),
+        ("posmlp_tiny_224", {**POSMLP, "windows": (4, 4, 4)}, "each of the 4 stages"),
+        ("posmlp_tiny_224", {**POSMLP, "windows": (0, 4, 4, 2)}, "`window_size`"),
+        ("posmlp_tiny_224", {**POSMLP, "patch_merging": "max"}, "`patch_merging`"),
+        ("posmlp_tiny_224", {**POSMLP, "img_size": 48}, "nearest sizes are 32 and 64"),
+        ("posmlp_tiny_224", {**POSMLP, "mixing": {"form": "sigma"}}, "`form`"),
+        ("posmlp_tiny_224", {**POSMLP, "mixing": {"from": "gamma"}}, "did you mean 'form'"),
+        ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe+lrpe"}, "one mixing encoding at most"),
+        ("vit_tiny_patch16_224", {"encoding": "ggqpe", "class_token": False, "global_pool": "avg"}, "`mixing`"),
+        ("deit_tiny_patch16_224", {"mixing": {"bias": False}}, "`mixing` must be left out"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(name, kwargs, said):
+    with pytest.raises(ValueError, match=said):
+        graticule.create_model(name, **kwargs)
+
+
+def test_timms_tools_take_both():
+    for name, sizes, _ in MODELS:
+        model = graticule.create_model(name, **sizes)
+        optimizer = create_optimizer_v2(model, "adamw", layer_decay=0.7, weight_decay=0.05)
+        assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+        features = timm.create_model("graticule_" + name, features_only=True, **sizes)
+        maps = features(torch.randn(1, 3, *model.img_size))
+        assert [m.shape[1] for m in maps] == features.feature_info.channels()

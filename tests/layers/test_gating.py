@@ -1,0 +1,91 @@
+"""Gating units: what is mixed, by what, and how the halves come together."""
+
+import pytest
+import torch
+from torch import nn
+
+from graticule.joining import LayerPosition
+from graticule.layers import GatedBlock, GatingUnit, mix_tokens
+
+
+def naive(x, weights, bias):
+    """The mixed tokens, sums written out."""
+    y = torch.zeros_like(x)
+    size = x.shape[-1] // len(weights)
+    for g, w in enumerate(weights):
+        for i in range(x.shape[1]):
+            for j in range(x.shape[1]):
+                y[:, i, g * size : (g + 1) * size] += w[i, j] * x[:, j, g * size : (g + 1) * size]
+            y[:, i, g * size : (g + 1) * size] += bias[i]
+    return y
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_every_group_of_channels_is_mixed_by_weights_of_its_own(groups):
+    x, weights = torch.randn(2, 6, 8, dtype=torch.float64), torch.randn(groups, 6, 6, dtype=torch.float64)
+    bias = torch.randn(6, dtype=torch.float64)
+    torch.testing.assert_close(mix_tokens(x, weights, bias), naive(x, weights, bias), rtol=0, atol=1e-12)
+
+
+def test_groups_do_not_mix_channels():
+    x, weights = torch.randn(1, 6, 8, dtype=torch.float64), torch.randn(4, 6, 6, dtype=torch.float64)
+    changed = x.clone()
+    changed[..., 2:4] += 1.0
+    moved = (mix_tokens(changed, weights) - mix_tokens(x, weights)).abs().amax((0, 1))
+    assert (moved[2:4] > 1e-3).all() and not moved[:2].any() and not moved[4:].any()
+
+
+@pytest.mark.parametrize("norm", [None, nn.LayerNorm])
+def test_the_halves_come_together_as_figure_3_draws_them(norm):
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    position = LayerPosition(mixing=torch.randn(2, 6, 6, dtype=torch.float64), gate=torch.randn(6, dtype=torch.float64))
+
+    def mixed(v):
+        return mix_tokens(v if norm is None else nn.functional.layer_norm(v, v.shape[-1:]), *position[-2:])
+
+    u, v = x[..., :4], x[..., 4:]
+    expected = {
+        "gate": u * mixed(v),
+        "add": u + mixed(v),
+        "concat": torch.cat([u, mixed(v)], -1),
+        "nonsplit": x * mixed(x),
+    }
+    for combine, output in expected.items():
+        unit = GatingUnit(8, norm, combine).double()
+        torch.testing.assert_close(unit(x, position), output, rtol=0, atol=1e-12)
+        assert unit.out_dim == output.shape[-1]
+
+
+def test_with_weights_near_zero_and_a_bias_of_one_the_unit_passes_its_first_half_on():
+    x = torch.randn(2, 6, 8)
+    position = LayerPosition(mixing=torch.zeros(1, 6, 6), gate=torch.ones(6))
+    torch.testing.assert_close(GatingUnit(8, nn.LayerNorm)(x, position), x[..., :4])
+
+
+@pytest.mark.parametrize("combine", ["gate", "add", "concat", "nonsplit"])
+def test_a_block_trains_every_parameter(combine):
+    block = GatedBlock(8, 4, nn.LayerNorm, combine)
+    position = LayerPosition(mixing=torch.randn(2, 6, 6, requires_grad=True), gate=torch.randn(6, requires_grad=True))
+    block(torch.randn(2, 6, 8), position).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in block.parameters())
+    assert position.mixing.grad.any() and position.gate.grad.any()
+
+
+def test_a_block_counts_what_the_appendix_counts():
+    """1.5 gamma d^2 + (gamma + 1) d, norms not counted."""
+    d, gamma = 12, 4
+    linear = [m for m in GatedBlock(d, gamma, None).modules() if isinstance(m, nn.Linear)]
+    assert sum(p.numel() for m in linear for p in m.parameters()) == 1.5 * gamma * d * d + (gamma + 1) * d
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: GatingUnit(7), "`dim` must be even"),
+        (lambda: GatingUnit(8, None, "mul"), "`combine`"),
+        (lambda: GatingUnit(8)(torch.zeros(1, 4, 8), LayerPosition()), "mixing encoding"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
