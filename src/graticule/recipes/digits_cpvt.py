@@ -3,7 +3,7 @@
 Reproduces nothing; it is the form of CPVT-Ti-GAP (Chu et al., 2023, Table 3) in small.
 Command: graticule train digits_cpvt; then graticule evaluate RUN --sizes 20 28 36 44 and graticule translation RUN
 Cost: about a minute on 2 cores (2026-11-21).
-Result: see docs/results.md.
+Result: 96.62 (s.d. 0.48, five seeds), the row PEG at 0 to 4 with global average pooling of docs/results.md.
 """
 
 from graticule.data import Augmentation
