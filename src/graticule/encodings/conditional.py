@@ -167,7 +167,7 @@ def _check(x: Tensor, grid: Grid, kernel: int, padding: str, margin: int = 0) ->
 def _wide(x: Tensor) -> bool:
     """Whether the convolution computes in float32 or above: in fewer digits 1 + w would lose those of w."""
     kind = x.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    autocast = kind != "meta" and torch.is_autocast_enabled(kind)  # which knows no meta device
     dtype = torch.get_autocast_dtype(kind) if autocast else x.dtype
     return torch.finfo(dtype).bits >= 32
 
