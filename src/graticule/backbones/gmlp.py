@@ -143,7 +143,8 @@ class GMlp(Pyramid):
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns that put parameters into the stem, a block each with what it is told of position, and the end."""
-        lists = "|".join(re.escape(f"stages.0.{name}") for name in self.position.stages[0].layer_lists())  # type: ignore
+        stage: Any = self.position.get_submodule("stages.0")
+        lists = "|".join(re.escape(f"stages.0.{name}") for name in stage.layer_lists())
         return {
             "stem": rf"^stem|^position\.(?!(?:{lists})\.\d)",
             "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
