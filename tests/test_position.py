@@ -48,7 +48,7 @@ def given(position):
     return [field for field in FIELDS if getattr(position, field) is not None]
 
 
-def close(actual, expected, atol=1e-12):
+def assert_near(actual, expected, atol=1e-12):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
@@ -63,16 +63,16 @@ def test_an_empty_position_hands_the_tokens_on_as_they_are():
 
 def test_a_table_is_added_before_a_function_of_the_stream_acts():
     x, table = tokens(), tokens()[0]
-    close(LayerPosition(pre=table, before=torch.square).enter(x), (x + table) ** 2)
-    close(LayerPosition(pre=table).enter(x), x + table)
-    close(LayerPosition(before=torch.square).enter(x), x**2)
+    assert_near(LayerPosition(pre=table, before=torch.square).enter(x), (x + table) ** 2)
+    assert_near(LayerPosition(pre=table).enter(x), x + table)
+    assert_near(LayerPosition(before=torch.square).enter(x), x**2)
 
 
 def test_what_is_said_behind_a_layer_does_not_act_before_it_nor_the_other_way_round():
     x, table = tokens(), tokens()[0]
     assert LayerPosition(after=torch.square).enter(x) is x
     assert LayerPosition(pre=table, before=torch.square, inner=table).leave(x) is x
-    close(LayerPosition(after=torch.square).leave(x), x**2)
+    assert_near(LayerPosition(after=torch.square).leave(x), x**2)
 
 
 @pytest.mark.parametrize("field", ["before", "after"])
@@ -80,11 +80,11 @@ def test_merged_functions_of_the_stream_follow_one_another_in_order(field):
     x = tokens()
     double, square = LayerPosition(**{field: lambda t: 2 * t}), LayerPosition(**{field: torch.square})
     act = LayerPosition.enter if field == "before" else LayerPosition.leave
-    close(act(double.merge(square), x), (2 * x) ** 2)
-    close(act(square.merge(double), x), 2 * x**2)
-    close(act(square.merge(double).merge(square), x), (2 * x**2) ** 2)
+    assert_near(act(double.merge(square), x), (2 * x) ** 2)
+    assert_near(act(square.merge(double), x), 2 * x**2)
+    assert_near(act(square.merge(double).merge(square), x), (2 * x**2) ** 2)
     for merged in (double.merge(LayerPosition()), LayerPosition().merge(double)):
-        close(act(merged, x), 2 * x)
+        assert_near(act(merged, x), 2 * x)
 
 
 def test_merged_biases_add_up_whether_tensors_or_functions_of_the_queries():
@@ -99,9 +99,9 @@ def test_merged_biases_add_up_whether_tensors_or_functions_of_the_queries():
         for second in biases:
             merged = LayerPosition(bias=biases[first]).merge(LayerPosition(bias=biases[second])).bias
             assert isinstance(merged, torch.Tensor) == (first == second == "tensor")
-            close(bias_of(merged, q), bias_of(biases[first], q) + bias_of(biases[second], q))
+            assert_near(bias_of(merged, q), bias_of(biases[first], q) + bias_of(biases[second], q))
     three = LayerPosition(bias=table).merge(LayerPosition(bias=function)).merge(LayerPosition(bias=table))
-    close(bias_of(three.bias, q), 2 * table + function(q))
+    assert_near(bias_of(three.bias, q), 2 * table + function(q))
 
 
 def test_merging_with_nothing_changes_nothing():
@@ -129,7 +129,7 @@ def test_a_peg_stands_behind_the_layer_of_its_place_and_minus_one_is_before_the_
         ["before"] * (place == -1 and layer == 0) + ["after"] * (layer == place) for layer in range(4)
     ]
     x, layer = tokens(), positions[max(place, 0)]
-    close(layer.enter(x) if place == -1 else layer.leave(x), own(x, GRID))
+    assert_near(layer.enter(x) if place == -1 else layer.leave(x), own(x, GRID))
 
 
 def test_several_pegs_stand_at_places_of_their_own():
@@ -137,9 +137,9 @@ def test_several_pegs_stand_at_places_of_their_own():
     positions = BetweenBlocks(pegs, depth=4)(GRID)
     assert [given(position) for position in positions] == [["before", "after"], [], [], ["after"]]
     x = tokens()
-    close(positions[0].enter(x), pegs[-1](x, GRID))
-    close(positions[0].leave(x), pegs[0](x, GRID))
-    close(positions[3].leave(x), pegs[3](x, GRID))
+    assert_near(positions[0].enter(x), pegs[-1](x, GRID))
+    assert_near(positions[0].leave(x), pegs[0](x, GRID))
+    assert_near(positions[3].leave(x), pegs[3](x, GRID))
 
 
 def test_pegs_are_named_by_place_here_and_counted_in_published_checkpoints():
@@ -156,9 +156,9 @@ def test_the_grid_that_a_peg_is_asked_for_is_the_one_it_works_on():
     position, other = BetweenBlocks({0: peg()}, depth=2), Grid(5, 3, prefix=1)
     x = tokens()  # 16 tokens fit either grid
     assert not torch.equal(position(GRID)[0].leave(x), position(other)[0].leave(x))
-    close(position(other)[0].leave(x), position.pegs["0"](x, other))
+    assert_near(position(other)[0].leave(x), position.pegs["0"](x, other))
     position.set_grid(other)  # nothing is held for a grid
-    close(position(GRID)[0].leave(x), position.pegs["0"](x, GRID))
+    assert_near(position(GRID)[0].leave(x), position.pegs["0"](x, GRID))
 
 
 @pytest.mark.parametrize("place", range(-1, 3))
@@ -168,7 +168,7 @@ def test_inputs_at_a_place_are_those_of_the_layer_behind_it(place):
     assert [given(position) for position in positions] == [["inputs"] * (layer == place + 1) for layer in range(4)]
     x = tokens()
     for actual, expected in zip(positions[place + 1].inputs(x), own(x, GRID), strict=True):
-        close(actual, expected)
+        assert_near(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_two_lists_of_pegs_act_one_after_another():
     parts = [BetweenBlocks({0: first}, 2), BetweenBlocks({0: second, 1: peg()}, 2)]
     position = CombinedPosition(parts)(GRID)
     x = tokens()
-    close(position[0].leave(x), second(first(x, GRID), GRID))
+    assert_near(position[0].leave(x), second(first(x, GRID), GRID))
     reverse = CombinedPosition(parts[::-1])(GRID)
-    close(reverse[0].leave(x), first(second(x, GRID), GRID))
+    assert_near(reverse[0].leave(x), first(second(x, GRID), GRID))
     assert given(position[1]) == ["after"]
 
 
@@ -206,7 +206,7 @@ def test_a_peg_before_the_first_layer_sees_the_table_whatever_the_order_of_the_n
     parts = [JoinedPosition([table], Default(2)), BetweenBlocks({-1: own}, 2)]
     position = CombinedPosition(parts[::order])(GRID)
     x = tokens()
-    close(position[0].enter(x), own(x + table(GRID), GRID))
+    assert_near(position[0].enter(x), own(x + table(GRID), GRID))
     assert given(position[1]) == []
 
 
@@ -216,8 +216,8 @@ def test_a_bias_table_and_shaws_bias_add_up(order):
     parts = [BiasPosition([table], 2), BiasPosition([shaw, drawn(ShawBias(GRID, HEADS, 2))], 2)]
     first, second = CombinedPosition(parts[::order])(GRID)
     q = torch.randn(2, HEADS, GRID.tokens, 2, dtype=torch.float64)
-    close(bias_of(first.bias, q), table(GRID) + shaw(GRID)(q))
-    close(bias_of(second.bias, q), parts[1].encodings[1](GRID)(q))
+    assert_near(bias_of(first.bias, q), table(GRID) + shaw(GRID)(q))
+    assert_near(bias_of(second.bias, q), parts[1].encodings[1](GRID)(q))
 
 
 def test_two_that_make_the_inputs_of_one_layer_are_refused_and_of_two_layers_are_not():
@@ -271,14 +271,14 @@ def test_the_layers_of_all_stages_stand_one_after_another_each_on_its_grid():
     assert position.grids(Grid(4, 8)) == grids
     for layer, stage, grid, dim in zip((0, 2, 3), position.stages, grids, (4, 8, 12), strict=True):
         x = tokens(grid, dim)
-        close(layers[layer].leave(x), stage.pegs["0"](x, grid))
+        assert_near(layers[layer].leave(x), stage.pegs["0"](x, grid))
 
 
 def test_a_pyramid_takes_any_grid_that_can_be_halved():
     position = drawn(pyramid())
     grid = Grid(8, 4)
     x = tokens(Grid(2, 1, prefix=1), 12)
-    close(position(grid)[3].leave(x), position.stages[2].pegs["0"](x, Grid(2, 1, prefix=1)))
+    assert_near(position(grid)[3].leave(x), position.stages[2].pegs["0"](x, Grid(2, 1, prefix=1)))
     with pytest.raises(ValueError, match="multiples of 4"):
         position(Grid(8, 6))
 
@@ -313,7 +313,7 @@ def test_a_stage_fits_its_own_tables():
     position = pyramid("learnable", prefix=0)
     value = torch.randn(1, 16, 8, dtype=torch.float64)  # 4 x 4, for the second stage's 2 x 4
     fitted = position.fit("stages.1.encodings.0.pos_embed", value)
-    close(fitted[0], Grid(4, 4).resize(value[0], Grid(2, 4)))
+    assert_near(fitted[0], Grid(4, 4).resize(value[0], Grid(2, 4)))
 
 
 # FoldedPosition
@@ -328,15 +328,15 @@ def stands_for(folded, original, dim=12):
     x, q = tokens(GRID, dim), torch.randn(2, 3, GRID.tokens, dim // 3, dtype=torch.float64)
     for a, b in zip(folded(GRID), original(GRID), strict=True):
         assert given(a) == given(b)
-        close(a.enter(x), b.enter(x))
-        close(a.leave(x), b.leave(x))
+        assert_near(a.enter(x), b.enter(x))
+        assert_near(a.leave(x), b.leave(x))
         if a.inner is not None:
-            close(a.inner, b.inner)
+            assert_near(a.inner, b.inner)
         if a.bias is not None:
-            close(bias_of(a.bias, q), bias_of(b.bias, q))
+            assert_near(bias_of(a.bias, q), bias_of(b.bias, q))
         if a.inputs is not None:
             for mine, theirs in zip(a.inputs(x), b.inputs(x), strict=True):
-                close(mine, theirs)
+                assert_near(mine, theirs)
 
 
 FOLDED = [
@@ -411,10 +411,10 @@ def test_a_folded_model_with_a_peg_computes_the_same_and_takes_new_weights():
     x = images(24, 40, dtype=torch.float64)
     expected, others = model(x), other(x)
     fold(model, (24, 40))
-    close(model(x), expected)
+    assert_near(model(x), expected)
     model.load_state_dict(other.state_dict(), strict=True)
-    close(model(x), others)
-    close(unfold(model)(x), others)
+    assert_near(model(x), others)
+    assert_near(unfold(model)(x), others)
 
 
 # What a model with a PEG sees and does not see
@@ -437,7 +437,7 @@ def shifted(x, shift):
 def test_with_circular_padding_and_average_pooling_a_cyclic_shift_of_the_image_is_not_seen(form, places, shift):
     model = pooled(peg={"places": places, "padding": "circular", **form})
     x = images(40, 64, dtype=torch.float64)
-    close(model(shifted(x, shift)), model(x))
+    assert_near(model(shifted(x, shift)), model(x))
 
 
 @pytest.mark.parametrize("acts_on", ["tokens", "queries_keys"])
@@ -447,7 +447,7 @@ def test_with_a_border_a_cyclic_shift_of_the_image_is_seen(padding, acts_on):
     x = images(40, 64, dtype=torch.float64)
     assert (model(shifted(x, (1, 2))) - model(x)).abs().max() > 1e-5
     circular = pooled(peg={"places": (-1, 0), "padding": "circular", "acts_on": acts_on})
-    close(circular(shifted(x, (1, 2))), circular(x))
+    assert_near(circular(shifted(x, (1, 2))), circular(x))
 
 
 def test_a_convolutional_projection_with_circular_padding_does_not_see_a_cyclic_shift_and_with_zeros_does():
@@ -501,7 +501,7 @@ def test_permuting_patches_moves_the_tokens_and_nothing_else():
     model, x = pooled("none"), images(24, 40, dtype=torch.float64)
     order = torch.randperm(15)
     assert torch.equal(permuted(x, torch.arange(15)), x)
-    close(model.embed(permuted(x, order)), model.embed(x)[:, order])
+    assert_near(model.embed(permuted(x, order)), model.embed(x)[:, order])
 
 
 @pytest.mark.parametrize(
@@ -520,14 +520,14 @@ def test_permuting_patches_moves_the_tokens_and_nothing_else():
 def test_the_order_of_the_patches_is_seen_with_an_encoding_of_content_and_not_without(kwargs):
     x, order = images(24, 40, dtype=torch.float64), torch.randperm(15)
     plain, model = pooled("none"), pooled(**kwargs)
-    close(plain(permuted(x, order)), plain(x))
+    assert_near(plain(permuted(x, order)), plain(x))
     assert (model(permuted(x, order)) - model(x)).abs().max() > 1e-6
 
 
 def test_a_kernel_of_one_patch_knows_no_order():
     x, order = images(24, 40, dtype=torch.float64), torch.randperm(15)
     model = pooled(peg={"kernel": 1, "places": (-1, 0, 1, 2)})
-    close(model(permuted(x, order)), model(x))
+    assert_near(model(permuted(x, order)), model(x))
 
 
 def test_a_peg_of_queries_and_keys_does_not_reach_the_values():
@@ -559,7 +559,7 @@ def test_a_layer_with_a_peg_of_queries_and_keys_is_attention_with_three_inputs(p
     mixed = (q @ k.transpose(-2, -1) / 8**0.5).softmax(-1) @ v
     expected = attention.proj(mixed.transpose(1, 2).flatten(2))
     layers = model.position(grid)
-    close(attention(x, layers[place + 1]), expected)
+    assert_near(attention(x, layers[place + 1]), expected)
     assert [given(layer) for layer in layers] == [["inputs"] * (at == place + 1) for at in range(DEPTH)]
 
 
@@ -576,7 +576,7 @@ def test_a_model_with_pegs_is_its_blocks_with_pegs_between(places):
         tokens = block(tokens)
         if layer in places:
             tokens = pegs[str(layer)](tokens, grid)
-    close(model(x), model.forward_head(model.norm(tokens)))
+    assert_near(model(x), model.forward_head(model.norm(tokens)))
 
 
 FROZEN = [

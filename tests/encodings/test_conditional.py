@@ -73,7 +73,7 @@ def naive(peg, x, grid, padding):
     return as_tokens(features + encoded, x, grid)
 
 
-def close(actual, expected, atol=1e-12):
+def assert_near(actual, expected, atol=1e-12):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
@@ -84,7 +84,7 @@ def close(actual, expected, atol=1e-12):
 def test_a_peg_is_the_tokens_and_a_convolution_of_their_map(grid, padding, convolution, bias):
     peg = drawn(Peg(DIM, 3, convolution, padding=padding, bias=bias)).double()
     x = tokens(grid)
-    close(peg(x, grid), naive(peg, x, grid, padding))
+    assert_near(peg(x, grid), naive(peg, x, grid, padding))
 
 
 @paddings
@@ -92,7 +92,7 @@ def test_a_peg_is_the_tokens_and_a_convolution_of_their_map(grid, padding, convo
 def test_it_is_so_for_kernels_from_one_patch_to_the_whole_grid(kernel, grid, padding):
     peg = drawn(Peg(2, kernel, padding=padding), scale=0.1).double()
     x = tokens(grid, dim=2)
-    close(peg(x, grid), naive(peg, x, grid, padding), atol=1e-11)
+    assert_near(peg(x, grid), naive(peg, x, grid, padding), atol=1e-11)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "replicate"])
@@ -100,7 +100,7 @@ def test_it_is_so_for_kernels_from_one_patch_to_the_whole_grid(kernel, grid, pad
 def test_a_kernel_may_be_larger_than_the_grid(kernel, padding):
     peg, grid = drawn(Peg(DIM, kernel, padding=padding)).double(), Grid(2, 3, prefix=1)
     x = tokens(grid)
-    close(peg(x, grid), naive(peg, x, grid, padding), atol=1e-11)
+    assert_near(peg(x, grid), naive(peg, x, grid, padding), atol=1e-11)
 
 
 @paddings
@@ -111,7 +111,7 @@ def test_around_a_stack_the_tokens_are_added_once(layers, grid, padding, convolu
     x = tokens(grid)
     assert [type(step).__name__ for step in peg.proj].count("ReLU") == layers
     assert (peg(x, grid) != x)[:, grid.prefix :].any()
-    close(peg(x, grid), naive(peg, x, grid, padding), atol=1e-10)
+    assert_near(peg(x, grid), naive(peg, x, grid, padding), atol=1e-10)
 
 
 def test_a_stack_ends_with_a_relu_so_that_it_only_adds():
@@ -128,8 +128,8 @@ def test_in_training_a_stack_normalises_over_the_batch_and_the_patches_alone():
     x[:, :2] = 1e6  # prefix tokens that would spoil any statistic they were part of
     peg(x, grid)
     first = convolve(as_map(x, grid), peg.proj[0], "zeros")
-    close(peg.proj[1].running_mean, 0.1 * first.mean((0, 2, 3)))
-    close(peg.proj[1].running_var, 0.9 + 0.1 * first.var((0, 2, 3)))
+    assert_near(peg.proj[1].running_mean, 0.1 * first.mean((0, 2, 3)))
+    assert_near(peg.proj[1].running_var, 0.9 + 0.1 * first.var((0, 2, 3)))
 
 
 def test_a_grid_of_two_by_three_by_hand():
@@ -203,7 +203,7 @@ def test_with_circular_padding_a_shift_of_the_grid_is_a_shift_of_the_encoding(sh
     x = as_map(tokens(grid), grid)
     moved = as_tokens(x.roll(shift, (2, 3)), x.new_zeros(BATCH, 0, DIM), grid)
     still = as_tokens(x, x.new_zeros(BATCH, 0, DIM), grid)
-    close(as_map(peg(moved, grid), grid), as_map(peg(still, grid), grid).roll(shift, (2, 3)), atol=1e-10)
+    assert_near(as_map(peg(moved, grid), grid), as_map(peg(still, grid), grid).roll(shift, (2, 3)), atol=1e-10)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "replicate", "reflect", "none"])
@@ -380,7 +380,7 @@ def test_tokens_need_not_lie_one_after_another(padding):
     every_other = torch.randn(BATCH, 2 * grid.tokens, DIM, dtype=torch.float64)[:, ::2]
     for y in (x, every_other):
         assert not y.is_contiguous()
-        close(peg(y, grid), peg(y.contiguous(), grid))
+        assert_near(peg(y, grid), peg(y.contiguous(), grid))
 
 
 @forms
@@ -397,7 +397,7 @@ def test_one_peg_serves_every_grid():
     peg = drawn(Peg(DIM)).double()
     for grid in GRIDS:
         x = tokens(grid)
-        close(peg(x, grid), naive(peg, x, grid, "zeros"))
+        assert_near(peg(x, grid), naive(peg, x, grid, "zeros"))
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_a_grid_too_small_for_the_kernel_is_refused_and_the_smallest_is_not(padd
             peg(tokens(small), small)
     for fits in (Grid(least, least + 1), Grid(least + 1, least)):
         x = tokens(fits)
-        close(peg(x, fits), naive(peg, x, fits, padding), atol=1e-10)
+        assert_near(peg(x, fits), naive(peg, x, fits, padding), atol=1e-10)
 
 
 @grids
@@ -443,7 +443,7 @@ def test_queries_and_keys_get_the_peg_and_values_the_tokens(grid):
     peg = drawn(Peg(DIM)).double()
     x = tokens(grid)
     q, k, v = QueryKeyPeg(peg)(x, grid)
-    close(q, naive(peg, x, grid, "zeros"))
+    assert_near(q, naive(peg, x, grid, "zeros"))
     assert torch.equal(q, k)
     assert torch.equal(v, x)
     assert not torch.equal(q, v)
@@ -461,7 +461,7 @@ def test_a_convolutional_projection_is_three_convolutions_and_nothing_added(grid
     projection, x = drawn_projection(kernel, padding, bias), tokens(grid)
     made = projection(x, grid)
     for y, convolution in zip(made, (projection.q, projection.k, projection.v), strict=True):
-        close(y, as_tokens(convolve(as_map(x, grid), convolution, padding), x, grid))
+        assert_near(y, as_tokens(convolve(as_map(x, grid), convolution, padding), x, grid))
         assert torch.equal(y[:, : grid.prefix], x[:, : grid.prefix])
     assert not any(torch.equal(made[a], made[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 

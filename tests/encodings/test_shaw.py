@@ -39,7 +39,7 @@ def naive(encoding, q, grid):
     return bias
 
 
-def close(actual, expected, atol=1e-12):
+def assert_near(actual, expected, atol=1e-12):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
@@ -49,7 +49,7 @@ def test_the_bias_is_that_of_the_formula_pair_by_pair(grid, clip):
     encoding, q = drawn(grid, clip), queries(grid)
     bias = encoding(grid)(q)
     assert bias.shape == (BATCH, HEADS, grid.tokens, grid.tokens)
-    close(bias, naive(encoding, q, grid))
+    assert_near(bias, naive(encoding, q, grid))
 
 
 def test_a_row_of_three_by_hand():
@@ -77,7 +77,7 @@ def test_prefix_tokens_get_no_bias_as_queries_or_as_keys(shape, prefix):
 def test_the_bias_of_patches_does_not_see_prefix_tokens(prefix):
     encoding, without = drawn(), queries(Grid(3, 5))
     behind = torch.cat([torch.full((BATCH, HEADS, prefix, DIM), 1e6, dtype=torch.float64), without], 2)
-    close(encoding(Grid(3, 5, prefix))(behind)[..., prefix:, prefix:], encoding(Grid(3, 5))(without))
+    assert_near(encoding(Grid(3, 5, prefix))(behind)[..., prefix:, prefix:], encoding(Grid(3, 5))(without))
 
 
 def test_offsets_beyond_the_clip_count_as_the_clip():
@@ -87,7 +87,7 @@ def test_offsets_beyond_the_clip_count_as_the_clip():
         farther = bias[query, query + clip :]
         nearer = bias[query, : max(query - clip, 0) + 1]
         for side in (farther, nearer):
-            close(side, side[:1].expand_as(side))
+            assert_near(side, side[:1].expand_as(side))
     assert (bias[0, 2] - bias[0, 3]).abs() > 1e-3  # within the clip offsets differ
     assert (bias[8, 0] - bias[0, 8]).abs() > 1e-3  # and so do the two ends
 
@@ -98,7 +98,7 @@ def test_a_clip_beyond_the_grid_reads_the_middle_of_the_tables():
         for mine, theirs in zip(narrow.parameters(), wide.parameters(), strict=True):
             mine.copy_(theirs[4:-4])
     q = queries()
-    close(narrow(GRID)(q), wide(GRID)(q))
+    assert_near(narrow(GRID)(q), wide(GRID)(q))
 
 
 @pytest.mark.parametrize("grid", [GRID, OTHER], ids=str)
@@ -108,7 +108,7 @@ def test_for_constant_queries_the_bias_depends_only_on_the_offset_and_on_nothing
     bias = drawn(clip=clip)(grid)(q)[0, 0, 1:, 1:].detach()
     found = {}
     for offset, value in zip(grid.offsets().flatten(0, 1).tolist(), bias.flatten(), strict=True):
-        close(found.setdefault(tuple(offset), value), value)
+        assert_near(found.setdefault(tuple(offset), value), value)
     assert len(found) == (2 * grid.height - 1) * (2 * grid.width - 1)
     values = torch.stack(list(found.values())).sort().values
     assert values.diff().min() > 1e-9
@@ -118,13 +118,13 @@ def test_for_constant_queries_a_shift_of_both_patches_changes_nothing():
     grid = Grid(4, 5)
     q = queries(grid)[:, :, :1].expand(-1, -1, 20, -1)
     bias = drawn()(grid)(q).unflatten(-1, (4, 5)).unflatten(2, (4, 5))
-    close(bias[:, :, 1:, 2:, 1:, 2:], bias[:, :, :-1, :-2, :-1, :-2])
+    assert_near(bias[:, :, 1:, 2:, 1:, 2:], bias[:, :, :-1, :-2, :-1, :-2])
 
 
 def test_the_bias_is_linear_in_the_queries():
     encoding, a, b = drawn(), queries(), queries()
     bias = encoding(GRID)
-    close(bias(2 * a - 3 * b), 2 * bias(a) - 3 * bias(b))
+    assert_near(bias(2 * a - 3 * b), 2 * bias(a) - 3 * bias(b))
     assert not bias(torch.zeros_like(a)).any()
 
 
@@ -140,9 +140,9 @@ def test_all_heads_share_the_tables():
     encoding, q = drawn(heads=3), queries(heads=3)
     assert sum(p.numel() for p in encoding.parameters()) == 2 * (2 * 2 + 1) * DIM
     bias = encoding(GRID)(q)
-    close(encoding(GRID)(q.flip(1)), bias.flip(1))
+    assert_near(encoding(GRID)(q.flip(1)), bias.flip(1))
     same = encoding(GRID)(q[:, :1].expand(-1, 3, -1, -1))
-    close(same, same[:, :1].expand_as(same))
+    assert_near(same, same[:, :1].expand_as(same))
 
 
 def test_the_tables_start_as_a_normal_of_std_a_fiftieth():
@@ -160,7 +160,7 @@ def test_a_gradient_reaches_every_offset_of_both_tables_and_the_queries(clip):
     found = torch.autograd.grad((encoding(grid)(q) * weight).sum(), inputs)
     expected = torch.autograd.grad((naive(encoding, q, grid) * weight).sum(), inputs)
     for actual, by_hand in zip(found, expected, strict=True):
-        close(actual, by_hand, atol=1e-10)
+        assert_near(actual, by_hand, atol=1e-10)
     assert not found[0][:, :, 0].any()  # a prefix query is not read
     assert all(gradient.all() for gradient in (found[0][:, :, 1:], *found[1:]))
 
@@ -178,7 +178,7 @@ def test_offsets_that_a_grid_does_not_have_are_not_trained_on_it():
 def test_another_grid_than_the_one_it_was_built_for_needs_no_resampling(grid):
     encoding, q = drawn(), queries(grid)
     asked = encoding(grid)(q).detach()
-    close(asked, naive(encoding, q, grid))
+    assert_near(asked, naive(encoding, q, grid))
     before = copy.deepcopy(encoding.state_dict())
     encoding.set_grid(grid)
     assert encoding.grid == grid
@@ -191,7 +191,7 @@ def test_a_larger_grid_holds_the_smaller_one_in_its_corner():
     q = queries(large).unflatten(2, (5, 6))
     corner = encoding(small)(q[:, :, :3, :4].flatten(2, 3))
     within = encoding(large)(q.flatten(2, 3)).unflatten(-1, (5, 6)).unflatten(2, (5, 6))[:, :, :3, :4, :3, :4]
-    close(within.flatten(-2).flatten(2, 3), corner)
+    assert_near(within.flatten(-2).flatten(2, 3), corner)
 
 
 def test_bfloat16_queries_get_a_bfloat16_bias_close_to_the_exact_one():
@@ -241,7 +241,7 @@ def test_a_model_with_shaw_is_one_with_explicit_shaw_attention(size, clip):
     for block, encoding in zip(model.blocks, model.position.encodings, strict=True):
         tokens = tokens + explicit(block.attn, encoding, block.norm1(tokens), grid)
         tokens = tokens + block.mlp(block.norm2(tokens))
-    close(model(x), model.forward_head(model.norm(tokens)), atol=1e-10)
+    assert_near(model(x), model.forward_head(model.norm(tokens)), atol=1e-10)
     plain = tiny("none").double().eval()
     plain.load_state_dict({name: value for name, value in model.state_dict().items() if "position" not in name})
     assert (model(x) - plain(x)).abs().max() > 1e-3
@@ -255,7 +255,7 @@ def test_attention_weights_are_those_of_the_explicit_form():
     weights = attention.weights(tokens, position)
     v = attention.qkv(tokens).chunk(3, -1)[2].unflatten(-1, (3, 8)).transpose(1, 2)
     expected = explicit(attention, model.position.encodings[0], tokens, grid)
-    close(attention.proj((weights @ v).transpose(1, 2).flatten(2)), expected)
+    assert_near(attention.proj((weights @ v).transpose(1, 2).flatten(2)), expected)
 
 
 @pytest.mark.parametrize("layer", range(DEPTH))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ class SwinTransformer(Pyramid):
     def block(self, stage: int, index: int) -> Any:
         """Return a block of a stage."""
         layer: Any = self.layers[stage]
-        return layer.blocks[index]
+        return partial(_on_tokens, layer.blocks[index])
 
     def _block_name(self, stage: int) -> str:
         return f"layers.{stage}.blocks.{self.depths[stage] - 1}"
@@ -163,7 +164,7 @@ class _WindowAttention(WindowAttention):
 
 
 class _WindowBlock(SwinTransformerBlock):
-    """timm's block, which takes a map of channels last, on tokens."""
+    """timm's block, with an attention that can say its weights."""
 
     def __init__(self, dim: int, grid: tuple[int, int], num_heads: int, **kwargs: Any) -> None:
         super().__init__(dim, grid, num_heads, **kwargs)
@@ -176,6 +177,7 @@ class _WindowBlock(SwinTransformerBlock):
             proj_drop=kwargs["proj_drop"],
         )
 
-    def forward(self, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:  # type: ignore[override]
-        """Take tokens x: (B, N, D) of `grid` to (B, N, D)."""
-        return super().forward(x.unflatten(1, grid.shape)).flatten(1, 2)
+
+def _on_tokens(block: nn.Module, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:
+    """Run a block of timm's, which takes a map of channels last, on tokens x: (B, N, D) of `grid`."""
+    return block(x.unflatten(1, grid.shape)).flatten(1, 2)
