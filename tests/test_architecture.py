@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 #: Rooms from the ground up; a room imports from those below it and from itself.
 FLOORS = [
     {"grid", "files"},
+    {"displacement"},
     {"encodings"},
     {"joining"},
     {"position"},
@@ -25,7 +26,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 #: The package itself re-exports what is public: it stands on surgery, and those above may read it.
 FLOOR["graticule"] = FLOOR["surgery"] + 0.5
 #: What analysis may read: the public interface of models, and the helper that writes files.
-PUBLIC = {"grid", "encodings", "joining", "position", "factory", "backbones", "files"}
+PUBLIC = {"grid", "displacement", "encodings", "joining", "position", "factory", "backbones", "files"}
 READERS_OF_ANALYSIS = {"studies", "cli", "__main__"}
 
 

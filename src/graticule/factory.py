@@ -101,6 +101,8 @@ class MixingOptions:
     """whether a quadratic encoding learns its centre; it stays at 0 if not"""
     bias: bool = True
     """whether a number a place is added to what was mixed"""
+    product: Literal["auto", "matrix", "displacement"] = "auto"
+    """by the matrix of all pairs, or as a convolution over displacements (default: where that is faster)"""
 
 
 def list_encodings() -> list[str]:
@@ -145,7 +147,7 @@ def build_position(
     peg: PegOptions | Mapping[str, Any] | None = None,
     shaw_clip: int | None = None,
     interpolation: Interpolation = "bicubic",
-    mixing: MixingOptions | Mapping[str, Any] | None = None,
+    token_mixing: MixingOptions | Mapping[str, Any] | None = None,
     window: int | None = None,
 ) -> Position:
     """Build the position of a backbone from names.
@@ -163,7 +165,7 @@ def build_position(
         decomposition: one of `list_decompositions()`, in the place of LaPE's norm.
         peg: form and places of a conditional encoding, as `PegOptions` or a mapping of its fields.
         shaw_clip: K of Shaw's encoding, in patches; 8 by default, as CPVT has it.
-        mixing: form of a mixing encoding, as `MixingOptions` or a mapping of its fields.
+        token_mixing: form of a mixing encoding, as `MixingOptions` or a mapping of its fields.
         window: side of the windows within which a mixing encoding mixes tokens; the whole grid if None.
         interpolation: how a learnable table is resampled for another grid, 'bicubic' or 'bilinear'.
 
@@ -199,9 +201,9 @@ def build_position(
     if shaw_clip is not None and "shaw" not in names:
         raise ValueError(f"`shaw_clip` must be left out without encoding 'shaw', got {shaw_clip} with {encoding!r}.")
     form = peg if isinstance(peg, PegOptions) else peg_options(peg or {})
-    mixed = mixing if isinstance(mixing, MixingOptions) else mixing_options(mixing or {})
+    mixed = token_mixing if isinstance(token_mixing, MixingOptions) else mixing_options(token_mixing or {})
     if mixed != MixingOptions() and not set(names) & set(MIXING):
-        raise ValueError(f"`mixing` must be left out without encoding {' or '.join(MIXING)}, got {encoding!r}.")
+        raise ValueError(f"`token_mixing` must be left out without encoding {' or '.join(MIXING)}, got {encoding!r}.")
     if len(set(names) & set(MIXING)) > 1:
         raise ValueError(f"`encoding` must have one mixing encoding at most, got {encoding!r}.")
     if form != PegOptions() and not set(names) & set(CONDITIONAL):
@@ -222,7 +224,7 @@ def build_position(
             parts.append(JoinedPosition((build() for _ in range(joined.tables)), joined))
         elif name in MIXING:
             encodings = [_mixing(name, grid.window(window), num_heads, mixed) for _ in range(depth)]
-            parts.append(MixingPosition(encodings, mixed.bias, window))
+            parts.append(MixingPosition(encodings, mixed.bias, window, mixed.product))
         elif name in CONDITIONAL:
             parts.append(_conditional(name, dim, depth, form))
         elif name == "shaw":
@@ -283,7 +285,7 @@ def mixing_options(given: Mapping[str, Any]) -> MixingOptions:
         ValueError: for a name that it does not have.
     """
     for name in given:
-        known_name("mixing", name, [field.name for field in dataclasses.fields(MixingOptions)])
+        known_name("token_mixing", name, [field.name for field in dataclasses.fields(MixingOptions)])
     return MixingOptions(**given)
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from graticule.displacement import Displacements
+
 Function = Callable[[Tensor], Tensor]
 
 
@@ -27,7 +29,8 @@ class LayerPosition(NamedTuple):
         (B, heads, N, d) -> (B, heads, N, N).
     rotary: (N, 2d) or (heads, N, 2d), sines then cosines, by which queries and keys are turned.
     after: takes the stream that leaves the layer, (B, N, D) -> (B, N, D).
-    mixing: (groups, N, N), the weights by which a gating unit mixes the patches of its grid or window.
+    mixing: (groups, N, N), the weights by which a gating unit mixes the patches of its grid or window; or the table
+        of displacements that they come from.
     gate: (N,), added to every channel of what was mixed.
 
     `pre`, `before` and `after` stand between blocks: `enter` and `leave` apply them.
@@ -40,7 +43,7 @@ class LayerPosition(NamedTuple):
     before: Function | None = None
     inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
     after: Function | None = None
-    mixing: Tensor | None = None
+    mixing: Tensor | Displacements | None = None
     gate: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:
@@ -57,9 +60,9 @@ class LayerPosition(NamedTuple):
         """Take what both say: tensors and biases add up, functions of the stream follow one another.
 
         Raises:
-            ValueError: if both turn queries and keys, or both make their inputs.
+            ValueError: if both turn queries and keys, make the inputs, or mix tokens.
         """
-        for field in ("rotary", "inputs"):
+        for field in ("rotary", "inputs", "mixing"):
             if getattr(self, field) is not None and getattr(other, field) is not None:
                 raise ValueError(f"`{field}` must be given by one encoding at most, got two.")
         return LayerPosition(
@@ -70,7 +73,7 @@ class LayerPosition(NamedTuple):
             before=_chain(self.before, other.before),
             inputs=self.inputs if other.inputs is None else other.inputs,
             after=_chain(self.after, other.after),
-            mixing=_sum(self.mixing, other.mixing),
+            mixing=self.mixing if other.mixing is None else other.mixing,
             gate=_sum(self.gate, other.gate),
         )
 

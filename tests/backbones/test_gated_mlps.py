@@ -216,11 +216,11 @@ def test_what_acts_on_tokens_goes_beside_a_mixing_encoding(name, sizes, step):
         ("posmlp_tiny_224", {**POSMLP, "windows": (0, 4, 4, 2)}, "`window_size`"),
         ("posmlp_tiny_224", {**POSMLP, "patch_merging": "max"}, "`patch_merging`"),
         ("posmlp_tiny_224", {**POSMLP, "img_size": 48}, "nearest sizes are 32 and 64"),
-        ("posmlp_tiny_224", {**POSMLP, "mixing": {"form": "sigma"}}, "`form`"),
-        ("posmlp_tiny_224", {**POSMLP, "mixing": {"from": "gamma"}}, "did you mean 'form'"),
+        ("posmlp_tiny_224", {**POSMLP, "token_mixing": {"form": "sigma"}}, "`form`"),
+        ("posmlp_tiny_224", {**POSMLP, "token_mixing": {"from": "gamma"}}, "did you mean 'form'"),
         ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe+lrpe"}, "one mixing encoding at most"),
         ("vit_tiny_patch16_224", {"encoding": "ggqpe", "class_token": False, "global_pool": "avg"}, "`mixing`"),
-        ("deit_tiny_patch16_224", {"mixing": {"bias": False}}, "`mixing` must be left out"),
+        ("deit_tiny_patch16_224", {"token_mixing": {"bias": False}}, "`token_mixing` must be left out"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(name, kwargs, said):

@@ -5,8 +5,9 @@ from functools import partial
 import pytest
 import torch
 
+from graticule.displacement import displacement_index
 from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
-from graticule.encodings.mixing import displacement_index, resize_pairs
+from graticule.encodings.mixing import resize_pairs
 from graticule.grid import Grid
 
 GRIDS = [Grid(3, 4), Grid(4, 3), Grid(1, 5), Grid(5, 5)]

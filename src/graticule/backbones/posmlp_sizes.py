@@ -8,32 +8,59 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs
 
 from graticule.backbones.posmlp import PosMlp
-from graticule.backbones.registry import imagenet_cfg, register, registry_name, take_position
+from graticule.backbones.registry import (
+    gray_cfg,
+    imagenet_cfg,
+    no_gate_norm,
+    register,
+    registry_name,
+    take_position,
+)
 from graticule.backbones.vit_sizes import checkpoint_filter_fn
 
-_DIMS = {"tiny": 96, "small": 128, "base": 192}
+_SIZES: dict[str, dict[str, Any]] = {
+    "nano": {
+        "embed_dim": 32,
+        "depths": (2, 4),
+        "windows": (8, 4),
+        "groups": (4, 8),
+        "mlp_ratios": (4, 2),
+        "out_indices": (0, 1),
+    },
+    "tiny": {"embed_dim": 96},
+    "small": {"embed_dim": 128},
+    "base": {"embed_dim": 192},
+}
+# Nano is for small images.
 _MODELS = {
-    **{f"posmlp_{size}_224": imagenet_cfg(first_conv="downsamples.0.proj.0") for size in _DIMS},
+    "posmlp_nano_32": gray_cfg(32, first_conv="downsamples.0.proj.0"),
+    **{f"posmlp_{size}_224": imagenet_cfg(first_conv="downsamples.0.proj.0") for size in ("tiny", "small", "base")},
     "posmlp_tiny_384": imagenet_cfg(first_conv="downsamples.0.proj.0", input_size=(3, 384, 384), crop_pct=1.0),
 }
 
 
 def _build(name: str, pretrained: bool = False, **kwargs: Any) -> PosMlp:
-    """Build a PosMLP; at 384 pixels with windows of 12, 12, 24 and 12, which give the 17.7 G of the paper's Table 2."""
+    """Build a PosMLP; at 384 pixels with windows of 12, 12, 24 and 12, which give the 17.7 G of the paper's Table 2.
+
+    The gating units have a norm with 'sgu' and the tables (Eq. 1, 10, 11) and none behind a softmax (Eq. 12), unless
+    `gate_norm` says so.
+    """
     if pretrained:
         raise ValueError("`pretrained` must be False: no hub has these weights.")
     _, size, image = name.split("_")
-    given: dict[str, Any] = {"img_size": int(image), "embed_dim": _DIMS[size]}
+    channels = _MODELS[name]["input_size"][0]
+    given: dict[str, Any] = {"img_size": int(image), "in_chans": channels, "out_indices": (0, 1, 2, 3), **_SIZES[size]}
     if image == "384":
         given["windows"] = (12, 12, 24, 12)
+    given |= {"gate_norm": not no_gate_norm(kwargs.get("encoding", "ggqpe"))} | kwargs
     return build_model_with_cfg(
         PosMlp,
         registry_name(name),
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
-        position=take_position(kwargs, encoding="ggqpe"),
-        **{**given, **kwargs},
+        feature_cfg={"out_indices": given.pop("out_indices"), "feature_cls": "getter"},
+        position=take_position(given, encoding="ggqpe"),
+        **given,
     )
 
 

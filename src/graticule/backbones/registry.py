@@ -53,6 +53,12 @@ def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
     }
 
 
+def gray_cfg(size: int, **kwargs: Any) -> dict[str, Any]:
+    """Make a timm configuration of a model for gray images of `size` pixels; `kwargs` override or add."""
+    given = {"input_size": (1, size, size), "num_classes": 10, "mean": (0.5,), "std": (0.5,), "crop_pct": 1.0}
+    return imagenet_cfg(**{**given, **kwargs})
+
+
 #: What `build_position` can be told beside the sizes of a backbone.
 _CHOICES = [
     name
@@ -74,6 +80,11 @@ def take_position(kwargs: dict[str, Any], **defaults: Any) -> PositionBuilder:
     return partial(build_position, **{**defaults, **given})
 
 
+def no_gate_norm(encoding: str) -> bool:
+    """Whether a gating unit is better without its norm: where a softmax stands in the encoding (PosMLP, 5.3)."""
+    return bool({"gqpe", "ggqpe"} & set(encoding.split("+")))
+
+
 def list_models(pattern: str = "*") -> list[str]:
     """List the names of our models that match a shell-like `pattern`."""
     return [name for name in _names if fnmatch(name, pattern)]
@@ -88,8 +99,8 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
     Args:
         name: with or without the `graticule_` of timm's registry.
         pretrained: load the published weights, where timm has them on its hub.
-        **kwargs: `encoding`, `joining`, `joined_layers`, `decomposition`, `peg`, `shaw_clip` (see `build_position`)
-            and the arguments of the backbone.
+        **kwargs: `encoding`, `joining`, `joined_layers`, `decomposition`, `peg`, `shaw_clip`, `token_mixing` (see
+            `build_position`) and the arguments of the backbone.
 
     Raises:
         ValueError: for an unknown name, with the nearest ones.

@@ -9,7 +9,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs
 
 from graticule.backbones.distilled import DistilledVisionTransformer
 from graticule.backbones.published import rename_published, unwrap_checkpoint
-from graticule.backbones.registry import imagenet_cfg, register, registry_name, take_position
+from graticule.backbones.registry import gray_cfg, imagenet_cfg, register, registry_name, take_position
 from graticule.backbones.vision_transformer import VisionTransformer
 
 _INCEPTION = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -27,14 +27,10 @@ def _deit(name: str, **kwargs: Any) -> dict[str, Any]:
     return imagenet_cfg(hf_hub_id=f"timm/{name}.fb_in1k", **heads, **kwargs)
 
 
-def _gray(size: int) -> dict[str, Any]:
-    return imagenet_cfg(input_size=(1, size, size), num_classes=10, mean=(0.5,), std=(0.5,), crop_pct=1.0)
-
-
 # Names say kind, size, patch and image; a distilled model has two heads. Nano and micro are for small images.
 _MODELS: dict[str, dict[str, Any]] = {
-    "vit_nano_patch4_28": _gray(28),
-    "vit_micro_patch4_28": _gray(28),
+    "vit_nano_patch4_28": gray_cfg(28),
+    "vit_micro_patch4_28": gray_cfg(28),
     "vit_tiny_patch16_224": imagenet_cfg(hf_hub_id="timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", **_INCEPTION),
     "vit_small_patch16_224": imagenet_cfg(hf_hub_id="timm/vit_small_patch16_224.augreg_in21k_ft_in1k", **_INCEPTION),
     "vit_small_patch32_224": imagenet_cfg(hf_hub_id="timm/vit_small_patch32_224.augreg_in21k_ft_in1k", **_INCEPTION),

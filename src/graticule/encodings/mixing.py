@@ -9,6 +9,7 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from graticule.displacement import Displacements
 from graticule.grid import Grid, resize_map
 
 #: How the matrix of the quadratic form is made from what is learned (PosMLP, Table 6).
@@ -32,12 +33,21 @@ class MixingEncoding(nn.Module, ABC):
         self.groups = groups
 
     @abstractmethod
-    def forward(self, grid: Grid) -> Tensor:
-        """Return the weights for `grid`, (groups, N, N)."""
+    def forward(self, grid: Grid, index: Tensor | None = None) -> Tensor:
+        """Return the weights for `grid`, (groups, N, N).
+
+        Args:
+            grid: the grid or window.
+            index: its `displacement_index`, for who has it at hand.
+        """
 
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for, for good."""
+
+    def displacements(self, grid: Grid) -> Displacements | None:
+        """Return the table of displacements that the weights for `grid` come from; None if there is none."""
+        return None
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, groups={self.groups}"
@@ -65,7 +75,7 @@ class DenseMixing(MixingEncoding):
         """Draw the matrix anew."""
         nn.init.normal_(self.weight, std=self.std)
 
-    def forward(self, grid: Grid) -> Tensor:
+    def forward(self, grid: Grid, index: Tensor | None = None) -> Tensor:
         """Return the matrix for `grid`, (1, N, N)."""
         return (self.weight if grid == self.grid else resize_pairs(self.weight, self.grid, grid))[None]
 
@@ -94,31 +104,30 @@ class LearnableMixing(MixingEncoding):
         self.std = std
         rows = (2 * grid.height - 1) * (2 * grid.width - 1)
         self.relative_position_table = nn.Parameter(torch.empty(groups, rows))
-        self.register_buffer("index", displacement_index(grid), persistent=False)
-        self.index: Tensor
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the tables anew: a normal, cut at 2 (absolute)."""
         trunc_normal_(self.relative_position_table, std=self.std)
 
-    def forward(self, grid: Grid) -> Tensor:
+    def forward(self, grid: Grid, index: Tensor | None = None) -> Tensor:
         """Return the weights for `grid`, (groups, N, N)."""
-        if grid == self.grid:
-            return self.relative_position_table[:, self.index]
-        return self._table_at(grid)[:, displacement_index(grid, self.index.device)]
+        return self.displacements(grid).matrix(index)
+
+    def displacements(self, grid: Grid) -> Displacements:
+        """Return the tables for `grid`."""
+        old = (2 * self.grid.height - 1, 2 * self.grid.width - 1)
+        table = self.relative_position_table.unflatten(-1, old)
+        if grid.shape != self.grid.shape:
+            table = resize_map(table, (2 * grid.height - 1, 2 * grid.width - 1))
+        return Displacements(table, softmax=False)
 
     def set_grid(self, grid: Grid) -> None:
         """Resample the tables for `grid`."""
         learned = self.relative_position_table.requires_grad
-        table = self._table_at(grid).detach().clone()
+        table = self.displacements(grid).table.detach().flatten(1).clone()
         self.relative_position_table = nn.Parameter(table, requires_grad=learned)
-        self.index = displacement_index(grid, self.index.device)
         self.grid = grid
-
-    def _table_at(self, grid: Grid) -> Tensor:
-        old, new = ((2 * g.height - 1, 2 * g.width - 1) for g in (self.grid, grid))
-        return resize_map(self.relative_position_table.unflatten(-1, old), new).flatten(1)
 
 
 class QuadraticMixing(MixingEncoding):
@@ -181,23 +190,28 @@ class QuadraticMixing(MixingEncoding):
         """Return M of every group, (groups, 2, 2), over (x, y)."""
         if self.form == "alpha":
             return self.matrix[:, None, None] * torch.eye(2, dtype=self.matrix.dtype, device=self.matrix.device)
-        return self.matrix if self.form == "gamma" else self.matrix @ self.matrix.transpose(-2, -1)
+        if self.form == "gamma":
+            return self.matrix
+        return (self.matrix[:, :, None] * self.matrix[:, None]).sum(-1)
 
     def logits(self, grid: Grid) -> Tensor:
         """Return the logit of every displacement on `grid`, (groups, 2H - 1, 2W - 1), never below float32."""
         wide = torch.promote_types(self.center.dtype, torch.float32)
         center, matrix = self.center.to(wide), self.quadratic().to(wide)
         y, x = (torch.arange(1 - side, side, device=center.device, dtype=wide) for side in grid.shape)
-        dy = y[None, :, None] - center[:, 1, None, None]  # (groups, 2H - 1, 1)
-        dx = x[None, None, :] - center[:, 0, None, None]  # (groups, 1, 2W - 1)
-        a, d = matrix[:, 0, 0, None, None], matrix[:, 1, 1, None, None]
-        cross = (matrix[:, 0, 1] + matrix[:, 1, 0])[:, None, None]
-        return -0.5 * (a * dx.square() + cross * dx * dy + d * dy.square())
+        place = torch.stack([x.expand(len(y), -1), y[:, None].expand(-1, len(x))], -1)  # (2H - 1, 2W - 1, 2)
+        away = place.flatten(0, 1) - center[:, None]  # (groups, displacements, 2)
+        # no matrix product, which a lower precision for those (autocast, TF32) would spoil
+        along = away[..., :1] * matrix[:, None, 0] + away[..., 1:] * matrix[:, None, 1]
+        return (along * away).sum(-1).mul(-0.5).unflatten(-1, place.shape[:2])
 
-    def forward(self, grid: Grid) -> Tensor:
+    def forward(self, grid: Grid, index: Tensor | None = None) -> Tensor:
         """Return the weights for `grid`, (groups, N, N); rows sum to 1."""
-        index = displacement_index(grid, self.center.device)
-        return self.logits(grid).flatten(1)[:, index].softmax(-1).to(self.center.dtype)
+        return self.displacements(grid).matrix(index).to(self.center.dtype)
+
+    def displacements(self, grid: Grid) -> Displacements:
+        """Return the logits for `grid`, behind which a softmax stands."""
+        return Displacements(self.logits(grid), softmax=True)
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that it is for; no parameter depends on it."""
@@ -217,21 +231,15 @@ class MixingSum(MixingEncoding):
         super().__init__(first.grid, max(first.groups, second.groups))
         self.first, self.second = first, second
 
-    def forward(self, grid: Grid) -> Tensor:
+    def forward(self, grid: Grid, index: Tensor | None = None) -> Tensor:
         """Return the sum of both for `grid`, (groups, N, N)."""
-        return self.first(grid) + self.second(grid)
+        return self.first(grid, index) + self.second(grid, index)
 
     def set_grid(self, grid: Grid) -> None:
         """Pass `grid` on to both."""
         self.first.set_grid(grid)
         self.second.set_grid(grid)
         self.grid = grid
-
-
-def displacement_index(grid: Grid, device: torch.device | None = None) -> Tensor:
-    """Row of the table of displacements, (2H - 1)(2W - 1) long, for p_j - p_i of every pair, (N, N), int64."""
-    dy, dx = (-grid.offsets(device)).unbind(-1)
-    return (dy + grid.height - 1) * (2 * grid.width - 1) + dx + grid.width - 1
 
 
 def resize_pairs(matrix: Tensor, old: Grid, new: Grid) -> Tensor:

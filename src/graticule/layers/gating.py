@@ -10,6 +10,7 @@ from timm.layers import DropPath
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
+from graticule.displacement import Displacements
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 
@@ -17,23 +18,31 @@ from graticule.joining import LayerPosition
 Combine = Literal["gate", "add", "concat", "nonsplit"]
 
 
-def mix_tokens(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+def mix_tokens(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None = None) -> Tensor:
     r"""Mix the tokens of every group of channels by weights of its own.
 
     .. math:: y_{i, g} = \sum_j W_{g, ij} x_{j, g} + b_i
 
     Args:
-        x: (..., N, C), C a multiple of the number of groups.
-        weights: (groups, N, N).
+        x: (B, N, C), C a multiple of the number of groups.
+        mixing: the weights, (groups, N, N), or the table of displacements that they come from.
         bias: (N,).
     """
-    groups = len(weights)
-    weights = weights.to(x.dtype)
-    if groups == 1:
-        y = weights[0] @ x
-    else:
-        y = torch.einsum("gij,...jgc->...igc", weights, x.unflatten(-1, (groups, -1))).flatten(-2)
-    return y if bias is None else y + bias[:, None].to(x.dtype)
+    return _mixed(x, mixing, bias).flatten(-2)
+
+
+def _mixed(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None) -> Tensor:
+    """Mix tokens x: (B, N, C) as `mix_tokens`; returns (B, N, groups, C / groups), which may be a view."""
+    if isinstance(mixing, Displacements):
+        y = mixing.mix(x)
+        y = y if bias is None else y + bias[:, None].to(x.dtype)
+        return y.unflatten(-1, (len(mixing.table), -1))
+    groups = len(mixing)
+    # one copy puts the samples beside one another, which makes one large product a group; the result stays as it is
+    columns = x.unflatten(-1, (groups, -1)).permute(2, 1, 0, 3).reshape(groups, x.shape[1], -1)  # (groups, N, B c)
+    mixing = mixing.to(x.dtype)
+    y = mixing @ columns if bias is None else torch.baddbmm(bias[:, None].to(x.dtype), mixing, columns)
+    return y.unflatten(-1, (len(x), -1)).permute(2, 1, 0, 3)
 
 
 class GatingUnit(nn.Module):
@@ -71,10 +80,11 @@ class GatingUnit(nn.Module):
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
         u, v = (x, x) if self.combine == "nonsplit" else x.chunk(2, -1)
-        v = mix_tokens(self.norm(v), position.mixing, position.gate)
-        if self.combine == "add":
-            return u + v
-        return torch.cat([u, v], -1) if self.combine == "concat" else u * v
+        v = _mixed(self.norm(v), position.mixing, position.gate)
+        if self.combine == "concat":
+            return torch.cat([u, v.flatten(-2)], -1)
+        u = u.unflatten(-1, v.shape[-2:])
+        return (u + v if self.combine == "add" else u * v).flatten(-2)
 
     def extra_repr(self) -> str:
         return f"combine={self.combine}"

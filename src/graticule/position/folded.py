@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from graticule.displacement import Displacements
 from graticule.grid import Grid
 from graticule.joining import BiasSum, LayerPosition
 from graticule.position.base import Position
@@ -54,6 +55,8 @@ class FoldedPosition(Position):
                     value = constant(value, name)
                 elif isinstance(value, BiasSum):
                     value = (constant(value.constant, name), value.function)
+                elif isinstance(value, Displacements):
+                    value = Displacements(cast("Any", constant(value.table, name)), value.softmax)
                 held.append(value)
             self.layout.append(held)
 
@@ -72,6 +75,8 @@ class FoldedPosition(Position):
         return [LayerPosition(*map(self._unpack, held)) for held in self.layout]
 
     def _unpack(self, held: Any) -> Any:
+        if isinstance(held, Displacements):
+            return held._replace(table=getattr(self, cast("str", held.table)))
         if isinstance(held, tuple):
             return BiasSum(getattr(self, held[0]), held[1])
         return getattr(self, held) if isinstance(held, str) else held

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
+from graticule.displacement import Displacements, displacement_index
 from graticule.encodings import MixingEncoding
 from graticule.encodings.mixing import resize_pairs
 from graticule.grid import Grid, resize_map
 from graticule.joining import LayerPosition
 from graticule.position.base import Position
+
+#: How tokens are mixed: by the matrix of all pairs, or as a convolution over displacements that never makes it.
+Product = Literal["auto", "matrix", "displacement"]
+
+#: Patches of a grid or window from which on the convolution is faster (`benchmarks/mixing.py`).
+_LARGE = 1024
 
 
 class MixingPosition(Position):
@@ -27,26 +34,40 @@ class MixingPosition(Position):
         encodings: one a layer, of the same grid.
         bias: whether each layer has that bias.
         window: side of the windows within which tokens are mixed; then the encodings' grid is that of a window.
+        product: 'matrix', or 'displacement' where the encoding has a table of displacements (`Displacements`), which
+            takes memory that grows with N instead of N^2; 'auto' takes it from 1,024 patches on, where it is faster.
     """
 
-    def __init__(self, encodings: Iterable[MixingEncoding], bias: bool = True, window: int | None = None) -> None:
+    def __init__(
+        self,
+        encodings: Iterable[MixingEncoding],
+        bias: bool = True,
+        window: int | None = None,
+        product: Product = "auto",
+    ) -> None:
         super().__init__()
+        if product not in get_args(Product):
+            raise ValueError(f"`product` must be one of {', '.join(get_args(Product))}, got {product!r}.")
         self.window = window
+        self.product = product
         self.encodings = nn.ModuleList(encodings)
         if not len(self.encodings):
             raise ValueError("`encodings` must be one a layer, got none.")
         self.grid = cast("MixingEncoding", self.encodings[0]).grid
         count = len(self.encodings) if bias else 0
         self.biases = nn.ParameterList(nn.Parameter(torch.ones(self.grid.patches)) for _ in range(count))
+        self.register_buffer("index", self._index(self.grid), persistent=False)
+        self.index: Tensor | None
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Say what each layer gets for `grid`: (groups, N, N) as `mixing`, (N,) as `gate`, N of a window."""
+        """Say what each layer gets for `grid`: (groups, N, N) or its table as `mixing`, (N,) as `gate`."""
         grid = grid.window(self.window)
         gates: list[Tensor | None] = [self._bias_at(bias, grid) for bias in self.biases]
         gates = gates or [None] * len(self.encodings)
+        index = self.index if grid == self.grid else self._index(grid)
         return [
-            LayerPosition(mixing=encoding(grid), gate=gate)
-            for encoding, gate in zip(self.encodings, gates, strict=True)
+            LayerPosition(mixing=self._mixing(encoding, grid, index), gate=gate)
+            for encoding, gate in zip(cast("Iterable[MixingEncoding]", self.encodings), gates, strict=True)
         ]
 
     def set_grid(self, grid: Grid) -> None:
@@ -59,7 +80,17 @@ class MixingPosition(Position):
                 nn.Parameter(self._bias_at(bias, grid).clone(), requires_grad=bias.requires_grad)
                 for bias in self.biases
             )
+        self.index = self._index(grid)
         self.grid = grid
+
+    def _mixing(self, encoding: MixingEncoding, grid: Grid, index: Tensor | None) -> Tensor | Displacements:
+        table = encoding.displacements(grid) if index is None else None
+        return encoding(grid, index) if table is None else table
+
+    def _index(self, grid: Grid) -> Tensor | None:
+        """The index of all pairs, the same for every layer; None where there shall be no matrix."""
+        large = grid.patches >= _LARGE if self.product == "auto" else self.product == "displacement"
+        return None if large else displacement_index(grid, next(self.parameters()).device)
 
     def _bias_at(self, bias: Tensor, grid: Grid) -> Tensor:
         if grid == self.grid:

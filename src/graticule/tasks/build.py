@@ -6,7 +6,7 @@ from typing import Any
 
 from graticule.backbones import create_model
 from graticule.data import DataModule
-from graticule.factory import PegOptions
+from graticule.factory import MixingOptions, PegOptions
 from graticule.tasks.recipe import Recipe
 
 
@@ -40,6 +40,7 @@ def build_model(recipe: Recipe, num_classes: int, channels: int) -> Any:
         decomposition=recipe.decomposition,
         peg=None if recipe.peg == PegOptions() else recipe.peg,
         shaw_clip=recipe.shaw_clip,
+        token_mixing=None if recipe.token_mixing == MixingOptions() else recipe.token_mixing,
         img_size=recipe.img_size,
         patch_size=recipe.patch_size,
         global_pool=pool,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from timm.optim import list_optimizers
 
 from graticule.data import Augmentation
-from graticule.factory import PegOptions, known_name
+from graticule.factory import MixingOptions, PegOptions, known_name
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Recipe:
     peg: PegOptions = field(default_factory=PegOptions)
     shaw_clip: int | None = None
     """K of Shaw's encoding, in patches (default: 8)"""
+    token_mixing: MixingOptions = field(default_factory=MixingOptions)
     position_from: Path | None = None
     """start with the position parameters of this checkpoint; with peg.frozen they stay as they are"""
     img_size: tuple[int, int] = (28, 28)
@@ -157,7 +158,12 @@ class Recipe:
         values = dict(values)
         if unknown := values.keys() - {f.name for f in dataclasses.fields(cls)}:
             raise ValueError(f"a recipe must not have the keys {', '.join(sorted(unknown))}.")
-        kinds: dict[str, Any] = {"augmentation": Augmentation, "mixing": Mixing, "peg": PegOptions}
+        kinds: dict[str, Any] = {
+            "augmentation": Augmentation,
+            "mixing": Mixing,
+            "peg": PegOptions,
+            "token_mixing": MixingOptions,
+        }
         for name in kinds.keys() & values.keys():
             given = {key: tuple(value) if isinstance(value, list) else value for key, value in values[name].items()}
             values[name] = kinds[name](**given)

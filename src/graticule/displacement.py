@@ -1,0 +1,235 @@
+"""Token mixing by displacement: a matrix product over all pairs of tokens, as a convolution that never makes it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from graticule.grid import Grid
+
+#: A row whose normaliser is less than this share of the kernel's norm is computed pair by pair: the transform's
+#: rounding errors, about the precision times that norm, would show in it.
+_SAFE = {torch.float32: 0.1, torch.float64: 1e-4}
+
+#: Numbers that an intermediate result may hold, beyond which the work is done in parts; few enough for the cache.
+_WORKSPACE = 1 << 20
+
+
+class Displacements(NamedTuple):
+    r"""Weights (groups, N, N) that depend on where j is as seen from i, and on nothing else but i's normaliser.
+
+    .. math:: W_{g, ij} = t_g[p_j - p_i] \quad or \quad softmax_j(t_g[p_j - p_i])
+
+    Args:
+        table: t, (groups, 2H - 1, 2W - 1), over (dy, dx) from (1 - H, 1 - W) on.
+        softmax: whether a softmax over the row stands behind the table.
+    """
+
+    table: Tensor
+    softmax: bool
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of the tokens."""
+        return Grid((self.table.shape[1] + 1) // 2, (self.table.shape[2] + 1) // 2)
+
+    def matrix(self, index: Tensor | None = None) -> Tensor:
+        """Return the weights themselves, (groups, N, N).
+
+        Args:
+            index: `displacement_index` of the grid, for who has it at hand.
+        """
+        index = displacement_index(self.grid, self.table.device) if index is None else index
+        # index_select and its backward pass are several times as fast here as indexing
+        pairs = self.table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
+        return pairs.softmax(-1) if self.softmax else pairs
+
+    def mix(self, x: Tensor) -> Tensor:
+        r"""Return what the product of the weights with x: (B, N, C) is, without making them.
+
+        .. math:: y_i = \frac{\sum_j K[p_j - p_i] x_j}{\sum_j K[p_j - p_i]}, \quad K = e^{t - \max t}
+
+        (or the numerator alone, with K = t) are convolutions with a kernel of all displacements, which are done
+        by Fourier transform: O(C N log N) time and O(C N) memory for O(C N^2) and O(groups N^2). The convolution is
+        exact, not cut off; its rounding error is the precision times the kernel's norm, the same for all rows.
+        Rows that this would spoil, whose tokens are all far from the kernel's largest displacements so that K
+        all but vanishes on them, are computed pair by pair, a few at a time. Never below float32.
+        """
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return _mix(x.to(wide), self.table.to(wide), self.softmax).to(x.dtype)
+
+
+def displacement_index(grid: Grid, device: torch.device | None = None) -> Tensor:
+    """Row of the table of displacements, (2H - 1)(2W - 1) long, for p_j - p_i of every pair, (N, N), int64."""
+    dy, dx = (-grid.offsets(device)).unbind(-1)
+    return (dy + grid.height - 1) * (2 * grid.width - 1) + dx + grid.width - 1
+
+
+def fast_length(least: int) -> int:
+    """Return the first length from `least` on that has no prime factors but 2, 3 and 5."""
+    length = least
+    while True:
+        rest = length
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return length
+        length += 1
+
+
+# One operator forward and one backward, opaque to the compiler: which rows are unsafe depends on the data.
+
+
+@torch.library.custom_op("graticule::mix_by_displacement", mutates_args=())
+def _mix(x: Tensor, table: Tensor, softmax: bool) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        grid, maps = _laid_out(x, table)
+        kernel, inverse, unsafe = _kernel(table, grid, softmax)
+        y = _convolve(maps, kernel.flip(1, 2), grid)
+        if inverse is not None:
+            y *= inverse[:, None]
+        y = _laid_back(y)
+        for group, rows in _parts(unsafe, grid):
+            weights = table[group].flatten()[_pairs(rows, grid)].softmax(-1)  # (rows, N)
+            _channels(y, group, len(table))[:, rows] = weights @ _channels(x, group, len(table))
+    return y
+
+
+@_mix.register_fake
+def _(x: Tensor, table: Tensor, softmax: bool) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("graticule::mix_by_displacement_backward", mutates_args=())
+def _mix_backward(grad: Tensor, x: Tensor, y: Tensor, table: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
+    with torch.autocast(x.device.type, enabled=False):
+        grid, maps = _laid_out(x, table)
+        kernel, inverse, unsafe = _kernel(table, grid, softmax)
+        _, grad_maps = _laid_out(grad, table)
+        if inverse is not None:
+            # y = numerator * inverse, and d inverse / d K = -inverse^2: what a row gives to every K it sums
+            shift = -(grad_maps * _laid_out(y, table)[1]).sum((0, 2)) * inverse  # (groups, H, W)
+            grad_maps = grad_maps * inverse[:, None]
+        grad_x = _laid_back(_convolve(grad_maps, kernel, grid))
+        grad_table = _correlate(maps, grad_maps, grid)
+        if inverse is not None:
+            grad_table += _correlate(torch.ones_like(shift)[None, :, None], shift[None, :, None], grid)
+            grad_table *= kernel
+        flat = grad_table.flatten(1)
+        for group, rows in _parts(unsafe, grid):
+            index = _pairs(rows, grid)
+            weights = table[group].flatten()[index].softmax(-1)  # (rows, N)
+            given, taken = _channels(grad, group, len(table))[:, rows], _channels(x, group, len(table))
+            _channels(grad_x, group, len(table)).add_(weights.T @ given)
+            pairs = torch.einsum("bic,bjc->ij", given, taken)
+            pairs = weights * (pairs - (weights * pairs).sum(-1, keepdim=True))
+            flat[group].index_add_(0, index.flatten(), pairs.flatten())
+    return grad_x, flat.view_as(table)
+
+
+@_mix_backward.register_fake
+def _(grad: Tensor, x: Tensor, y: Tensor, table: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), torch.empty_like(table)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+    x, table, ctx.softmax = inputs
+    ctx.save_for_backward(x, table, output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, table, y = ctx.saved_tensors
+    return *_mix_backward(grad, x, y, table, ctx.softmax), None
+
+
+_mix.register_autograd(_backward, setup_context=_save)
+
+
+def _laid_out(x: Tensor, table: Tensor) -> tuple[Grid, Tensor]:
+    """Lay tokens (B, N, C) out as maps, (B, groups, C / groups, H, W), a view."""
+    grid = Displacements(table, False).grid
+    return grid, x.transpose(1, 2).unflatten(2, grid.shape).unflatten(1, (len(table), -1))
+
+
+def _laid_back(maps: Tensor) -> Tensor:
+    """Flatten maps (B, groups, C / groups, H, W) that `_convolve` made into tokens (B, N, C), a view."""
+    return maps.permute(0, 3, 4, 1, 2).flatten(3).flatten(1, 2)
+
+
+def _channels(x: Tensor, group: int, groups: int) -> Tensor:
+    """Return the channels of a group, a view of x: (B, N, C)."""
+    return x.unflatten(-1, (groups, -1))[..., group, :]
+
+
+def _kernel(table: Tensor, grid: Grid, softmax: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return K, (groups, 2H - 1, 2W - 1), and with a softmax 1 / sum_j K, (groups, H, W), and which rows are unsafe.
+
+    The inverse is 0 where a row is unsafe.
+    """
+    if not softmax:
+        return table, None, None
+    kernel = (table - table.amax((1, 2), keepdim=True)).exp()
+    # row i reaches H x W of the displacements; sums of positive numbers are exact to the precision
+    reach = kernel.unfold(1, grid.height, 1).sum(-1).unfold(2, grid.width, 1).sum(-1).flip(1, 2)
+    unsafe = reach < _SAFE[table.dtype] * kernel.square().sum((1, 2), keepdim=True).sqrt()
+    return kernel, torch.where(unsafe, 0, 1 / reach), unsafe
+
+
+def _lengths(grid: Grid) -> tuple[int, int]:
+    """Sides of the transform: 2H - 1 is enough, since what wraps around falls outside of what is kept."""
+    return fast_length(2 * grid.height - 1), fast_length(2 * grid.width - 1)
+
+
+def _pieces(x: Tensor) -> list[tuple[slice, slice, slice]]:
+    """Cut x: (B, groups, c, H, W) over samples and channels into what fits the workspace once it is padded."""
+    few = max(_WORKSPACE // max(4 * x[0, :, 0].numel(), 1), 1)  # maps of every group
+    channels = min(few, x.shape[2])
+    samples = max(few // max(channels, 1), 1)
+    return [
+        (slice(b, b + samples), slice(None), slice(c, c + channels))
+        for b in range(0, x.shape[0], samples)
+        for c in range(0, x.shape[2], max(channels, 1))
+    ]
+
+
+def _convolve(x: Tensor, kernel: Tensor, grid: Grid) -> Tensor:
+    """Convolve x: (B, groups, c, H, W) with (groups, 2H - 1, 2W - 1), and keep the middle, (B, groups, c, H, W)."""
+    sides = _lengths(grid)
+    spectrum = torch.fft.rfft2(kernel, s=sides)[:, None]
+    rows, columns = (slice(side - 1, 2 * side - 1) for side in grid.shape)
+    batch, groups, channels = x.shape[:3]
+    y = x.new_empty(batch, *grid.shape, groups, channels).permute(0, 3, 4, 1, 2)
+    for piece in _pieces(x):
+        whole = torch.fft.irfft2(torch.fft.rfft2(x[piece], s=sides).mul_(spectrum), s=sides)
+        y[piece] = whole[..., rows, columns]
+    return y
+
+
+def _correlate(x: Tensor, y: Tensor, grid: Grid) -> Tensor:
+    """Return sum_i y_i x_{i + displacement} over samples and channels, for all displacements of every group."""
+    sides = _lengths(grid)
+    half = (sides[0], sides[1] // 2 + 1)
+    spectrum = torch.zeros(x.shape[1], *half, dtype=x.dtype.to_complex(), device=x.device)
+    for piece in _pieces(x):
+        spectrum += torch.fft.rfft2(x[piece], s=sides).mul_(torch.fft.rfft2(y[piece], s=sides).conj()).sum((0, 2))
+    all_shifts = torch.fft.irfft2(spectrum, s=sides).roll((grid.height - 1, grid.width - 1), (1, 2))
+    return all_shifts[:, : 2 * grid.height - 1, : 2 * grid.width - 1].contiguous()
+
+
+def _parts(unsafe: Tensor | None, grid: Grid) -> list[tuple[int, Tensor]]:
+    """Return the unsafe rows, a group and some of its rows at a time, few enough to hold all their pairs."""
+    if unsafe is None or not unsafe.any():
+        return []
+    few = max(_WORKSPACE // grid.patches, 1)
+    rows = [group.nonzero()[:, 0] for group in unsafe.flatten(1)]
+    return [(group, part) for group, found in enumerate(rows) if len(found) for part in found.split(few)]
+
+
+def _pairs(rows: Tensor, grid: Grid) -> Tensor:
+    """Return the rows of `displacement_index` for some tokens, (rows, N)."""
+    place = grid.coordinates(rows.device)
+    dy, dx = (place[None] - place[rows][:, None]).unbind(-1)
+    return (dy + grid.height - 1) * (2 * grid.width - 1) + dx + grid.width - 1
