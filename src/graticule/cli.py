@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import sys
 import textwrap
 import time
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -27,6 +28,7 @@ Choose a position embedding and how it reaches each layer, train a vision backbo
   correlations   draw what every layer of a run knows of position
   translation    how far every layer of runs is from translation equivariance
   attention      draw the attention maps of runs, with and without position
+  mixing         draw what gated MLPs mix: weights around a token, bias maps, non-locality
   compare        several choices with several seeds, one table
   demo           the whole chain on embedded digits, in minutes
 
@@ -58,6 +60,8 @@ class Evaluate:
     """run folders"""
     sizes: list[str] = dataclasses.field(default_factory=list)
     """sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    windows: list[int] = dataclasses.field(default_factory=list)
+    """side of the windows of every stage of a PosMLP, in patches (default: those of the run)"""
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
@@ -126,12 +130,35 @@ class Attention:
 
 
 @dataclass
+class Mixing:
+    """Draw what the layers of gated MLPs mix: the weights around a token, the bias maps, and their non-locality."""
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders"""
+    layers: list[int] = dataclasses.field(default_factory=list)
+    """layers, the first being 1 (default: six at even distances)"""
+    groups: list[int] = dataclasses.field(default_factory=list)
+    """groups of channels, the first being 1 (default: eight at even distances)"""
+    query: str | None = None
+    """ROWxCOLUMN of the token within its grid or window, from 0x0 on (default: the centre)"""
+    values: Literal["weights", "logits"] = "weights"
+    """weights, or the logits that their softmax is of"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
+    checkpoint: str = "best"
+    """best or last"""
+    output: Path | None = None
+    """folder for the pictures and the arrays (default: the first run's)"""
+
+
+@dataclass
 class Compare:
     """Train several choices with several seeds: one table with mean, standard deviation and a paired test.
 
     A choice is overrides of the recipe, as on the command line of train, with commas between:
     graticule compare digits_quick --choices joining=default joining=lape encoding=sinusoidal_2d,joining=lape
     Several values of one option have spaces between: "encoding=peg,peg.places=0 1 2"
+    An argument of the backbone: model_kwargs=windows=[8,4]
     """
 
     recipe: tyro.conf.Positional[str]
@@ -168,6 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "correlations": _correlations,
         "translation": _translation,
         "attention": _attention,
+        "mixing": _mixing,
         "compare": _compare,
         "demo": _demo,
     }
@@ -364,7 +392,7 @@ def _evaluate(arguments: list[str]) -> int:
     options = _parse(Evaluate, "evaluate", arguments)
     from graticule.analysis import resolution_plot, save_figure
     from graticule.files import write_json
-    from graticule.tasks import check_sizes, evaluate
+    from graticule.tasks import check_sizes, evaluate, set_windows
 
     runs = _open_runs(options.runs, "evaluate")
     wanted = _sizes(options.sizes)
@@ -374,6 +402,8 @@ def _evaluate(arguments: list[str]) -> int:
         model = run.model(data, _checkpoint(options.checkpoint))
         sizes = wanted or [run.recipe().img_size]
         check_sizes(model, sizes)
+        if options.windows:
+            set_windows(model, options.windows)
         models.append((run, data, model, sizes))
     rows: list[list[str]] = []
     records: list[dict[str, Any]] = []
@@ -540,6 +570,72 @@ def _attention(arguments: list[str]) -> int:
     return 0
 
 
+def _mixing(arguments: list[str]) -> int:
+    options = _parse(Mixing, "mixing", arguments)
+    from graticule.analysis import (
+        bias_sheet,
+        mixing_maps,
+        mixing_sheet,
+        non_locality_plot,
+        save_figure,
+        save_mixing,
+        sheet_layers,
+    )
+    from graticule.tasks import check_sizes
+
+    runs = _open_runs(options.runs, "mixing")
+    if min([*options.layers, *options.groups], default=1) < 1:
+        raise ValueError(f"`layers` and `groups` must count from 1, got {options.layers} and {options.groups}.")
+    layers, groups = ([index - 1 for index in given] or None for given in (options.layers, options.groups))
+    query = _query(options.query) if options.query else None
+    size = _sizes([options.img_size])[0] if options.img_size else None
+    maps = {}
+    figures: dict[str, Any] = {}
+    for number, (run, label) in enumerate(zip(runs, _labels(runs), strict=True), start=1):
+        model = run.model(checkpoint=_checkpoint(options.checkpoint))
+        if size:
+            check_sizes(model, [size])
+        maps[label] = mixing_maps(model, size)
+        depth, most = len(maps[label]), max(one.groups for one in maps[label])
+        for name, given, count in (("layers", options.layers, depth), ("groups", options.groups, most)):
+            if max(given, default=1) > count:
+                raise ValueError(f"`{name}` must be from 1 to {count} in {run.folder}, got {max(given)}.")
+        drawn = layers or sheet_layers(depth)
+        mark = f"-{number}" if len(runs) > 1 else ""
+        recipe = run.recipe()
+        title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}"
+        around = mixing_maps(model, size, query, drawn)
+        sheet = mixing_sheet(around, groups, options.values, f"Mixing {options.values}, {title}")
+        figures[f"mixing{mark}.png"] = sheet
+        if any(one.bias is not None for one in maps[label]):
+            figures[f"mixing-bias{mark}.png"] = bias_sheet(maps[label], f"Bias, {title}")
+    figures["mixing-locality.png"] = non_locality_plot(maps)
+    folder = options.output or runs[0].folder
+    written: list[Path] = []
+    for number, (label, found) in enumerate(maps.items(), start=1):
+        print(label)
+        rows = []
+        for one in found:
+            g, kept = one.non_locality()
+            shown = "-" if not kept else f"{g:.3f}"
+            counted = "-" if one.matrices is None else f"{kept} of {one.groups}"
+            grid = f"{one.grid.height}x{one.grid.width}"
+            rows.append((str(one.layer + 1), grid, str(one.groups), f"{one.distance():.2f}", shown, counted))
+        _print_table(("layer", "tokens", "groups", "distance", "g", "groups in g"), rows)
+        written.append(save_mixing(found, folder / (f"mixing-{number}.npz" if len(maps) > 1 else "mixing.npz")))
+    print("distance: of the query's weights, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local")
+    written += [save_figure(figure, folder / name) for name, figure in figures.items()]
+    print(f"wrote {', '.join(map(str, written))}")
+    return 0
+
+
+def _query(text: str) -> tuple[int, int]:
+    sides = text.lower().split("x")
+    if len(sides) != 2 or not all(side.isdecimal() for side in sides):
+        raise ValueError(f"`query` must be ROWxCOLUMN, as 0x3, got {text!r}.")
+    return int(sides[0]), int(sides[1])
+
+
 def _compare(arguments: list[str]) -> int:
     options = _parse(Compare, "compare", arguments)
     from graticule.recipes import load_recipe
@@ -552,7 +648,7 @@ def _compare(arguments: list[str]) -> int:
     base = base.quick() if options.quick else base
     choices = {}
     for choice in options.choices:
-        pairs = [pair.partition("=") for pair in choice.split(",")]
+        pairs = [pair.partition("=") for pair in re.split(r",(?![^\[]*\])", choice)]  # not those inside [ ]
         if not all(key and equals for key, equals, _ in pairs):
             raise ValueError(f"`choices` must be like joining=lape,joined_layers=3, got {choice!r}.")
         flags = [text for key, _, value in pairs for text in _flag(key, value)]

@@ -149,6 +149,7 @@ def build_position(
     interpolation: Interpolation = "bicubic",
     token_mixing: MixingOptions | Mapping[str, Any] | None = None,
     window: int | None = None,
+    absolute: bool = True,
 ) -> Position:
     """Build the position of a backbone from names.
 
@@ -167,6 +168,8 @@ def build_position(
         shaw_clip: K of Shaw's encoding, in patches; 8 by default, as CPVT has it.
         token_mixing: form of a mixing encoding, as `MixingOptions` or a mapping of its fields.
         window: side of the windows within which a mixing encoding mixes tokens; the whole grid if None.
+        absolute: whether an absolute encoding that is asked for is built; a pyramid may have it in its first stage
+            only.
         interpolation: how a learnable table is resampled for another grid, 'bicubic' or 'bilinear'.
 
     Raises:
@@ -176,22 +179,22 @@ def build_position(
     known_name("joining", joining, JOININGS)
     if len(set(names)) < len(names) or ("none" in names and len(names) > 1):
         raise ValueError(f"`encoding` must name each encoding once, and 'none' alone, got {encoding!r}.")
-    absolute = [name for name in names if name in ABSOLUTE]
-    if len(absolute) > 1:
-        raise ValueError(f"`encoding` must have one absolute encoding at most, got {' and '.join(absolute)}.")
+    tables = [name for name in names if name in ABSOLUTE]
+    if len(tables) > 1:
+        raise ValueError(f"`encoding` must have one absolute encoding at most, got {' and '.join(tables)}.")
     if decomposition is not None:
         known_name("decomposition", decomposition, DECOMPOSITIONS)
-        if joining not in ("lape", "lape_sharing") or not absolute:
+        if joining not in ("lape", "lape_sharing") or not tables:
             raise ValueError(
                 "`decomposition` must go with an absolute encoding and joining 'lape' or 'lape_sharing', "
                 f"got encoding {encoding!r} with joining {joining!r}."
             )
-    if joining == "default" and absolute and joined_layers is not None:
+    if joining == "default" and tables and joined_layers is not None:
         raise ValueError(
             f"`joined_layers` must be left out with joining 'default', which adds once and reaches every layer, "
             f"got {joined_layers}."
         )
-    alone = not absolute and not set(names) & set(RELATIVE)
+    alone = not tables and not set(names) & set(RELATIVE)
     if alone and joined_layers is not None:
         raise ValueError(f"`joined_layers` must be left out with encoding {encoding!r}, got {joined_layers}.")
     if alone and joining != "default":
@@ -212,6 +215,8 @@ def build_position(
     parts: list[Position] = []
     for name in names:
         if name in ABSOLUTE:
+            if not absolute:
+                continue
             build = partial(ABSOLUTE[name], grid, dim)
             if name == "learnable":
                 build = partial(build, interpolation=interpolation)
@@ -228,13 +233,13 @@ def build_position(
         elif name in CONDITIONAL:
             parts.append(_conditional(name, dim, depth, form))
         elif name == "shaw":
-            if not absolute and joining != "default":
+            if not tables and joining != "default":
                 raise ValueError(f"`joining` must be 'default' with encoding 'shaw', got {joining!r}.")
             clip = 8 if shaw_clip is None else shaw_clip
             build_bias = partial(ShawBias, grid, num_heads, dim // max(num_heads, 1), clip)
             parts.append(BiasPosition(_every(build_bias, depth, joined_layers), depth))
         elif name in RELATIVE:
-            parts.append(_relative(grid, depth, num_heads, "default" if absolute else joining, joined_layers))
+            parts.append(_relative(grid, depth, num_heads, "default" if tables else joining, joined_layers))
     if not parts:
         return NoPosition(depth)
     return parts[0] if len(parts) == 1 else CombinedPosition(parts)

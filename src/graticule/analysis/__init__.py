@@ -10,6 +10,8 @@ from graticule.analysis.correlation import (
     two_dimensionality,
 )
 from graticule.analysis.equivariance import Translation, translation_error
+from graticule.analysis.mixing import MixingMap, mixing_maps, save_mixing
+from graticule.analysis.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, sheet_layers
 from graticule.analysis.plots import (
     correlation_sheet,
     curves,
@@ -23,19 +25,26 @@ from graticule.analysis.report import Report
 __all__ = [
     "AttentionMap",
     "Correlations",
+    "MixingMap",
     "Report",
     "Translation",
     "attention_maps",
     "attention_sheet",
+    "bias_sheet",
     "correlation_sheet",
     "cosine_similarity",
     "curves",
     "locality",
     "locality_plot",
+    "mixing_maps",
+    "mixing_sheet",
+    "non_locality_plot",
     "position_correlations",
     "resolution_plot",
     "save_attention",
     "save_figure",
+    "save_mixing",
+    "sheet_layers",
     "translation_error",
     "translation_plot",
     "two_dimensionality",

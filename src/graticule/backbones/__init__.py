@@ -6,7 +6,7 @@ from graticule.backbones.gmlp import GMlp
 from graticule.backbones.posmlp import PosMlp
 from graticule.backbones.published import published_state_dict
 from graticule.backbones.pvt import PyramidVisionTransformer
-from graticule.backbones.registry import create_model, list_models
+from graticule.backbones.registry import create_model, list_arguments, list_models
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 
@@ -20,6 +20,7 @@ __all__ = [
     "cpvt_sizes",
     "create_model",
     "gmlp_sizes",
+    "list_arguments",
     "list_models",
     "posmlp_sizes",
     "published_state_dict",

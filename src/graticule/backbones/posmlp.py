@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
@@ -20,7 +21,7 @@ from graticule.layers.convolutional_stem import (
     linear_patch_embed,
 )
 from graticule.layers.gating import Combine, GatedBlock
-from graticule.position import PositionBuilder
+from graticule.position import FoldedPosition, MixingPosition, Position, PositionBuilder
 
 
 class PosMlp(Pyramid):
@@ -28,7 +29,7 @@ class PosMlp(Pyramid):
 
     A window is never larger than the grid of its stage. Where windows do not tile the grid, it is filled up
     with zeros below and to the right, as the paper leaves open. The weights are computed once a forward pass, for a
-    window.
+    window. An absolute encoding beside the mixing one is added before the first stage only (Table 7).
 
     Reference: PosMLP (Wang et al., 2022), section 4.2 and Table 11.
 
@@ -59,6 +60,7 @@ class PosMlp(Pyramid):
     takes = frozenset({"pre", "before", "after", "mixing", "gate"})
     needs = frozenset({"mixing"})
     stage_lists = "downsamples|blocks"
+    absolute_stages = 1
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class PosMlp(Pyramid):
             nn.ModuleList(
                 _WindowBlock(
                     window,
-                    window // 2 if shift and index % 2 else 0,
+                    shift and index % 2 == 1,
                     dim=dim,
                     mlp_ratio=ratio,
                     gate_norm=norm_layer if gate_norm else None,
@@ -141,6 +143,35 @@ class PosMlp(Pyramid):
         )
         self.init_weights()
 
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, windows: Sequence[int] | None = None
+    ) -> None:
+        """Make another image size, or other windows, the ones that position information is held for.
+
+        Quadratic encodings are functions of displacement and lose nothing; tables, matrices and biases are
+        resampled.
+
+        Args:
+            img_size: pixels, a side or (height, width); as it is by default.
+            windows: side of each stage's windows, in patches; as they are by default.
+        """
+        size = self.img_size if img_size is None else img_size
+        if windows is not None:
+            self.grid_at(to_2tuple(size))  # a mistake is found before anything is changed
+            if len(windows) != len(self.depths) or min(windows) < 1:
+                raise ValueError(
+                    f"`windows` must be a side of at least 1 for each of the {len(self.depths)} stages, "
+                    f"got {list(windows)}."
+                )
+            self.windows = tuple(windows)
+            for side, blocks, position in zip(windows, self.blocks, _stages(self.position), strict=True):
+                for block in cast("Iterable[_WindowBlock]", blocks):
+                    block.window = side
+                for part in position.modules():
+                    if isinstance(part, MixingPosition):
+                        part.window = side
+        super().set_input_size(size)
+
     def embed(self, stage: int, x: Tensor) -> Tensor:
         """Turn images or the map of the stage before into tokens (B, N, D)."""
         return self.downsamples[stage](x).contiguous()
@@ -153,13 +184,19 @@ class PosMlp(Pyramid):
         return f"blocks.{stage}.{self.depths[stage] - 1}"
 
 
+def _stages(position: Position) -> Iterable[Position]:
+    """The position of every stage, folded or not."""
+    original = position.original if isinstance(position, FoldedPosition) else position
+    return cast("Iterable[Position]", original.stages)
+
+
 class _WindowBlock(GatedBlock):
     """A gated block on the windows of a grid, which may be shifted by half a window, rolling over the edges."""
 
-    def __init__(self, window: int, shift: int, **kwargs: Any) -> None:
+    def __init__(self, window: int, shifted: bool, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.window = window
-        self.shift = shift
+        self.shifted = shifted
 
     def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
         """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
@@ -171,12 +208,13 @@ class _WindowBlock(GatedBlock):
         below, right = (-side % step for side, step in zip(grid.shape, window.shape, strict=True))
         if below or right:
             y = F.pad(y, (0, 0, 0, right, 0, below))
-        if self.shift:
-            y = y.roll((-self.shift, -self.shift), (1, 2))
+        shift = self.window // 2 if self.shifted else 0
+        if shift:
+            y = y.roll((-shift, -shift), (1, 2))
         rows, columns = y.shape[1] // window.height, y.shape[2] // window.width
         y = y.unflatten(2, (columns, -1)).unflatten(1, (rows, -1)).transpose(2, 3)  # (B, rows, columns, h, w, D)
         y = super().forward(y.flatten(3, 4).flatten(0, 2), position)  # (B * windows, h * w, D)
         y = y.unflatten(1, window.shape).unflatten(0, (-1, rows, columns)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        if self.shift:
-            y = y.roll((self.shift, self.shift), (1, 2))
+        if shift:
+            y = y.roll((shift, shift), (1, 2))
         return y[:, : grid.height, : grid.width].flatten(1, 2)

@@ -49,6 +49,8 @@ class Pyramid(nn.Module, ABC):
     takes: frozenset[str] = frozenset({"pre", "before", "inner", "after"})
     #: What it must say.
     needs: frozenset[str] = frozenset()
+    #: How many stages, from the first, have an absolute encoding if one is asked for; None for all.
+    absolute_stages: int | None = None
     #: The module lists that have an entry for every stage, joined by '|'.
     stage_lists: str
 
@@ -91,7 +93,14 @@ class Pyramid(nn.Module, ABC):
         self.grad_checkpointing = False
         self.grid = self.grid_at(self.img_size)
         self.position = PyramidPosition(
-            position, self.grid, dims=embed_dims, depths=depths, num_heads=num_heads, prefix=prefix, windows=windows
+            position,
+            self.grid,
+            dims=embed_dims,
+            depths=depths,
+            num_heads=num_heads,
+            prefix=prefix,
+            windows=windows,
+            absolute_stages=self.absolute_stages,
         )
         check_fields(self.position(self.grid), self.takes, self.needs, type(self).__name__)
         self.pos_drop = nn.Dropout(pos_drop_rate)

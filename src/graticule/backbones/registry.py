@@ -16,7 +16,7 @@ from graticule.factory import build_position, known_name
 from graticule.position import PositionBuilder
 
 PREFIX = "graticule_"
-_names: list[str] = []
+_backbones: dict[str, type[nn.Module]] = {}
 
 
 def registry_name(name: str) -> str:
@@ -24,8 +24,11 @@ def registry_name(name: str) -> str:
     return PREFIX + name
 
 
-def register(module: str, name: str, build: Callable[..., nn.Module]) -> None:
-    """Enter `build(pretrained, **kwargs)` in timm's registry; `module` is the `__name__` that holds `default_cfgs`."""
+def register(module: str, name: str, build: Callable[..., nn.Module], backbone: type[nn.Module]) -> None:
+    """Enter `build(pretrained, **kwargs)` in timm's registry; `module` is the `__name__` that holds `default_cfgs`.
+
+    `backbone` is the class that it builds, whose arguments `kwargs` may name.
+    """
 
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return build(pretrained, **kwargs)
@@ -34,7 +37,7 @@ def register(module: str, name: str, build: Callable[..., nn.Module]) -> None:
     entry.__module__ = module
     entry.__doc__ = f"Build {name}; the keyword arguments are those of its backbone, and encoding and joining."
     register_model(entry)
-    _names.append(name)
+    _backbones[name] = backbone
 
 
 def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
@@ -59,11 +62,11 @@ def gray_cfg(size: int, **kwargs: Any) -> dict[str, Any]:
     return imagenet_cfg(**{**given, **kwargs})
 
 
-#: What `build_position` can be told beside the sizes of a backbone.
+#: What `build_position` can be told beside what a backbone says itself.
 _CHOICES = [
     name
     for name, parameter in inspect.signature(build_position).parameters.items()
-    if parameter.default is not inspect.Parameter.empty
+    if parameter.default is not inspect.Parameter.empty and name not in ("window", "absolute")
 ]
 
 
@@ -87,7 +90,13 @@ def no_gate_norm(encoding: str) -> bool:
 
 def list_models(pattern: str = "*") -> list[str]:
     """List the names of our models that match a shell-like `pattern`."""
-    return [name for name in _names if fnmatch(name, pattern)]
+    return [name for name in _backbones if fnmatch(name, pattern)]
+
+
+def list_arguments(name: str) -> list[str]:
+    """List the arguments of the backbone of model `name`, those of position apart."""
+    backbone = _backbones[known_name("name", name.removeprefix(PREFIX), _backbones)]
+    return [argument for argument in inspect.signature(backbone).parameters if argument != "position"]
 
 
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
@@ -110,5 +119,5 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
         >>> len(model.position.joining.norms)
         6
     """
-    name = known_name("name", name.removeprefix(PREFIX), _names)
+    name = known_name("name", name.removeprefix(PREFIX), _backbones)
     return timm.create_model(registry_name(name), pretrained=pretrained, **kwargs)

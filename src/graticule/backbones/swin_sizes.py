@@ -43,4 +43,4 @@ def _build(name: str, pretrained: bool = False, **kwargs: Any) -> SwinTransforme
 
 default_cfgs = generate_default_cfgs({registry_name(name): cfg for name, cfg in _MODELS.items()})
 for _name in _MODELS:
-    register(__name__, _name, partial(_build, _name))
+    register(__name__, _name, partial(_build, _name), SwinTransformer)

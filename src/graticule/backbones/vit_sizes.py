@@ -78,4 +78,4 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionTransformer) -
 
 default_cfgs = generate_default_cfgs({registry_name(name): cfg for name, cfg in _MODELS.items()})
 for _name in _MODELS:
-    register(__name__, _name, partial(_build, _name))
+    register(__name__, _name, partial(_build, _name), VisionTransformer)

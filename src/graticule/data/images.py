@@ -69,6 +69,29 @@ def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]
     return sorted(np.lexsort((labels, rank))[:count].tolist())
 
 
+def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> list[int]:
+    """Return the indices of `share` of every class's images, chosen by `seed`, at least one each, in rising order.
+
+    A class of n images gives the nearest whole number to n times `share`. The choice depends on labels, share and
+    seed alone, with any version of NumPy: its `RandomState` is frozen.
+
+    Raises:
+        ValueError: if `share` is not in (0, 1] or the seed is negative.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"`train_share` must be in (0, 1], as 0.5 for a half, got {share}.")
+    if seed < 0:
+        raise ValueError(f"`share_seed` must be at least 0, got {seed}.")
+    labels = np.asarray(labels)
+    random = np.random.RandomState(seed)
+    chosen: list[int] = []
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        count = max(int(len(of_class) * share + 0.5), 1)
+        chosen += random.permutation(of_class)[:count].tolist()
+    return sorted(chosen)
+
+
 def stratified_split(labels: np.ndarray, test_per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Split indices into train and test with `test_per_class` of every class in test; fixed by `seed`."""
     generator = torch.Generator().manual_seed(seed)

@@ -17,7 +17,7 @@ from graticule.data.cifar import cifar
 from graticule.data.digits import digits
 from graticule.data.fashion_mnist import fashion_mnist
 from graticule.data.folder import image_folder
-from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset
+from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share
 from graticule.data.sampling import EpochSampler, SeededImages, TensorImages, TransformedImages
 from graticule.data.transforms import Augmentation, evaluation_transform, training_transform
 from graticule.factory import known_name
@@ -80,6 +80,8 @@ class DataModule(L.LightningDataModule):
         workers: processes that load images; 0 loads them in the main process.
         seed: decides order and augmentation.
         augmentation: what happens to training images.
+        train_share: use this share of every class's training images only, chosen by `share_seed`.
+        share_seed: which ones; apart from `seed`, so that runs with several seeds see the same images.
         limit_train: use so many training images only, balanced over the classes.
         limit_test: use so many test images only, balanced over the classes.
         drop_last: leave out a last training batch that is not full, as mixing in pairs needs.
@@ -98,6 +100,8 @@ class DataModule(L.LightningDataModule):
         workers: int = 0,
         seed: int = 0,
         augmentation: Augmentation | None = None,
+        train_share: float | None = None,
+        share_seed: int = 0,
         limit_train: int | None = None,
         limit_test: int | None = None,
         drop_last: bool = False,
@@ -114,6 +118,8 @@ class DataModule(L.LightningDataModule):
         self.workers = workers
         self.seed = seed
         self.augmentation = augmentation or Augmentation()
+        self.train_share = train_share
+        self.share_seed = share_seed
         self.limits = {"train": limit_train, "test": limit_test}
         self.drop_last = drop_last
         self._images: dict[Split, Any] = {}
@@ -126,6 +132,8 @@ class DataModule(L.LightningDataModule):
         splits: tuple[Split, ...] = ("train", "test")
         for split in splits:
             images, self.info = load_dataset(self.dataset, split, self.root)
+            if split == "train" and self.train_share is not None:
+                images = _Chosen(images, class_share(images.labels, self.train_share, self.share_seed))
             limit = self.limits[split]
             if limit is not None:
                 images = _Chosen(images, balanced_subset(images.labels, limit))
@@ -195,7 +203,10 @@ class DataModule(L.LightningDataModule):
         return self.test_images(size, [index * total // count for index in range(count)])
 
     def _fits_in_memory(self, images: Any, size: tuple[int, int]) -> bool:
-        held = isinstance(images.source if isinstance(images, _Chosen) else images, ArrayImages)
+        source = images
+        while isinstance(source, _Chosen):
+            source = source.source
+        held = isinstance(source, ArrayImages)
         return held and len(images) * size[0] * size[1] * self.info.channels <= _IN_MEMORY_PIXELS
 
     def _loader(self, images: Any, batch_size: int, **kwargs: Any) -> DataLoader[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, cast, get_args
 
@@ -113,11 +114,25 @@ class MixingPosition(Position):
         return names
 
     def fit(self, name: str, value: Tensor) -> Tensor | None:
-        """Bring a published matrix or bias of another square grid to this one."""
-        side = round(value.shape[0] ** 0.5) if value.ndim else 0
-        if side * side != value.shape[0] or value.shape[0] == self.grid.patches:
+        """Bring a matrix, table or bias of another square grid or window to this one."""
+        if value.shape == self.get_parameter(name).shape:
             return value
-        old = Grid(side, side)
-        if name.startswith("biases"):
-            return resize_map(value.view(1, side, side), self.grid.shape).flatten()
-        return resize_pairs(value, old, self.grid)
+        kind, *_, leaf = name.split(".")
+        if kind == "biases":
+            old = _square(value.shape[0]) if value.ndim == 1 else None
+            return value if old is None else resize_map(value.view(1, *old.shape), self.grid.shape).flatten()
+        if leaf == "weight":
+            old = _square(value.shape[0]) if value.ndim == 2 and value.shape[0] == value.shape[1] else None
+            return value if old is None else resize_pairs(value, old, self.grid)
+        if leaf == "relative_position_table" and value.ndim == 2:
+            table = _square(value.shape[1])
+            if table is not None and table.height % 2:
+                sides = (2 * self.grid.height - 1, 2 * self.grid.width - 1)
+                return resize_map(value.unflatten(1, table.shape), sides).flatten(1)
+        return value
+
+
+def _square(count: int) -> Grid | None:
+    """The square grid of `count` places, if there is one."""
+    side = math.isqrt(count)
+    return Grid(side, side) if side * side == count else None

@@ -15,7 +15,8 @@ from graticule.position.base import Position, PositionBuilder
 class PyramidPosition(Position):
     """The positions of all stages, one after another; each grid has half the sides of the one before.
 
-    It takes the first stage's grid. Every stage has an encoding of its own, as PVT has.
+    It takes the first stage's grid. Every stage has an encoding of its own, as PVT has, unless absolute encodings
+    are for the first stages only.
 
     Reference: Pyramid Vision Transformer (PVT, Wang et al., 2021), section 3.2.
 
@@ -27,6 +28,7 @@ class PyramidPosition(Position):
         num_heads: h of each stage.
         prefix: prefix tokens of the last stage; the others have none.
         windows: side of each stage's windows, for encodings that act within windows.
+        absolute_stages: how many stages, from the first, have an absolute encoding if one is asked for; None for all.
     """
 
     def __init__(
@@ -39,14 +41,20 @@ class PyramidPosition(Position):
         num_heads: Sequence[int],
         prefix: int = 0,
         windows: Sequence[int] | None = None,
+        absolute_stages: int | None = None,
     ) -> None:
         super().__init__()
         self.depths = tuple(depths)
         self.prefix = prefix
-        within: list[dict[str, Any]] = [{}] * len(depths) if windows is None else [{"window": w} for w in windows]
+        within: list[dict[str, Any]] = [{} for _ in depths]
+        for stage, given in enumerate(within):
+            if windows is not None:
+                given["window"] = windows[stage]
+            if absolute_stages is not None and stage >= absolute_stages:
+                given["absolute"] = False
         self.stages = nn.ModuleList(
-            build(at, dim=dim, depth=depth, num_heads=heads, **window)
-            for at, dim, depth, heads, window in zip(self.grids(grid), dims, depths, num_heads, within, strict=True)
+            build(at, dim=dim, depth=depth, num_heads=heads, **given)
+            for at, dim, depth, heads, given in zip(self.grids(grid), dims, depths, num_heads, within, strict=True)
         )
 
     def grids(self, grid: Grid) -> list[Grid]:

@@ -63,11 +63,16 @@ def _unsafe_names(path: Path) -> list[str]:
         return []
 
 
-def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
+def load_checkpoint(model: nn.Module, path: str | Path, *, resize: bool = False) -> nn.Module:
     """Load the weights at `path` into `model`, whole or not at all; returns the model.
 
-    Ours, DeiT's, timm's and those of LaPE's code are taken, learnable tables of another (square) grid
+    Ours, DeiT's, timm's and those of LaPE's code are taken, published learnable tables of another (square) grid
     resampled.
+
+    Args:
+        model: one of our backbones.
+        path: a checkpoint.
+        resize: resample our own tables of another (square) grid or window too, where their encoding can be.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -75,10 +80,14 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
             (a class count that does not match is named as such). The model is then as it was.
     """
     state = _state_for(model, path)
-    complaints = _misfits(model, state)
+    resized = _resized(model, state)
+    complaints = _misfits(model, {**state, **resized} if resize else state)
     if complaints:
-        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
-    model.load_state_dict(state)
+        offer = ""
+        if resized and not _misfits(model, {**state, **resized}):
+            offer = " It is of another grid or window: load_checkpoint(..., resize=True) resamples what depends on it."
+        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + "." + offer)
+    model.load_state_dict({**state, **resized})
     return model
 
 
@@ -113,6 +122,18 @@ def _state_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
         raise ValueError(f"{path}: {error}") from None
     rename_published(model, state, "")
     return state
+
+
+def _resized(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the position parameters of `state` that have another shape than the model's, resampled if they can be."""
+    own = model.state_dict()
+    found = {}
+    for name, value in state.items():
+        if name.startswith("position.") and name in own and value.shape != own[name].shape:
+            fitted = model.position.fit(name.removeprefix("position."), value)
+            if fitted is not None and fitted.shape == own[name].shape:
+                found[name] = fitted
+    return found
 
 
 def _misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

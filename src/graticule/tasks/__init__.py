@@ -2,7 +2,7 @@
 
 from graticule.tasks.build import build_data, build_model
 from graticule.tasks.classification import Classification
-from graticule.tasks.evaluate import Score, check_sizes, evaluate
+from graticule.tasks.evaluate import Score, check_sizes, evaluate, set_windows
 from graticule.tasks.recipe import Mixing, Recipe
 from graticule.tasks.run import Run
 from graticule.tasks.training import Interrupted, train
@@ -18,5 +18,6 @@ __all__ = [
     "build_model",
     "check_sizes",
     "evaluate",
+    "set_windows",
     "train",
 ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from graticule.backbones import create_model
+from graticule.backbones import create_model, list_arguments
 from graticule.data import DataModule
-from graticule.factory import MixingOptions, PegOptions
+from graticule.factory import MixingOptions, PegOptions, known_name
 from graticule.tasks.recipe import Recipe
 
 
@@ -21,6 +21,8 @@ def build_data(recipe: Recipe) -> DataModule:
         workers=recipe.workers,
         seed=recipe.seed,
         augmentation=recipe.augmentation,
+        train_share=recipe.train_share,
+        share_seed=recipe.share_seed,
         limit_train=recipe.limit_train,
         limit_test=recipe.limit_test,
         drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
@@ -30,8 +32,29 @@ def build_data(recipe: Recipe) -> DataModule:
 
 
 def build_model(recipe: Recipe, num_classes: int, channels: int) -> Any:
-    """Build the untrained model of a recipe; what the recipe leaves open is the backbone's own."""
+    """Build the untrained model of a recipe; what the recipe leaves open is the backbone's own.
+
+    Raises:
+        ValueError: for an argument that the backbone does not have, or a combination that it refuses.
+    """
+    known = list_arguments(recipe.model)
     pool = recipe.global_pool
+    given: dict[str, Any] = {
+        "img_size": recipe.img_size,
+        "patch_size": recipe.patch_size,
+        "global_pool": pool,
+        "drop_path_rate": recipe.drop_path_rate,
+        "num_classes": num_classes,
+        "in_chans": channels,
+    }
+    if pool is not None and "class_token" in known:
+        given["class_token"] = pool == "token"
+    for name, value in given.items():
+        if value is not None and name not in known:
+            raise ValueError(f"`{name}` must be left out: {recipe.model} has no such argument, got {value!r}.")
+    further = recipe.backbone_arguments()
+    for name in further:
+        known_name("model_kwargs", name, [argument for argument in known if argument not in given])
     return create_model(
         recipe.model,
         encoding=recipe.encoding,
@@ -41,11 +64,6 @@ def build_model(recipe: Recipe, num_classes: int, channels: int) -> Any:
         peg=None if recipe.peg == PegOptions() else recipe.peg,
         shaw_clip=recipe.shaw_clip,
         token_mixing=None if recipe.token_mixing == MixingOptions() else recipe.token_mixing,
-        img_size=recipe.img_size,
-        patch_size=recipe.patch_size,
-        global_pool=pool,
-        class_token=None if pool is None else pool == "token",
-        drop_path_rate=recipe.drop_path_rate,
-        num_classes=num_classes,
-        in_chans=channels,
+        **given,
+        **further,
     )

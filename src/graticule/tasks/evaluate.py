@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,17 @@ def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
     """
     for size in sizes:
         model.grid_at(size)
+
+
+def set_windows(model: Any, windows: Sequence[int]) -> None:
+    """Make the windows of a backbone that has some `windows`, a side in patches for each stage, without training.
+
+    Raises:
+        ValueError: if the backbone has no windows, or another number of stages.
+    """
+    if "windows" not in inspect.signature(model.set_input_size).parameters:
+        raise ValueError(f"`windows` must be left out: {type(model).__name__} has none, got {list(windows)}.")
+    model.set_input_size(windows=windows)
 
 
 @torch.inference_mode()

@@ -51,6 +51,8 @@ class Recipe:
     token_mixing: MixingOptions = field(default_factory=MixingOptions)
     position_from: Path | None = None
     """start with the position parameters of this checkpoint; with peg.frozen they stay as they are"""
+    model_kwargs: tuple[str, ...] = ()
+    """arguments of the backbone, as windows=[28,14,14,7] combine=add"""
     img_size: tuple[int, int] = (28, 28)
     """height and width of the images, multiples of the patch"""
     patch_size: int | None = None
@@ -63,6 +65,10 @@ class Recipe:
     """data set, one of digits, fashion_mnist, cifar10, cifar100, image_folder"""
     data_root: Path | None = None
     """folder of the data set (default: where the data set is looked for)"""
+    train_share: float | None = None
+    """train on this share of every class only, as 0.5 for a half (default: all)"""
+    share_seed: int = 0
+    """which images of the share; apart from `seed`, so that runs with several seeds see the same ones"""
     limit_train: int | None = None
     """train on so many images only, balanced over the classes"""
     limit_test: int | None = None
@@ -115,10 +121,14 @@ class Recipe:
             ("warmup_epochs", 0),
             ("cooldown_epochs", 0),
             ("seed", 0),
+            ("share_seed", 0),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
+        self.backbone_arguments()
         known_name("optimizer", self.optimizer, [str(name) for name in list_optimizers()])
+        if self.train_share is not None and not 0 < self.train_share <= 1:
+            raise ValueError(f"`train_share` must be in (0, 1], as 0.5 for a half, got {self.train_share}.")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"`label_smoothing` must be in [0, 1), got {self.label_smoothing}.")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
@@ -127,6 +137,23 @@ class Recipe:
             raise ValueError(f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}.")
         if self.lr <= 0:
             raise ValueError(f"`lr` must be positive, got {self.lr}.")
+
+    def backbone_arguments(self) -> dict[str, Any]:
+        """Read `model_kwargs`: what stands behind each = is JSON, or a word."""
+        found: dict[str, Any] = {}
+        for text in self.model_kwargs:
+            name, equals, value = text.partition("=")
+            if not (name.isidentifier() and equals and value) or name in found:
+                raise ValueError(f"`model_kwargs` must be different NAME=VALUE, as windows=[28,14,14,7], got {text!r}.")
+            try:
+                found[name] = json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
+            except json.JSONDecodeError:
+                if not value.isidentifier():
+                    raise ValueError(
+                        f"`model_kwargs` must have JSON or a word behind =, as windows=[28,14,14,7], got {text!r}."
+                    ) from None
+                found[name] = value
+        return found
 
     def quick(self) -> Recipe:
         """The same code path in a few steps: two epochs of some tens of images, on the CPU."""
@@ -167,8 +194,9 @@ class Recipe:
         for name in kinds.keys() & values.keys():
             given = {key: tuple(value) if isinstance(value, list) else value for key, value in values[name].items()}
             values[name] = kinds[name](**given)
-        if "img_size" in values:
-            values["img_size"] = tuple(values["img_size"])
+        for name in ("img_size", "model_kwargs"):
+            if name in values:
+                values[name] = tuple(values[name])
         for name in ("data_root", "position_from"):
             if values.get(name) is not None:
                 values[name] = Path(values[name])

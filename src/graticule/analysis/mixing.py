@@ -1,0 +1,186 @@
+"""What gated MLPs mix: the weights around a query, the bias maps, and how non-local every layer is."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from graticule.encodings import MixingEncoding, QuadraticMixing
+from graticule.files import write_bytes
+from graticule.grid import Grid
+from graticule.position import MixingPosition, Position, PyramidPosition
+
+Array = NDArray[np.float64]
+
+#: An eigenvalue below this (in 1 / patches^2) is flat in its direction over any window: sigma is over 30 patches.
+_FLAT = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class MixingMap:
+    """What one layer takes of where, for one query token.
+
+    Args:
+        layer: counted from 0 through all stages.
+        stage: counted from 0.
+        grid: of the tokens that are mixed; with windows, that of a window.
+        query: (row, column) of the query.
+        logits: (groups, H, W), the query's row of attention logits; the weights themselves without a softmax.
+        weights: (groups, H, W), the query's row of the mixing weights.
+        softmax: whether a softmax stands between the two.
+        bias: (H, W), what is added to every channel of what was mixed; None without.
+        centers: (groups, 2), Delta as (x, y), of a quadratic encoding; None otherwise.
+        matrices: (groups, 2, 2), the matrix of the quadratic form; None otherwise.
+    """
+
+    layer: int
+    stage: int
+    grid: Grid
+    query: tuple[int, int]
+    logits: Array
+    weights: Array
+    softmax: bool
+    bias: Array | None
+    centers: Array | None
+    matrices: Array | None
+
+    @property
+    def groups(self) -> int:
+        """How many groups."""
+        return len(self.weights)
+
+    def distance(self) -> float:
+        """Mean distance from the query to what it takes, by absolute weight, over all groups, in patches."""
+        y, x = np.indices(self.grid.shape)
+        away = np.hypot(y - self.query[0], x - self.query[1])
+        weights = np.abs(self.weights)
+        return float(np.mean((weights * away).sum((1, 2)) / weights.sum((1, 2)).clip(np.finfo(float).tiny)))
+
+    def non_locality(self) -> tuple[float, int]:
+        r"""Return g and how many groups it is the mean of; the smaller, the less local (nan for none).
+
+        .. math:: g(M) = \frac1s \sum_i \sqrt{\lambda_{i, 1} \lambda_{i, 2}}
+
+        The eigenvalues are those of the symmetric part of the matrix in the quadratic form. Groups that have one
+        below 0.001 are left out, as the paper leaves out those that are "singular or close to 0" without a number.
+
+        Reference: PosMLP (Wang et al., 2022), Eq. 16.
+        """
+        if self.matrices is None:
+            return float("nan"), 0
+        values = np.linalg.eigvalsh((self.matrices + self.matrices.transpose(0, 2, 1)) / 2)
+        kept = values[values.min(-1) >= _FLAT]
+        return (float(np.sqrt(kept.prod(-1)).mean()) if len(kept) else float("nan")), len(kept)
+
+
+@torch.no_grad()
+def mixing_maps(
+    model: nn.Module,
+    img_size: tuple[int, int] | None = None,
+    query: tuple[int, int] | None = None,
+    layers: Sequence[int] | None = None,
+) -> list[MixingMap]:
+    """Read from layers of a gated MLP what a query token takes of all others; no image is needed.
+
+    Reference: PosMLP (Wang et al., 2022), Figures 1 (d, e), 4, 5 and 8.
+
+    Args:
+        model: a gMLP or PosMLP of ours; it is left as it is.
+        img_size: (height, width) in pixels; the model's own by default.
+        query: (row, column) within the grid or window of the layer; its centre by default.
+        layers: counted from 0 through all stages; all by default.
+
+    Raises:
+        ValueError: if the model does not mix tokens by position or has no such layer, or the query is outside of a
+            layer's grid.
+    """
+    whole: Any = getattr(model, "position", None)
+    stages = _stages(whole)
+    if not stages:
+        raise ValueError(f"`model` must mix its tokens by position, as gMLP and PosMLP, got {type(model).__name__}.")
+    backbone: Any = model
+    first = backbone.grid_at(backbone.img_size if img_size is None else img_size)
+    grids = whole.grids(first) if isinstance(whole, PyramidPosition) else [first]
+    every: list[tuple[int, Grid, MixingEncoding, Tensor | None]] = []
+    for stage, (position, at) in enumerate(zip(stages, grids, strict=True)):
+        for encoding, given in zip(cast("Iterable[MixingEncoding]", position.encodings), position(at), strict=True):
+            every.append((stage, at.window(position.window), encoding, given.gate))
+    for layer in layers or ():
+        if not 0 <= layer < len(every):
+            raise ValueError(f"`layers` must be from 0 to {len(every) - 1}, got {layer}.")
+    found: list[MixingMap] = []
+    for layer in range(len(every)) if layers is None else layers:
+        stage, grid, encoding, bias = every[layer]
+        found.append(_map(layer, stage, grid, _inside(query, grid, stage), encoding, bias))
+    return found
+
+
+def _stages(position: Any) -> list[MixingPosition]:
+    """Every stage's part that mixes."""
+    if not isinstance(position, Position):
+        return []
+    return [module for module in position.modules() if isinstance(module, MixingPosition)]
+
+
+def _inside(query: tuple[int, int] | None, grid: Grid, stage: int) -> tuple[int, int]:
+    row, column = divmod(grid.center, grid.width) if query is None else query
+    if not (0 <= row < grid.height and 0 <= column < grid.width):
+        raise ValueError(
+            f"`query` must be a (row, column) inside the {grid.height} x {grid.width} tokens that stage {stage + 1} "
+            f"mixes, got ({row}, {column})."
+        )
+    return row, column
+
+
+def _map(
+    layer: int, stage: int, grid: Grid, query: tuple[int, int], encoding: MixingEncoding, bias: Tensor | None
+) -> MixingMap:
+    row, column = query
+    table = encoding.displacements(grid)
+    if table is None:
+        logits = weights = encoding(grid)[:, row * grid.width + column].unflatten(-1, grid.shape).double()
+    else:  # the row of a query is a cut of the table
+        first, left = grid.height - 1 - row, grid.width - 1 - column
+        logits = table.table.double()[:, first : first + grid.height, left : left + grid.width]
+        weights = logits.flatten(1).softmax(-1).view_as(logits) if table.softmax else logits
+    quadratic = encoding if isinstance(encoding, QuadraticMixing) else None
+    return MixingMap(
+        layer,
+        stage,
+        grid,
+        query,
+        _array(logits),
+        _array(weights),
+        table is not None and table.softmax,
+        None if bias is None else _array(bias.unflatten(0, grid.shape)),
+        None if quadratic is None else _array(quadratic.center),
+        None if quadratic is None else _array(quadratic.quadratic()),
+    )
+
+
+def _array(values: Tensor) -> Array:
+    return values.detach().double().cpu().numpy().copy()
+
+
+def save_mixing(maps: Sequence[MixingMap], path: str | Path) -> Path:
+    """Write `maps` to `path` as .npz; returns the path.
+
+    `layer1_weights`, `layer1_logits` (groups, H, W), `layer1_bias` (H, W), `layer1_centers` (groups, 2) as (x, y) and
+    `layer1_matrices` (groups, 2, 2) are the first layer's, as far as it has them.
+    """
+    arrays: dict[str, Any] = {}
+    for one in maps:
+        for name in ("weights", "logits", "bias", "centers", "matrices"):
+            if (value := getattr(one, name)) is not None:
+                arrays[f"layer{one.layer + 1}_{name}"] = value
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return write_bytes(path, buffer.getvalue())
