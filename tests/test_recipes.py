@@ -1,11 +1,18 @@
 """Recipes say what their papers say."""
 
+import csv
+import dataclasses
+import functools
+import math
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from graticule.data.digits import digits
+from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
+from graticule.position import MixingPosition
 from graticule.recipes import list_recipes, load_recipe
 from graticule.tasks import Recipe, build_model, evaluate, train
 
@@ -16,6 +23,35 @@ ROWS = {
     "vit_lite_cifar10": TABLE["vit_lite_cvt_cct_cifar10"],
     "vit_lite_cifar100": TABLE["vit_lite_cvt_cct_cifar100"],
 }
+POSMLP = FIGURES["posmlp"]
+GATED = {
+    "posmlp_tiny_imagenet": "posmlp_tiny",
+    "posmlp_small_imagenet": "posmlp_small",
+    "posmlp_base_imagenet": "posmlp_base",
+    "gmlp_small_imagenet": "gmlp_s16",
+}
+MIXING = {
+    "sgu": DenseMixing,
+    "lrpe": LearnableMixing,
+    "lrpe_m": MixingSum,
+    "glrpe": LearnableMixing,
+    "gqpe": QuadraticMixing,
+    "ggqpe": QuadraticMixing,
+}
+#: Groups of every stage, where the encoding has several.
+GROUPS = {"digits_gmlp": [8], "digits_posmlp": [4, 8]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _digits_are_unpacked_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graticule.data.module.digits", functools.cache(digits))
+        yield
+
+
+def stages(model):
+    """What mixes tokens, a stage each."""
+    return [module for module in model.position.modules() if isinstance(module, MixingPosition)]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -64,6 +100,91 @@ def test_the_recipes_of_cpvt_have_the_values_of_its_table(name):
     assert (recipe.mixing.mixup, recipe.mixing.cutmix) == (row["mixup"], row["cutmix"])
     assert recipe.augmentation.erasing == row["erasing"]
     assert recipe.model.startswith(name.removesuffix("_imagenet"))
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_the_recipes_of_posmlp_have_the_values_of_its_section_5_2(name):
+    recipe, row = load_recipe(name), POSMLP["recipe"]
+    assert (recipe.epochs, recipe.optimizer) == (row["epochs"], row["optimizer"])
+    assert (recipe.lr, recipe.min_lr) == (float(row["lr"]), float(row["min_lr"]))
+    assert recipe.weight_decay == row["weight_decay"]
+    assert recipe.batch_size in (4 * row["batch_per_gpu"], 8 * row["batch_per_gpu"])  # four or eight GPUs
+    assert (recipe.ema_decay is not None) is row["ema"]
+    assert recipe.cooldown_epochs == 0 and row["schedule"] == "cosine"
+    assert recipe.img_size == (224, 224) and recipe.model.startswith(GATED[name])
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_what_posmlp_leaves_out_is_deits(name):
+    recipe, deit = load_recipe(name), load_recipe("deit_tiny_imagenet")
+    assert POSMLP["recipe"]["augmentation"] == "deit"
+    assert recipe.augmentation == dataclasses.replace(deit.augmentation, crop_pct=recipe.augmentation.crop_pct)
+    assert recipe.mixing == deit.mixing and recipe.label_smoothing == deit.label_smoothing
+    assert (recipe.warmup_epochs, recipe.warmup_lr) == (deit.warmup_epochs, deit.warmup_lr)
+
+
+def test_tables_of_half_of_imagenet_are_trained_on_half_and_table_2_on_all():
+    shares = {name: load_recipe(name).train_share for name in GATED}
+    assert shares == {name: 0.5 if name.startswith("gmlp") else None for name in GATED}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_the_first_line_of_a_recipe_tells_what_the_paper_measured(name):
+    line = list_recipes()[name]
+    if name.startswith("gmlp"):
+        row = POSMLP["units_table1"]["gmlp"]
+        assert all(str(row[unit]) in line for unit in ("sgu", "ggqpe", "glrpe"))
+    else:
+        assert str(POSMLP["models_table2"][GATED[name]]["acc"]) in line
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_the_models_of_posmlps_recipes_have_the_sizes_of_its_table_11(size):
+    table = POSMLP["architecture_table11"]
+    with torch.device("meta"):
+        model = build_model(load_recipe(f"posmlp_{size}_imagenet"), 1000, 3)
+    assert model.embed_dims == tuple(table["base_dim"][size] * factor for factor in table["dims"])
+    assert list(model.depths) == table["depths"] and list(model.windows) == table["windows"]
+    parts = stages(model)
+    assert [part.window for part in parts] == table["windows"]
+    assert [{encoding.groups for encoding in part.encodings} for part in parts] == [{s} for s in table["groups"]]
+    widths = [model.block(stage, 0).mlp_channels.fc1 for stage in range(4)]
+    assert [layer.out_features / layer.in_features for layer in widths] == table["expansion"]
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(
+        POSMLP["models_table2"][f"posmlp_{size}"]["params"], abs=0.5
+    )
+
+
+def test_the_model_of_gmlps_recipe_is_that_of_table_3_with_and_without_ggqpe():
+    recipe = load_recipe("gmlp_small_imagenet")
+    for encoding, row in ((None, "gmlp"), ("ggqpe", "gmlp_ggqpe")):
+        with torch.device("meta"):
+            model = build_model(dataclasses.replace(recipe, encoding=encoding), 1000, 3)
+        count = sum(p.numel() for p in model.parameters()) / 1e6
+        assert count == pytest.approx(POSMLP["components_table3"][row]["params"], abs=0.05)
+        assert {type(one) for one in stages(model)[0].encodings} == {MIXING[encoding or "sgu"]}
+
+
+@pytest.mark.parametrize("encoding", MIXING)
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_small_gated_mlp_trains_with_every_mixing_encoding(tmp_path, name, encoding):
+    recipe = dataclasses.replace(load_recipe(name).quick(), encoding=encoding)
+    run = train(recipe, tmp_path / "run", progress=False)
+    assert run.finished and run.recipe() == recipe
+    model = run.model(checkpoint="last")
+    parts = stages(model)
+    assert {type(one) for part in parts for one in part.encodings} == {MIXING[encoding]}
+    groups = GROUPS[name] if encoding in ("glrpe", "ggqpe") else [1] * len(GROUPS[name])
+    assert [part.encodings[0].groups for part in parts] == groups
+    with run.metrics_file.open() as file:
+        losses = [float(row[key]) for row in csv.DictReader(file) for key in ("train_loss", "val_loss")]
+    assert len(losses) == 4 and all(map(math.isfinite, losses))
+    torch.manual_seed(recipe.seed)
+    untrained = build_model(recipe, 10, 1)
+    assert untrained.state_dict().keys() == model.state_dict().keys()
+    assert not [key for key, p in untrained.named_parameters() if torch.equal(p, model.get_parameter(key))]
+    (score,) = evaluate(model, run.data(), [(24, 40)], progress=False)
+    assert score.images == 40 and math.isfinite(score.loss)
 
 
 @pytest.mark.parametrize("name", list_recipes())

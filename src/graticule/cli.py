@@ -136,7 +136,7 @@ class Mixing:
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
     layers: list[int] = dataclasses.field(default_factory=list)
-    """layers, the first being 1 (default: six at even distances)"""
+    """layers, the first being 1 (default: all, six of them drawn)"""
     groups: list[int] = dataclasses.field(default_factory=list)
     """groups of channels, the first being 1 (default: eight at even distances)"""
     query: str | None = None
@@ -268,12 +268,12 @@ def _options(kind: Any, prefix: str = "--") -> list[str]:
     return found
 
 
-def _sizes(given: Sequence[str]) -> list[tuple[int, int]]:
+def _sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, int]]:
     sizes = []
     for text in given:
         sides = text.lower().split("x")
         if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
-            raise ValueError(f"`sizes` must be sides in pixels or HEIGHTxWIDTH, as 224 or 320x224, got {text!r}.")
+            raise ValueError(f"`{name}` must be sides in pixels or HEIGHTxWIDTH, as 224 or 320x224, got {text!r}.")
         sizes.append((int(sides[0]), int(sides[-1])))
     return sizes
 
@@ -411,7 +411,8 @@ def _evaluate(arguments: list[str]) -> int:
     for label, (run, data, model, sizes) in zip(_labels(runs), models, strict=True):
         scores = evaluate(model, data, sizes, device=_device(options.device))
         trained = run.recipe().img_size
-        reference = next((score.top1 for score in scores if score.size == trained), None)
+        same = (score.top1 for score in scores if score.size == trained and not options.windows)
+        reference = next(same, None)
         if reference is None and run.finished:  # measured in training, on the same images
             reference = run.result()[f"{options.checkpoint}_top1"]
         for score in scores:
@@ -431,10 +432,13 @@ def _evaluate(arguments: list[str]) -> int:
                     f"{score.memory / 1e6:.2f}",
                 ]
             )
-            records.append({"run": str(run.folder), **dataclasses.asdict(score)})
+            windows = {"windows": options.windows} if options.windows else {}
+            records.append({"run": str(run.folder), **windows, **dataclasses.asdict(score)})
         curves[label] = {score.size: [score.top1] for score in scores}
     _print_table(("run", "size", "top-1 (%)", "drop", "top-5 (%)", "loss", "images", "images/s", "MB/image"), rows)
     print("* the size that the run was trained at; speed and peak memory are those of the forward pass alone")
+    if options.windows:
+        print(f"with windows of {', '.join(map(str, options.windows))}; drop: against the windows of the training")
     folder = options.output or runs[0].folder
     table = write_json(folder / "evaluation.json", records)
     figure = resolution_plot(curves, trained_at=runs[0].recipe().img_size)
@@ -450,7 +454,7 @@ def _correlations(arguments: list[str]) -> int:
     run = Run.open(options.run)
     recipe = run.recipe()
     model = run.model(checkpoint=_checkpoint(options.checkpoint))
-    size = _sizes([options.img_size])[0] if options.img_size else None
+    size = _sizes([options.img_size], "img_size")[0] if options.img_size else None
     found = position_correlations(model, size)
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
     folder = options.output or run.folder
@@ -496,7 +500,7 @@ def _translation(arguments: list[str]) -> int:
     models = []
     for run in runs:
         data = run.data()
-        size = _sizes([options.img_size])[0] if options.img_size else run.recipe().img_size
+        size = _sizes([options.img_size], "img_size")[0] if options.img_size else run.recipe().img_size
         model = run.model(data, _checkpoint(options.checkpoint))
         check_sizes(model, [size])
         models.append((run, data, model, size))
@@ -542,7 +546,7 @@ def _attention(arguments: list[str]) -> int:
     folder = options.output or runs[0].folder
     for run, label in zip(runs, _labels(runs), strict=True):
         data = run.data()
-        size = _sizes([options.img_size])[0] if options.img_size else run.recipe().img_size
+        size = _sizes([options.img_size], "img_size")[0] if options.img_size else run.recipe().img_size
         model = run.model(data, _checkpoint(options.checkpoint))
         check_sizes(model, [size])
         depth = len(model.position(model.grid))
@@ -588,24 +592,25 @@ def _mixing(arguments: list[str]) -> int:
         raise ValueError(f"`layers` and `groups` must count from 1, got {options.layers} and {options.groups}.")
     layers, groups = ([index - 1 for index in given] or None for given in (options.layers, options.groups))
     query = _query(options.query) if options.query else None
-    size = _sizes([options.img_size])[0] if options.img_size else None
+    size = _sizes([options.img_size], "img_size")[0] if options.img_size else None
     maps = {}
     figures: dict[str, Any] = {}
     for number, (run, label) in enumerate(zip(runs, _labels(runs), strict=True), start=1):
         model = run.model(checkpoint=_checkpoint(options.checkpoint))
         if size:
             check_sizes(model, [size])
-        maps[label] = mixing_maps(model, size)
-        depth, most = len(maps[label]), max(one.groups for one in maps[label])
-        for name, given, count in (("layers", options.layers, depth), ("groups", options.groups, most)):
-            if max(given, default=1) > count:
-                raise ValueError(f"`{name}` must be from 1 to {count} in {run.folder}, got {max(given)}.")
-        drawn = layers or sheet_layers(depth)
+        depth = sum(model.depths) if hasattr(model, "depths") else 0
+        if depth and max(options.layers, default=1) > depth:
+            raise ValueError(f"`layers` must be from 1 to {depth} in {run.folder}, got {max(options.layers)}.")
+        found = maps[label] = mixing_maps(model, size, query, layers)
+        most = max(one.groups for one in found)
+        if max(options.groups, default=1) > most:
+            raise ValueError(f"`groups` must be from 1 to {most} in {run.folder}, got {max(options.groups)}.")
+        drawn = found if layers else [found[index] for index in sheet_layers(len(found))]
         mark = f"-{number}" if len(runs) > 1 else ""
         recipe = run.recipe()
         title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}"
-        around = mixing_maps(model, size, query, drawn)
-        sheet = mixing_sheet(around, groups, options.values, f"Mixing {options.values}, {title}")
+        sheet = mixing_sheet(drawn, groups, options.values, f"Mixing {options.values}, {title}")
         figures[f"mixing{mark}.png"] = sheet
         if any(one.bias is not None for one in maps[label]):
             figures[f"mixing-bias{mark}.png"] = bias_sheet(maps[label], f"Bias, {title}")
@@ -623,7 +628,8 @@ def _mixing(arguments: list[str]) -> int:
             rows.append((str(one.layer + 1), grid, str(one.groups), f"{one.distance():.2f}", shown, counted))
         _print_table(("layer", "tokens", "groups", "distance", "g", "groups in g"), rows)
         written.append(save_mixing(found, folder / (f"mixing-{number}.npz" if len(maps) > 1 else "mixing.npz")))
-    print("distance: of the query's weights, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local")
+    token = "the centre token" if query is None else f"token {options.query}"
+    print(f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local")
     written += [save_figure(figure, folder / name) for name, figure in figures.items()]
     print(f"wrote {', '.join(map(str, written))}")
     return 0

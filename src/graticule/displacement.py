@@ -55,8 +55,18 @@ class Displacements(NamedTuple):
         by Fourier transform: O(C N log N) time and O(C N) memory for O(C N^2) and O(groups N^2). The convolution is
         exact, not cut off; its rounding error is the precision times the kernel's norm, the same for all rows.
         Rows that this would spoil, whose tokens are all far from the kernel's largest displacements so that K
-        all but vanishes on them, are computed pair by pair, a few at a time. Never below float32.
+        all but vanishes on them, are computed pair by pair, a few at a time. Never below float32. There is a backward
+        pass, and none of the backward pass.
+
+        Raises:
+            ValueError: if x does not fit the table.
         """
+        groups = len(self.table)
+        if x.ndim != 3 or x.shape[1] != self.grid.patches or x.shape[2] % groups:
+            raise ValueError(
+                f"`x` must be (B, {self.grid.patches}, C), C a multiple of {groups}, for a table of {groups} groups on "
+                f"{self.grid.height} x {self.grid.width} tokens, got {tuple(x.shape)}."
+            )
         wide = torch.promote_types(x.dtype, torch.float32)
         return _mix(x.to(wide), self.table.to(wide), self.softmax).to(x.dtype)
 
@@ -185,6 +195,8 @@ def _lengths(grid: Grid) -> tuple[int, int]:
 
 def _pieces(x: Tensor) -> list[tuple[slice, slice, slice]]:
     """Cut x: (B, groups, c, H, W) over samples and channels into what fits the workspace once it is padded."""
+    if not x.numel():
+        return []
     few = max(_WORKSPACE // max(4 * x[0, :, 0].numel(), 1), 1)  # maps of every group
     channels = min(few, x.shape[2])
     samples = max(few // max(channels, 1), 1)
@@ -214,7 +226,9 @@ def _correlate(x: Tensor, y: Tensor, grid: Grid) -> Tensor:
     half = (sides[0], sides[1] // 2 + 1)
     spectrum = torch.zeros(x.shape[1], *half, dtype=x.dtype.to_complex(), device=x.device)
     for piece in _pieces(x):
-        spectrum += torch.fft.rfft2(x[piece], s=sides).mul_(torch.fft.rfft2(y[piece], s=sides).conj()).sum((0, 2))
+        # not the lazy conj(), which is lost where this runs within a compiled graph
+        given = torch.conj_physical(torch.fft.rfft2(y[piece], s=sides))
+        spectrum += given.mul_(torch.fft.rfft2(x[piece], s=sides)).sum((0, 2))
     all_shifts = torch.fft.irfft2(spectrum, s=sides).roll((grid.height - 1, grid.width - 1), (1, 2))
     return all_shifts[:, : 2 * grid.height - 1, : 2 * grid.width - 1].contiguous()
 

@@ -1,5 +1,7 @@
 """Every model is captured whole by torch.compile: no graph break, the same numbers."""
 
+import re
+
 import pytest
 import torch
 
@@ -49,14 +51,15 @@ def test_a_distilled_model_in_training_is_one_graph_with_both_logits():
 
 def one_block(name: str, **kwargs) -> tuple[torch.nn.Module, int]:
     """The model `name` with a block, or one a stage, for images of 2 x 2 of its coarsest patches; and that patch."""
-    if name.startswith(("pvt", "swin")):
-        sizes = {"depths": (1, 1, 1, 1)} | ({"sr_ratios": (2, 2, 2, 1)} if name.startswith("pvt") else {})
-        return graticule.create_model(name, img_size=64, num_classes=5, **sizes, **kwargs).eval(), 32
-    if name.startswith("posmlp"):
-        return graticule.create_model(name, img_size=64, depths=(1, 1, 1, 1), num_classes=5, **kwargs).eval(), 32
-    if name.startswith("gmlp"):
-        return graticule.create_model(name, num_blocks=1, img_size=32, num_classes=5, **kwargs).eval(), 16
-    patch = int(name.split("patch")[1].split("_")[0])
+    family = name.split("_")[0]
+    if family in ("pvt", "swin", "posmlp"):
+        stages = 2 if "nano" in name else 4
+        sizes = {"depths": (1,) * stages} | ({"sr_ratios": (2, 2, 2, 1)} if family == "pvt" else {})
+        return graticule.create_model(name, img_size=8 << stages, num_classes=5, **sizes, **kwargs).eval(), 4 << stages
+    if family == "gmlp":
+        patch = 4 if "nano" in name else 16
+        return graticule.create_model(name, num_blocks=1, img_size=2 * patch, num_classes=5, **kwargs).eval(), patch
+    patch = next((int(found[1]) for found in [re.search(r"patch(\d+)", name)] if found), 16)
     return graticule.create_model(name, depth=1, img_size=2 * patch, num_classes=5, **kwargs).eval(), patch
 
 

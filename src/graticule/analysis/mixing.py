@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from graticule.encodings import MixingEncoding, QuadraticMixing
 from graticule.files import write_bytes
 from graticule.grid import Grid
-from graticule.position import MixingPosition, Position, PyramidPosition
+from graticule.position import FoldedPosition, MixingPosition, Position, PyramidPosition
 
 Array = NDArray[np.float64]
 
@@ -103,6 +103,7 @@ def mixing_maps(
             layer's grid.
     """
     whole: Any = getattr(model, "position", None)
+    whole = whole.original if isinstance(whole, FoldedPosition) else whole
     stages = _stages(whole)
     if not stages:
         raise ValueError(f"`model` must mix its tokens by position, as gMLP and PosMLP, got {type(model).__name__}.")

@@ -51,12 +51,13 @@ def mixing_sheet(
             raise ValueError(f"`groups` must be from 0 to {most - 1}, got {group}.")
     each = [list(groups) if groups else _spread(one.groups, 8) for one in maps]
     columns = max(map(len, each))
-    figure = Figure(figsize=(1.5 + 1.35 * max(columns, 3), 0.7 + 1.5 * len(maps)), layout="compressed")
+    tall = sum(0.3 + 1.2 * min(max(one.grid.height / one.grid.width, 0.3), 2.0) for one in maps)
+    figure = Figure(figsize=(1.5 + 1.35 * max(columns, 3), 0.9 + max(tall, 1.5)), layout="compressed")
     panels = figure.subplots(len(maps), columns, squeeze=False)
     for line, one, chosen in zip(panels, maps, each, strict=True):
         images = getattr(one, values)
         shown = images[[group for group in chosen if group < one.groups]]
-        norm, cmap = _scale(shown, one.softmax, values)
+        norm, cmap = _scale(shown if len(shown) else images, one.softmax, values)
         drawn = None
         for index, ax in enumerate(line):
             if index == 0:
@@ -76,6 +77,8 @@ def mixing_sheet(
             bar.ax.tick_params(labelsize=7)
             bar.ax.yaxis.set_major_locator(MaxNLocator(4))
     figure.suptitle(title, fontsize=12)
+    cross = ", cross: learned centre" if any(one.centers is not None for one in maps) else ""
+    figure.supxlabel(f"circle: the query{cross}", fontsize=8)
     return figure
 
 
@@ -148,7 +151,12 @@ def non_locality_plot(maps: Mapping[str, Sequence[MixingMap]], title: str = "") 
     A model without a quadratic encoding has no g, and stands in the second panel alone.
 
     Reference: PosMLP (Wang et al., 2022), Eq. 16 and Figure 8.
+
+    Raises:
+        ValueError: if there is nothing to draw.
     """
+    if not maps:
+        raise ValueError("`maps` must hold at least one model's layers, got none.")
     figure = Figure(figsize=(9.5, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, (label, layers) in enumerate(maps.items()):

@@ -158,10 +158,11 @@ class PosMlp(Pyramid):
         size = self.img_size if img_size is None else img_size
         if windows is not None:
             self.grid_at(to_2tuple(size))  # a mistake is found before anything is changed
-            if len(windows) != len(self.depths) or min(windows) < 1:
+            whole = isinstance(windows, Sequence) and all(isinstance(side, int) and side > 0 for side in windows)
+            if not whole or len(windows) != len(self.depths):
                 raise ValueError(
-                    f"`windows` must be a side of at least 1 for each of the {len(self.depths)} stages, "
-                    f"got {list(windows)}."
+                    f"`windows` must be a side of at least 1 for each of the {len(self.depths)} stages, got "
+                    f"{list(windows) if isinstance(windows, Sequence) else windows}."
                 )
             self.windows = tuple(windows)
             for side, blocks, position in zip(windows, self.blocks, _stages(self.position), strict=True):
@@ -208,13 +209,16 @@ class _WindowBlock(GatedBlock):
         below, right = (-side % step for side, step in zip(grid.shape, window.shape, strict=True))
         if below or right:
             y = F.pad(y, (0, 0, 0, right, 0, below))
-        shift = self.window // 2 if self.shifted else 0
-        if shift:
-            y = y.roll((-shift, -shift), (1, 2))
+        down, across = (  # an axis that one window covers has nothing to gain
+            step // 2 if self.shifted and step < side else 0
+            for side, step in zip(grid.shape, window.shape, strict=True)
+        )
+        if down or across:
+            y = y.roll((-down, -across), (1, 2))
         rows, columns = y.shape[1] // window.height, y.shape[2] // window.width
         y = y.unflatten(2, (columns, -1)).unflatten(1, (rows, -1)).transpose(2, 3)  # (B, rows, columns, h, w, D)
         y = super().forward(y.flatten(3, 4).flatten(0, 2), position)  # (B * windows, h * w, D)
         y = y.unflatten(1, window.shape).unflatten(0, (-1, rows, columns)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        if shift:
-            y = y.roll((shift, shift), (1, 2))
+        if down or across:
+            y = y.roll((down, across), (1, 2))
         return y[:, : grid.height, : grid.width].flatten(1, 2)

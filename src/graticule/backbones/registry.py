@@ -96,7 +96,8 @@ def list_models(pattern: str = "*") -> list[str]:
 def list_arguments(name: str) -> list[str]:
     """List the arguments of the backbone of model `name`, those of position apart."""
     backbone = _backbones[known_name("name", name.removeprefix(PREFIX), _backbones)]
-    return [argument for argument in inspect.signature(backbone).parameters if argument != "position"]
+    hidden = ("position", "norm_layer", "act_layer")  # modules, and so nothing that can be written down
+    return [argument for argument in inspect.signature(backbone).parameters if argument not in hidden]
 
 
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:

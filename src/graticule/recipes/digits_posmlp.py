@@ -2,8 +2,8 @@
 
 Reproduces nothing; it follows PosMLP (Wang et al., 2022), Table 1, rows PosMLP, in small.
 Command: graticule compare digits_posmlp --seeds 0 1 2 3 4 --choices encoding=sgu encoding=lrpe ...
-Cost: COST
-Result: RESULT
+Cost: about 40 seconds a run on one core (2026-11-21).
+Result: see docs/results.md (six gating units, five seeds).
 """
 
 from graticule.data import Augmentation

@@ -72,7 +72,8 @@ def load_checkpoint(model: nn.Module, path: str | Path, *, resize: bool = False)
     Args:
         model: one of our backbones.
         path: a checkpoint.
-        resize: resample our own tables of another (square) grid or window too, where their encoding can be.
+        resize: resample our own tables of another grid or window too, where their encoding can be. A table says
+            how many places it has and not how they lie: what can be a square is taken for one.
 
     Raises:
         FileNotFoundError: if there is no such file.

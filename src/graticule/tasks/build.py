@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from graticule.backbones import create_model, list_arguments
@@ -55,7 +56,8 @@ def build_model(recipe: Recipe, num_classes: int, channels: int) -> Any:
     further = recipe.backbone_arguments()
     for name in further:
         known_name("model_kwargs", name, [argument for argument in known if argument not in given])
-    return create_model(
+    build = partial(
+        create_model,
         recipe.model,
         encoding=recipe.encoding,
         joining=recipe.joining,
@@ -67,3 +69,9 @@ def build_model(recipe: Recipe, num_classes: int, channels: int) -> Any:
         **given,
         **further,
     )
+    if not further:
+        return build()
+    try:
+        return build()
+    except TypeError as error:  # of a value that is of another kind than the backbone asks for
+        raise ValueError(f"`model_kwargs` must be what {recipe.model} takes, got {further}: {error}.") from None

@@ -146,13 +146,17 @@ class Recipe:
             if not (name.isidentifier() and equals and value) or name in found:
                 raise ValueError(f"`model_kwargs` must be different NAME=VALUE, as windows=[28,14,14,7], got {text!r}.")
             try:
-                found[name] = json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
-            except json.JSONDecodeError:
+                found[name] = json.loads({"True": "true", "False": "false"}.get(value, value), parse_constant=_refused)
+            except ValueError:
                 if not value.isidentifier():
                     raise ValueError(
                         f"`model_kwargs` must have JSON or a word behind =, as windows=[28,14,14,7], got {text!r}."
                     ) from None
                 found[name] = value
+            if found[name] is None:
+                raise ValueError(
+                    f"`model_kwargs` must not have null, which is the default: leave it out, got {text!r}."
+                )
         return found
 
     def quick(self) -> Recipe:
@@ -201,3 +205,7 @@ class Recipe:
             if values.get(name) is not None:
                 values[name] = Path(values[name])
         return cls(**values)
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number.")

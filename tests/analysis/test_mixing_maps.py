@@ -1,0 +1,624 @@
+"""What gated MLPs mix: maps are rows of the weights that the layers use, numbers by hand, and what figures hold."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from matplotlib.image import imread
+from torch import nn
+
+import graticule
+from graticule.analysis import (
+    MixingMap,
+    bias_sheet,
+    mixing_maps,
+    mixing_sheet,
+    non_locality_plot,
+    save_figure,
+    save_mixing,
+    sheet_layers,
+)
+from graticule.displacement import Displacements
+from graticule.grid import Grid
+from graticule.position import MixingPosition
+from tiny import draw, images, tiny
+
+ENCODINGS = ["sgu", "lrpe", "lrpe_m", "glrpe", "gqpe", "ggqpe"]
+QUADRATIC = ["gqpe", "ggqpe"]
+#: A grid of 5 x 7, and grids of 6 x 10 and 3 x 5 in windows of 4 x 4 and 3 x 4.
+SIZES = {
+    "gmlp_nano_patch4_28": {"img_size": (20, 28), "embed_dim": 16, "num_blocks": 3, "groups": 4},
+    "posmlp_nano_32": {"img_size": (24, 40), "embed_dim": 16, "depths": (1, 2), "windows": (4, 4), "groups": (2, 4)},
+}
+GMLP, POSMLP = SIZES
+names = pytest.mark.parametrize("name", SIZES, ids=["gmlp", "posmlp"])
+every = pytest.mark.parametrize("encoding", ENCODINGS)
+
+
+def gated(name=GMLP, encoding="ggqpe", **kwargs):
+    """A small gated MLP in float64, every parameter drawn."""
+    return draw(graticule.create_model(name, encoding=encoding, **{**SIZES[name], **kwargs})).double().eval()
+
+
+def stages(model):
+    """What mixes, a stage each."""
+    return [module for module in model.position.modules() if isinstance(module, MixingPosition)]
+
+
+def full_weights(model, img_size=None):
+    """The whole matrix of every layer, (groups, N, N), as the forward pass is given it."""
+    given = [one.mixing for one in model.position(model.grid_at(img_size or model.img_size))]
+    return [(one.matrix() if isinstance(one, Displacements) else one).detach() for one in given]
+
+
+def one_map(weights, query=(0, 0), **kwargs):
+    """A map made by hand from weights (groups, H, W)."""
+    weights = np.asarray(weights, float)
+    held = {"layer": 0, "stage": 0, "softmax": False, "bias": None, "centers": None, "matrices": None} | kwargs
+    return MixingMap(grid=Grid(*weights.shape[1:]), query=query, **{"logits": weights, "weights": weights, **held})
+
+
+# What is read from a model
+
+
+@names
+@every
+def test_a_map_is_the_row_of_its_query_in_the_weights_of_the_layer(name, encoding):
+    model = gated(name, encoding)
+    for row, column in ((0, 0), (2, 1), (1, 3)):
+        maps = mixing_maps(model, query=(row, column))
+        assert len(maps) == 3
+        for one, weights in zip(maps, full_weights(model), strict=True):
+            assert one.query == (row, column) and one.weights.shape == (one.groups, *one.grid.shape)
+            expected = weights[:, row * one.grid.width + column].unflatten(-1, one.grid.shape)
+            np.testing.assert_allclose(one.weights, expected.numpy(), rtol=0, atol=1e-14)
+
+
+@names
+def test_what_was_mixed_is_the_sum_of_the_tokens_by_the_map(name):
+    model, seen = gated(name), []
+    unit = model.block(0, 0).mlp_channels.gate
+    unit.register_forward_hook(lambda module, given, out: seen.append((given[0], out)))
+    model(images(*model.img_size, dtype=torch.float64)[:, :1])
+    (one,) = mixing_maps(model, query=(1, 3), layers=[0])
+    (x, out), at = seen[0], one.grid.width + 3
+    u, v = x.chunk(2, -1)
+    v = v.unflatten(-1, (one.groups, -1))  # (B, N, groups, C / groups)
+    mixed = torch.einsum("gn,bngc->bgc", torch.from_numpy(one.weights).flatten(1), v).flatten(1)
+    expected = u[:, at] * (mixed + one.bias[1, 3])
+    torch.testing.assert_close(out[:, at], expected, rtol=0, atol=1e-12)
+
+
+@names
+def test_layers_are_counted_through_all_stages_and_windows_are_the_grid_that_is_mixed(name):
+    maps = mixing_maps(gated(name))
+    assert [one.layer for one in maps] == [0, 1, 2]
+    grids, at, groups = {
+        GMLP: ([(5, 7)] * 3, [0, 0, 0], [4, 4, 4]),
+        POSMLP: ([(4, 4), (3, 4), (3, 4)], [0, 1, 1], [2, 4, 4]),
+    }[name]
+    assert [one.grid.shape for one in maps] == grids
+    assert [one.stage for one in maps] == at and [one.groups for one in maps] == groups
+
+
+@names
+@pytest.mark.parametrize("encoding", QUADRATIC)
+def test_logits_behind_a_softmax_give_the_weights(name, encoding):
+    for one in mixing_maps(gated(name, encoding), query=(1, 2)):
+        assert one.softmax
+        powers = np.exp(one.logits)
+        np.testing.assert_allclose(one.weights, powers / powers.sum((1, 2), keepdims=True), rtol=1e-12)
+        np.testing.assert_allclose(one.weights.sum((1, 2)), 1, rtol=1e-12)
+
+
+@names
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name not in QUADRATIC])
+def test_without_a_softmax_logits_are_the_weights_and_there_is_no_matrix(name, encoding):
+    for one in mixing_maps(gated(name, encoding)):
+        assert not one.softmax and one.centers is None and one.matrices is None
+        np.testing.assert_array_equal(one.logits, one.weights)
+
+
+def test_logits_are_the_quadratic_form_around_the_centre_seen_from_the_query():
+    model = gated()
+    (one,) = mixing_maps(model, query=(1, 2), layers=[1])
+    encoding = stages(model)[0].encodings[1]
+    np.testing.assert_array_equal(one.centers, encoding.center.detach().numpy())
+    np.testing.assert_allclose(one.matrices, (encoding.matrix @ encoding.matrix.mT).detach().numpy(), rtol=1e-12)
+    for group in range(4):
+        for row in range(5):
+            for column in range(7):
+                away = np.array([column - 2, row - 1]) - one.centers[group]  # (x, y)
+                expected = -0.5 * away @ one.matrices[group] @ away
+                assert one.logits[group, row, column] == pytest.approx(expected, rel=1e-10, abs=1e-12)
+
+
+def test_the_query_is_the_centre_by_default():
+    assert [one.query for one in mixing_maps(gated())] == [(2, 3)] * 3
+    assert [one.query for one in mixing_maps(gated(POSMLP))] == [(2, 2), (1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("query", [(3, 0), (0, 4), (-1, 0), (0, -1)])
+def test_a_query_outside_is_refused_with_its_stage(query):
+    model = gated(POSMLP)
+    stage, grid = (2, "3 x 4") if query == (3, 0) else (1, "4 x 4")  # the first stage has a fourth row
+    with pytest.raises(ValueError, match=rf"`query`.* inside the {grid} tokens that stage {stage} .*{query[0]}, "):
+        mixing_maps(model, query=query)
+
+
+def test_a_query_that_one_stage_alone_has_is_taken_for_its_layers():
+    model = gated(POSMLP)
+    (one,) = mixing_maps(model, query=(3, 0), layers=[0])
+    assert one.query == (3, 0)
+    with pytest.raises(ValueError, match="stage 2"):
+        mixing_maps(model, query=(3, 0), layers=[0, 1])
+
+
+def test_maps_come_in_the_order_that_was_asked_for():
+    model = gated()
+    every_layer = mixing_maps(model)
+    last, first = mixing_maps(model, layers=[2, 0])
+    assert (last.layer, first.layer) == (2, 0)
+    np.testing.assert_array_equal(last.weights, every_layer[2].weights)
+    np.testing.assert_array_equal(first.weights, every_layer[0].weights)
+
+
+@names
+@every
+def test_bias_maps_are_the_parameters_laid_out(name, encoding):
+    model = gated(name, encoding)
+    biases = [bias.detach().numpy() for stage in stages(model) for bias in stage.biases]
+    for one, bias in zip(mixing_maps(model), biases, strict=True):
+        np.testing.assert_array_equal(one.bias, bias.reshape(one.grid.shape))
+
+
+@names
+def test_without_a_bias_there_is_no_map_of_it(name):
+    assert [one.bias for one in mixing_maps(gated(name, token_mixing={"bias": False}))] == [None] * 3
+
+
+@names
+@every
+def test_another_image_size_shows_what_is_mixed_there(name, encoding):
+    model, size = gated(name, encoding), {GMLP: (32, 24), POSMLP: (16, 32)}[name]
+    maps = mixing_maps(model, size)
+    grids = {GMLP: [(8, 6)] * 3, POSMLP: [(4, 4), (2, 4), (2, 4)]}[name]
+    assert [one.grid.shape for one in maps] == grids
+    for one, weights, given in zip(maps, full_weights(model, size), model.position(model.grid_at(size)), strict=True):
+        np.testing.assert_allclose(
+            one.weights.reshape(one.groups, -1), weights[:, one.grid.center].numpy(), rtol=0, atol=1e-14
+        )
+        np.testing.assert_array_equal(one.bias.ravel(), given.gate.detach().numpy())
+
+
+@names
+def test_reading_leaves_the_model_as_it_is(name):
+    model = gated(name, "glrpe").train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    maps = mixing_maps(model, (40, 40))
+    for one in maps:
+        for values in (one.weights, one.logits, one.bias):
+            values[:] = 7.0  # a copy
+    assert model.training and model.img_size == SIZES[name]["img_size"]
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@every
+def test_folding_a_model_changes_nothing_that_is_seen(encoding):
+    model = gated(encoding=encoding)
+    before = mixing_maps(model, query=(1, 2))
+    for one, other in zip(before, mixing_maps(graticule.fold(model), query=(1, 2)), strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)
+        np.testing.assert_array_equal(one.bias, other.bias)
+
+
+@names
+def test_an_absolute_encoding_beside_it_is_no_part_of_what_is_mixed(name):
+    alone, beside = gated(name), gated(name, "learnable+ggqpe")
+    missing = beside.load_state_dict(
+        {key: value for key, value in alone.state_dict().items() if "position" not in key}, strict=False
+    )
+    assert any("pos_embed" in key or "table" in key for key in missing.missing_keys)
+    for ours, theirs in zip(stages(alone), stages(beside), strict=True):
+        theirs.load_state_dict(ours.state_dict())
+    for one, other in zip(mixing_maps(alone), mixing_maps(beside), strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_maps_are_in_double_precision_whatever_the_model_is_in(dtype):
+    model = gated().to(dtype)
+    for one in mixing_maps(model):
+        assert {values.dtype for values in (one.weights, one.logits, one.bias, one.matrices)} == {np.dtype(float)}
+        np.testing.assert_allclose(one.weights.sum((1, 2)), 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: mixing_maps(gated(), layers=[3]), "`layers` must be from 0 to 2, got 3"),
+        (lambda: mixing_maps(gated(), layers=[0, -1]), "got -1"),
+        (lambda: mixing_maps(gated(), (20, 30)), "`img_size`"),
+        (lambda: mixing_maps(tiny("learnable")), "`model` must mix its tokens by position.*VisionTransformer"),
+        (lambda: mixing_maps(graticule.create_model("pvt_tiny")), "PyramidVisionTransformer"),
+        (lambda: mixing_maps(nn.Linear(2, 2)), "Linear"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+# The numbers
+
+
+def test_the_distance_is_that_of_the_hand():
+    assert one_map([[[0.25, 0.5, 0.25]]], (0, 1)).distance() == pytest.approx(0.5)
+    assert one_map([[[0.25, 0.5, 0.25]]], (0, 0)).distance() == pytest.approx(1.0)
+    uniform = one_map(np.full((1, 2, 3), 1 / 6), (0, 0))
+    assert uniform.distance() == pytest.approx((0 + 1 + 2 + 1 + math.sqrt(2) + math.sqrt(5)) / 6)
+
+
+def test_the_distance_goes_by_absolute_weights_whatever_their_sum_and_is_a_mean_over_groups():
+    both = one_map([[[-3.0, 0.0, 1.0]], [[0.0, 10.0, 0.0]]], (0, 1))
+    assert one_map([[[-3.0, 0.0, 1.0]]], (0, 0)).distance() == pytest.approx(2 * 1 / 4)
+    assert both.distance() == pytest.approx((1.0 + 0.0) / 2)
+    assert one_map(np.zeros((2, 3, 4)), (1, 1)).distance() == 0
+
+
+def non_locality(*matrices):
+    return one_map(np.zeros((len(matrices), 1, 1)), matrices=np.asarray(matrices, float)).non_locality()
+
+
+def test_non_locality_is_that_of_the_hand():
+    assert non_locality([[4.0, 0.0], [0.0, 1.0]]) == (pytest.approx(2.0), 1)
+    assert non_locality([[2.0, 1.0], [1.0, 2.0]]) == (pytest.approx(math.sqrt(3 * 1)), 1)  # eigenvalues 3 and 1
+    # a mean over groups of roots, not a root of a mean
+    assert non_locality([[4.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, 0.5]]) == (pytest.approx(1.25), 2)
+
+
+def test_flat_groups_are_left_out_and_counted():
+    flat, negative, round_one = [[1.0, 0.0], [0.0, 9e-4]], [[-4.0, 0.0], [0.0, -1.0]], [[9.0, 0.0], [0.0, 9.0]]
+    assert non_locality(flat, round_one, negative) == (pytest.approx(9.0), 1)
+    assert non_locality([[1.0, 0.0], [0.0, 2e-3]]) == (pytest.approx(math.sqrt(2e-3)), 1)
+    value, kept = non_locality(flat, negative)
+    assert math.isnan(value) and kept == 0
+
+
+def test_without_a_quadratic_form_there_is_no_non_locality():
+    value, kept = one_map(np.ones((3, 2, 2))).non_locality()
+    assert math.isnan(value) and kept == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "learned", "expected"),
+    [
+        ("alpha", [0.5, 2.0], (0.5 + 2.0) / 2),
+        # what is not symmetric in it says nothing in a quadratic form: [[2, 1], [1, 2]] and [[1, 0], [0, 4]] are left
+        ("gamma", [[[2.0, 3.0], [-1.0, 2.0]], [[1.0, 5.0], [-5.0, 4.0]]], (math.sqrt(3) + 2) / 2),
+        # the root of det(Gamma Gamma^T) is |det Gamma|
+        ("gamma_gamma_t", [[[1.0, 2.0], [0.0, 3.0]], [[0.0, 2.0], [1.0, 5.0]]], (3 + 2) / 2),
+    ],
+)
+def test_non_locality_is_of_the_matrix_that_stands_in_the_quadratic_form(form, learned, expected):
+    model = gated(groups=2, num_blocks=1, token_mixing={"form": form})
+    stages(model)[0].encodings[0].matrix.data = torch.tensor(learned, dtype=torch.float64)
+    (one,) = mixing_maps(model)
+    assert one.non_locality() == (pytest.approx(expected), 2)
+
+
+def test_a_wider_quadratic_form_looks_further_and_has_a_smaller_g():
+    model = gated(groups=2, num_blocks=2, token_mixing={"form": "alpha", "shift": False})
+    for encoding, alpha in zip(stages(model)[0].encodings, (4.0, 0.05), strict=True):
+        encoding.matrix.data.fill_(alpha)
+        encoding.center.data.zero_()
+    narrow, wide = mixing_maps(model)
+    assert (narrow.non_locality()[0], wide.non_locality()[0]) == (pytest.approx(4.0), pytest.approx(0.05))
+    assert narrow.distance() < 0.6 < 1.5 < wide.distance()
+
+
+# The file
+
+
+def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
+    maps = mixing_maps(gated(POSMLP), layers=[0, 2])
+    path = save_mixing(maps, tmp_path / "new" / "mixing.npz")
+    parts = ("weights", "logits", "bias", "centers", "matrices")
+    with np.load(path, allow_pickle=False) as arrays:
+        assert set(arrays) == {f"layer{layer}_{part}" for layer in (1, 3) for part in parts}
+        for one in maps:
+            for part in parts:
+                np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_{part}"], getattr(one, part))
+        shapes = {part: arrays[f"layer3_{part}"].shape for part in parts}
+    assert shapes == {
+        "weights": (4, 3, 4),
+        "logits": (4, 3, 4),
+        "bias": (3, 4),
+        "centers": (4, 2),
+        "matrices": (4, 2, 2),
+    }
+
+
+def test_what_a_layer_does_not_have_is_not_saved(tmp_path):
+    maps = mixing_maps(gated(encoding="glrpe", token_mixing={"bias": False}), layers=[1])
+    with np.load(save_mixing(maps, tmp_path / "mixing.npz"), allow_pickle=False) as arrays:
+        assert set(arrays) == {"layer2_weights", "layer2_logits"}
+
+
+# The sheet of weights
+
+
+def drawn(figure):
+    figure.draw_without_rendering()  # a layout that does not fit warns here
+    return figure
+
+
+def panels(figure, rows, columns):
+    """The panels of a sheet, a list a row, and the axes of its colour bars."""
+    axes = figure.axes
+    return [axes[row * columns : (row + 1) * columns] for row in range(rows)], axes[rows * columns :]
+
+
+def test_a_sheet_has_a_row_a_layer_and_a_column_a_group():
+    maps = mixing_maps(gated(), layers=[0, 2])
+    lines, bars = panels(drawn(mixing_sheet(maps, title="a model")), 2, 4)
+    for line, one in zip(lines, maps, strict=True):
+        for group, ax in enumerate(line):
+            np.testing.assert_array_equal(ax.images[0].get_array(), one.weights[group])
+            assert ax.get_title() == f"group {group + 1} of 4"
+        assert [ax.get_ylabel() for ax in line] == [f"layer {one.layer + 1}\n5 × 7", "", "", ""]
+    assert [bar.get_ylabel() for bar in bars] == ["weight", "weight"]
+
+
+def test_a_sheet_has_the_title_that_it_was_given():
+    assert mixing_sheet(mixing_maps(gated()), title="posmlp, ggqpe").get_suptitle() == "posmlp, ggqpe"
+
+
+@pytest.mark.parametrize("encoding", ["ggqpe", "glrpe"])
+def test_a_row_has_one_colour_scale_and_rows_have_their_own(encoding):
+    maps = mixing_maps(gated(encoding=encoding))
+    lines, bars = panels(mixing_sheet(maps), 3, 4)
+    for line, bar, one in zip(lines, bars, maps, strict=True):
+        high = np.abs(one.weights).max()
+        (limits,) = {ax.images[0].get_clim() for ax in line}
+        assert limits == (pytest.approx(0 if one.softmax else -high), pytest.approx(high))
+        assert bar.get_ylim() == limits and line[-1].images[0].colorbar.extend == "neither"
+    assert len({line[0].images[0].get_clim() for line in lines}) == 3
+
+
+def test_weights_that_may_be_negative_have_a_two_sided_colour_map_with_zero_in_the_middle():
+    shown = {}
+    for encoding in ("ggqpe", "glrpe"):
+        image = mixing_sheet(mixing_maps(gated(encoding=encoding))).axes[0].images[0]
+        shown[encoding] = image.cmap(np.array([0.0, 0.5, 1.0]))[:, :3]
+    low, middle, high = shown["glrpe"]
+    assert middle.min() > 0.9 and low.mean() < 0.6 and high.mean() < 0.6
+    brightness = shown["ggqpe"].mean(1)
+    assert brightness[0] < brightness[1] < brightness[2]
+
+
+def test_logits_behind_a_softmax_show_the_six_nearest_the_largest():
+    maps = mixing_maps(gated())
+    figure = drawn(mixing_sheet(maps, values="logits"))
+    lines, bars = panels(figure, 3, 4)
+    for line, bar, one in zip(lines, bars, maps, strict=True):
+        image = line[1].images[0]
+        np.testing.assert_array_equal(image.get_array(), one.logits[1])
+        assert image.get_clim() == pytest.approx((one.logits.max() - 6, one.logits.max()))
+        assert line[-1].images[0].colorbar.extend == "min" and bar.get_ylabel() == "logit"
+    assert math.exp(-6) < 1 / 400
+
+
+def test_logits_that_are_the_weights_are_drawn_as_those():
+    maps = mixing_maps(gated(encoding="glrpe"))
+    weights, logits = (mixing_sheet(maps, values=values).axes[3].images[0] for values in ("weights", "logits"))
+    assert weights.get_clim() == logits.get_clim() and logits.colorbar.extend == "neither"
+
+
+def marks(ax, kind):
+    """Where markers of a kind are, (x, y), once each."""
+    return {tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == kind}
+
+
+def test_the_query_is_a_circle_and_the_centre_a_cross_where_it_is_inside():
+    model = gated(num_blocks=1)
+    centers = torch.tensor([[0.0, 0.0], [2.25, -1.5], [5.5, 0.0], [0.0, -1.51]], dtype=torch.float64)
+    stages(model)[0].encodings[0].center.data = centers  # (x, y)
+    maps = mixing_maps(model, query=(1, 2))
+    ((line,), _) = panels(drawn(mixing_sheet(maps)), 1, 4)
+    assert [marks(ax, "o") for ax in line] == [{(2.0, 1.0)}] * 4  # x, y of row 1 and column 2
+    # 5 rows and 7 columns: x = 7.5 is beyond the last column and y = -0.51 above the first row
+    assert [marks(ax, "+") for ax in line] == [{(2.0, 1.0)}, {(4.25, -0.5)}, set(), set()]
+    assert {to_hex(mark.get_markeredgecolor()) for mark in line[0].lines} >= {"#ffffff", "#000000"}
+    extent = [(ax.get_xlim(), ax.get_ylim()) for ax in line]
+    assert extent == [((-0.5, 6.5), (4.5, -0.5))] * 4  # the marks move no border
+
+
+def test_tables_have_a_circle_and_no_cross():
+    ax = mixing_sheet(mixing_maps(gated(encoding="glrpe"))).axes[0]
+    assert marks(ax, "o") == {(3.0, 2.0)} and marks(ax, "+") == set()
+
+
+def test_groups_are_chosen_and_in_the_order_of_the_choice():
+    maps = mixing_maps(gated())
+    lines, _ = panels(mixing_sheet(maps, groups=[3, 1]), 3, 2)
+    assert [[ax.get_title() for ax in line] for line in lines] == [["group 4 of 4", "group 2 of 4"]] * 3
+    np.testing.assert_array_equal(lines[2][0].images[0].get_array(), maps[2].weights[3])
+    (limits,) = {ax.images[0].get_clim() for ax in lines[0]}
+    assert limits[1] == maps[0].weights[[1, 3]].max()  # of what is drawn
+
+
+def test_eight_groups_at_even_distances_are_drawn_by_default():
+    maps = [one_map(np.random.default_rng(0).normal(size=(groups, 2, 3)), layer=groups) for groups in (29, 8)]
+    lines, _ = panels(mixing_sheet(maps), 2, 8)
+    titles = [[ax.get_title() for ax in line] for line in lines]
+    assert titles[0] == [f"group {1 + 4 * step} of 29" for step in range(8)]
+    assert titles[1] == [f"group {group + 1} of 8" for group in range(8)]
+
+
+@pytest.mark.parametrize("groups", [None, [1, 3]])
+def test_a_layer_that_has_fewer_groups_leaves_panels_empty(groups):
+    maps = mixing_maps(gated(POSMLP))  # 2, 4 and 4 groups
+    columns = 4 if groups is None else 2
+    lines, bars = panels(drawn(mixing_sheet(maps, groups)), 3, columns)
+    there = [[bool(ax.images) for ax in line] for line in lines]
+    assert there == [[True] * (columns // 2) + [False] * (columns // 2), [True] * columns, [True] * columns]
+    assert [[ax.axison for ax in line] for line in lines] == there
+    assert lines[0][0].get_ylabel() == "layer 1\n4 × 4" and lines[1][0].get_ylabel() == "layer 2\n3 × 4"
+    assert len(bars) == 3
+
+
+def test_equal_weights_and_zeros_have_a_scale_too():
+    maps = [one_map(np.zeros((2, 3, 4))), one_map(np.full((2, 3, 4), 1 / 12), softmax=True, layer=1)]
+    lines, _ = panels(drawn(mixing_sheet(maps)), 2, 2)
+    assert [line[0].images[0].get_clim() for line in lines] == [(-1.0, 1.0), (0.0, pytest.approx(1 / 12))]
+
+
+@pytest.mark.parametrize(
+    ("depth", "layers"), [(1, [0]), (3, [0, 1, 2]), (6, [0, 1, 2, 3, 4, 5]), (11, [0, 2, 4, 6, 8, 10])]
+)
+def test_a_sheet_has_six_layers_at_even_distances_or_all(depth, layers):
+    assert sheet_layers(depth) == layers
+
+
+def test_the_layers_of_a_deep_model_are_from_the_first_to_the_last():
+    assert sheet_layers(24) == [0, 5, 9, 14, 18, 23]
+
+
+def assert_texts_lie_apart(figure):
+    texts = [t for ax in figure.axes for t in (ax.title, ax.xaxis.label, ax.yaxis.label) if ax.axison]
+    boxes = [t.get_window_extent() for t in [*texts, *figure.texts] if t.get_text()]
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+
+
+@pytest.mark.parametrize("groups", [None, [0]])
+def test_no_text_of_a_sheet_lies_over_another(groups):
+    maps = mixing_maps(graticule.create_model("posmlp_nano_32"))
+    assert_texts_lie_apart(drawn(mixing_sheet(maps, groups, title="Mixing weights, posmlp_nano_32, its own encoding")))
+
+
+# The sheet of biases
+
+
+def test_the_biases_are_a_panel_a_layer_on_one_scale():
+    maps = mixing_maps(gated(POSMLP))
+    figure = drawn(bias_sheet(maps, "a model"))
+    (line,), (bar,) = panels(figure, 1, 3)
+    for ax, one in zip(line, maps, strict=True):
+        np.testing.assert_array_equal(ax.images[0].get_array(), one.bias)
+        height, width = one.grid.shape
+        assert ax.get_title() == f"layer {one.layer + 1}"
+        assert ax.get_xlabel() == f"{height} × {width}, mean {one.bias.mean():.2f}"
+    (limits,) = {ax.images[0].get_clim() for ax in line}
+    assert limits == (min(one.bias.min() for one in maps), max(one.bias.max() for one in maps))
+    assert bar.get_ylabel() == "bias b" and bar.get_ylim() == limits
+    assert figure.get_suptitle() == "a model"
+
+
+def test_more_than_six_biases_go_on_in_another_row_and_layers_without_are_left_out():
+    maps = [one_map(np.ones((1, 2, 3)), layer=n, bias=None if n == 2 else np.full((2, 3), float(n))) for n in range(9)]
+    lines, bars = panels(drawn(bias_sheet(maps)), 2, 6)
+    titles = [ax.get_title() for line in lines for ax in line]
+    assert titles == [f"layer {n}" for n in (1, 2, 4, 5, 6, 7, 8, 9)] + [""] * 4
+    assert [ax.axison for ax in lines[1]] == [True, True, False, False, False, False]
+    assert len(bars) == 1 and lines[0][0].images[0].get_clim() == (0.0, 8.0)
+
+
+def test_biases_that_are_all_one_can_be_drawn():
+    maps = mixing_maps(graticule.create_model(GMLP, **SIZES[GMLP]))
+    ax = drawn(bias_sheet(maps)).axes[0]
+    assert (ax.images[0].get_array() == 1).all() and ax.get_xlabel().endswith("mean 1.00")
+    low, high = ax.images[0].get_clim()
+    assert low == 1 < high
+
+
+def test_no_text_of_a_sheet_of_biases_lies_over_another():
+    assert_texts_lie_apart(drawn(bias_sheet(mixing_maps(graticule.create_model("posmlp_nano_32")), "Bias, nano")))
+
+
+# The plot of non-locality
+
+
+def test_a_line_a_model_has_g_and_the_distance_of_every_layer():
+    maps = {"gqpe": mixing_maps(gated(encoding="gqpe")), "ggqpe": mixing_maps(gated(POSMLP))}
+    figure = drawn(non_locality_plot(maps, "two models"))
+    left, right = figure.axes
+    for index, layers in enumerate(maps.values()):
+        assert list(left.lines[index].get_xdata()) == list(right.lines[index].get_xdata()) == [1, 2, 3]
+        np.testing.assert_array_equal(left.lines[index].get_ydata(), [one.non_locality()[0] for one in layers])
+        np.testing.assert_array_equal(right.lines[index].get_ydata(), [one.distance() for one in layers])
+    assert "g" in left.get_title() and "distance" in right.get_title()
+    assert left.get_xlabel() == right.get_xlabel() == "layer"
+    assert "1 / patches²" in left.get_ylabel() and "patches" in right.get_ylabel()
+    assert left.get_ylim()[0] == right.get_ylim()[0] == 0
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["gqpe", "ggqpe"]
+    assert figure.get_suptitle() == "two models" and not left.texts
+
+
+def test_a_model_without_a_quadratic_encoding_stands_in_the_second_panel_alone():
+    maps = {"glrpe": mixing_maps(gated(encoding="glrpe")), "ggqpe": mixing_maps(gated())}
+    left, right = drawn(non_locality_plot(maps)).axes
+    assert [line.get_label() for line in left.lines] == ["ggqpe"]
+    assert [line.get_label() for line in right.lines] == ["glrpe", "ggqpe"]
+    assert left.lines[0].get_color() == right.lines[1].get_color()  # a model looks alike in both
+    left, right = drawn(non_locality_plot({"glrpe": maps["glrpe"]})).axes
+    assert not left.lines and [text.get_text() for text in left.texts] == ["no quadratic encoding"]
+    assert len(right.lines) == 1
+
+
+def test_lines_of_several_models_differ_in_grey_as_in_colour():
+    layers = [one_map(np.ones((1, 2, 3)), layer=n) for n in range(2)]
+    right = non_locality_plot({str(n): layers for n in range(7)}).axes[1]
+    assert len({(line.get_marker(), line.get_linestyle()) for line in right.lines}) == 7
+    assert len({to_hex(line.get_color()) for line in right.lines}) == 7
+
+
+# Files and mistakes
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda maps: mixing_sheet(maps, title="weights"),
+        lambda maps: mixing_sheet(maps, values="logits", title="logits"),
+        lambda maps: bias_sheet(maps, "bias"),
+        lambda maps: non_locality_plot({"ggqpe": maps}, "non-locality"),
+    ],
+    ids=["weights", "logits", "bias", "non-locality"],
+)
+def test_a_saved_picture_is_not_blank(tmp_path, figure):
+    pixels = imread(save_figure(figure(mixing_maps(gated(POSMLP))), tmp_path / "picture.png"))[..., :3]
+    assert min(pixels.shape[:2]) >= 300
+    dark = (pixels.min(-1) < 0.9).mean()
+    assert 0.01 < dark < 0.9
+    assert len(np.unique((pixels * 255).astype(np.uint8).reshape(-1, 3), axis=0)) > 50
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda maps: mixing_sheet([]), "`maps` must hold one layer at least"),
+        (lambda maps: mixing_sheet(maps, values="logit"), "`values` must be weights or logits, got 'logit'"),
+        (lambda maps: mixing_sheet(maps, groups=[4]), "`groups` must be from 0 to 3, got 4"),
+        (lambda maps: mixing_sheet(maps, groups=[0, -1]), "got -1"),
+        (lambda maps: bias_sheet([]), "`maps` must have a bias"),
+        (lambda maps: bias_sheet([one_map(np.ones((1, 2, 3)))]), "token_mixing.bias is off"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call(mixing_maps(gated(POSMLP)))
+
+
+def test_a_folded_pyramid_is_read_as_it_was():
+    model = graticule.create_model("posmlp_nano_32").eval()
+    expected = mixing_maps(model)
+    for one, folded in zip(expected, mixing_maps(graticule.fold(model)), strict=True):
+        np.testing.assert_array_equal(one.weights, folded.weights)
+
+
+def test_a_plot_of_no_model_is_refused():
+    with pytest.raises(ValueError, match="at least one model"):
+        non_locality_plot({})

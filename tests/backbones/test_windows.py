@@ -1,0 +1,471 @@
+"""Windows of a trained PosMLP: changed in place, by a checkpoint of others, folded or not."""
+
+import copy
+
+import pytest
+import torch
+
+import graticule
+from graticule import Grid, fold, load_checkpoint, unfold
+from graticule.encodings.mixing import resize_pairs
+from graticule.grid import resize_map
+from graticule.position import FoldedPosition, MixingPosition
+from tiny import count, draw
+
+SIZES = {
+    "img_size": 64,  # grids of 16, 8, 4 and 2 patches a side
+    "embed_dim": 16,
+    "depths": (2, 1, 2, 1),
+    "windows": (4, 4, 4, 2),
+    "groups": (2, 4, 4, 8),
+    "num_classes": 5,
+}
+MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
+RESAMPLED = ["sgu", "lrpe", "glrpe", "lrpe_m", "learnable+lrpe", "ggqpe"]  # the last has the bias of a place
+NO_BIAS = {"token_mixing": {"bias": False}}
+LARGER, SMALLER, UNTILED = (8, 8, 4, 2), (2, 4, 2, 1), (6, 3, 3, 2)
+changes = pytest.mark.parametrize("windows", [LARGER, SMALLER, UNTILED], ids=["larger", "smaller", "untiled"])
+
+
+def posmlp(encoding="ggqpe", **kwargs):
+    """A small PosMLP in float64 and evaluation mode, all its parameters drawn."""
+    return draw(graticule.create_model("posmlp_tiny_224", encoding=encoding, **SIZES | kwargs)).double().eval()
+
+
+def image(*size):
+    """Images of 64 pixels, or of (height, width)."""
+    return torch.randn(2, 3, *(size or (64, 64)), dtype=torch.float64)
+
+
+def state_of(model):
+    """A copy of the state dict."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def mixing_of(model):
+    """The mixing position of every stage."""
+    return [part for part in model.position.modules() if isinstance(part, MixingPosition)]
+
+
+def assert_same_state(model, state):
+    found = model.state_dict()
+    assert found.keys() == state.keys()
+    assert [name for name, value in state.items() if not torch.equal(found[name], value)] == []
+
+
+def assert_windows(model, windows, grids=(16, 8, 4, 2)):
+    """The model, its blocks and its positions agree on the windows."""
+    assert model.windows == tuple(windows)
+    for stage, (side, grid, part) in enumerate(zip(windows, grids, mixing_of(model), strict=True)):
+        assert {block.window for block in model.blocks[stage]} == {side}
+        assert part.window == side
+        assert part.grid == Grid(min(side, grid), min(side, grid))
+        assert {encoding.grid for encoding in part.encodings} == {part.grid}
+
+
+# Functions of displacement
+
+
+@changes
+@pytest.mark.parametrize("encoding", ["gqpe", "ggqpe"])
+@pytest.mark.parametrize("shift", [False, True])
+def test_a_quadratic_model_with_other_windows_is_the_one_built_with_them(windows, encoding, shift):
+    model = posmlp(encoding, shift=shift, **NO_BIAS)
+    state = state_of(model)
+    other = posmlp(encoding, shift=shift, windows=windows, **NO_BIAS)
+    other.load_state_dict(state, strict=True)
+    model.set_input_size(windows=windows)
+    assert_windows(model, windows)
+    assert_same_state(model, state)
+    for size in ((64, 64), (32, 96)):
+        x = image(*size)
+        torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["alpha", "gamma", "gamma_gamma_t"])
+def test_a_quadratic_model_loses_nothing_on_the_way_there_and_back(form):
+    model, x = posmlp(token_mixing={"bias": False, "form": form}), image()
+    before, state = model(x), state_of(model)
+    model.set_input_size(windows=LARGER)
+    assert not torch.allclose(model(x), before)
+    model.set_input_size((32, 96), windows=SMALLER)
+    model.set_input_size(64, windows=SIZES["windows"])
+    assert_same_state(model, state)
+    assert torch.equal(model(x), before)
+
+
+def test_image_size_and_windows_change_together():
+    model, other = posmlp(**NO_BIAS), posmlp(img_size=(96, 64), windows=(6, 4, 3, 2), **NO_BIAS)
+    other.load_state_dict(model.state_dict(), strict=True)
+    model.set_input_size((96, 64), windows=(6, 4, 3, 2))
+    assert model.img_size == (96, 64) and model.grid == Grid(24, 16)
+    assert mixing_of(model)[3].grid == Grid(2, 2)
+    x = image(96, 64)
+    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
+
+
+def test_what_is_left_out_stays():
+    model = posmlp()
+    model.set_input_size(windows=LARGER)
+    assert model.img_size == (64, 64) and model.windows == LARGER
+    model.set_input_size(96)
+    assert model.img_size == (96, 96) and model.windows == LARGER
+    assert_windows(model, LARGER, (24, 12, 6, 3))
+    x, state = image(96, 96), state_of(model)
+    before = model(x)
+    model.set_input_size()
+    assert model.img_size == (96, 96) and model.windows == LARGER
+    assert_same_state(model, state)
+    assert torch.equal(model(x), before)
+
+
+def test_windows_of_the_same_sides_change_nothing():
+    model, x = posmlp("lrpe_m"), image()
+    before, state = model(x), state_of(model)
+    model.set_input_size(windows=list(SIZES["windows"]))
+    assert_same_state(model, state)
+    assert torch.equal(model(x), before)
+
+
+def test_after_a_change_tokens_mix_within_their_new_window_and_no_further():
+    model = posmlp(**NO_BIAS)
+    model.set_input_size(windows=LARGER)
+    moved = reached(model, 0, 0, place=(0, 0))
+    assert moved[:8, :8].all() and moved.count_nonzero() == 64
+
+
+# Shifted windows
+
+
+def reached(model, stage, index, place):
+    """Which tokens of a 16 x 16 grid of the first stage a change of the token at `place` reaches, (16, 16)."""
+    block, grid, (row, column) = model.block(stage, index), model.grid, place
+    tokens = model.embed(stage, torch.randn(1, 3, 64, 64, dtype=torch.float64))
+    changed = tokens.clone()
+    changed[:, row * 16 + column] += torch.randn(16, dtype=torch.float64)
+    given = model.position(grid)[index]
+    return (block(changed, given, grid) - block(tokens, given, grid)).abs().sum(-1).view(16, 16)
+
+
+@pytest.mark.parametrize("window", [2, 4, 8])
+def test_shifted_windows_are_shifted_by_half_the_new_side(window):
+    """The second block's windows begin at half a side and roll over the edge."""
+    model = posmlp(shift=True, **NO_BIAS)
+    model.set_input_size(windows=(window, 4, 4, 2))
+    half = window // 2
+    inside = reached(model, 0, 1, (half, half))
+    assert inside[half : half + window, half : half + window].all() and inside.count_nonzero() == window**2
+    edge = reached(model, 0, 1, (0, 0)).roll((half, half), (0, 1))
+    assert edge[:window, :window].all() and edge.count_nonzero() == window**2
+    unshifted = reached(model, 0, 0, (half, half))
+    assert unshifted[:window, :window].all() and unshifted.count_nonzero() == window**2
+
+
+@pytest.mark.parametrize("encoding", MIXING)
+def test_shifted_windows_follow_with_every_encoding(encoding):
+    model = posmlp(encoding, shift=True)
+    model.set_input_size(windows=LARGER)
+    other = posmlp(encoding, shift=True, windows=LARGER)
+    other.load_state_dict(model.state_dict(), strict=True)
+    x = image()
+    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
+
+
+# Tables, matrices and biases
+
+
+@pytest.mark.parametrize("encoding", RESAMPLED)
+@changes
+def test_what_depends_on_the_window_is_resampled_as_from_a_checkpoint_of_other_windows(encoding, windows, tmp_path):
+    """Both ways: from the windows that it was trained with to others, and back to them."""
+    model, x = posmlp(encoding), image()
+    for given in (windows, SIZES["windows"]):
+        torch.save(model.state_dict(), tmp_path / "model.pth")
+        loaded = load_checkpoint(posmlp(encoding, windows=given), tmp_path / "model.pth", resize=True)
+        model.set_input_size(windows=given)
+        assert_same_state(loaded, model.state_dict())
+        assert torch.equal(loaded(x), model(x))
+
+
+@pytest.mark.parametrize("encoding", MIXING)
+@changes
+def test_a_resampled_model_is_a_model_of_those_windows(encoding, windows):
+    model, other, x = posmlp(encoding), posmlp(encoding, windows=windows), image()
+    model.set_input_size(windows=windows)
+    assert_windows(model, windows)
+    shapes = [{name: value.shape for name, value in made.state_dict().items()} for made in (model, other)]
+    assert shapes[0] == shapes[1]
+    other.load_state_dict(model.state_dict(), strict=True)
+    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
+
+
+def test_tables_matrices_and_biases_are_resampled_as_maps():
+    model = posmlp("lrpe_m")
+    before = state_of(model)
+    model.set_input_size(windows=LARGER)
+    found, own, new = model.state_dict(), Grid(4, 4), Grid(8, 8)
+    for stage, layer in ((0, 0), (0, 1), (1, 0)):
+        name = f"position.stages.{stage}.encodings.{layer}"
+        table = before[f"{name}.second.relative_position_table"].unflatten(1, (7, 7))
+        assert torch.equal(found[f"{name}.second.relative_position_table"], resize_map(table, (15, 15)).flatten(1))
+        matrix = before[f"{name}.first.weight"]
+        resized = found[f"{name}.first.weight"]
+        assert torch.equal(resized, resize_pairs(matrix, own, new))
+        bias = f"position.stages.{stage}.biases.{layer}"
+        assert torch.equal(found[bias], resize_map(before[bias].view(1, 4, 4), (8, 8)).flatten())
+    unchanged = [name for name in before if not name.startswith(("position.stages.0", "position.stages.1"))]
+    assert [name for name in unchanged if not torch.equal(found[name], before[name])] == []
+
+
+def test_a_matrix_whose_rows_take_one_in_all_does_so_in_a_window_larger_than_trained():
+    model = posmlp("sgu", **NO_BIAS)
+    with torch.no_grad():
+        for part in mixing_of(model):
+            for encoding in part.encodings:
+                encoding.weight.fill_(1 / part.grid.patches)
+    model.set_input_size(128, windows=(16, 16, 8, 4))
+    for part, side in zip(mixing_of(model), (16, 16, 8, 4), strict=True):
+        for encoding in part.encodings:
+            ones = torch.ones(side * side, dtype=torch.float64)
+            torch.testing.assert_close(encoding.weight.sum(1), ones, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m"])
+def test_a_table_of_equal_numbers_stays_one_in_windows_larger_than_trained(encoding):
+    model = posmlp(encoding)
+    with torch.no_grad():
+        for part in mixing_of(model):
+            for parameter in part.parameters():
+                parameter.fill_(0.25)
+    model.set_input_size(128, windows=(8, 8, 8, 4))
+    for part, (old, new) in zip(mixing_of(model), ((4, 8), (4, 8), (4, 8), (2, 4)), strict=True):
+        for name, parameter in part.named_parameters():
+            dense = name.endswith("weight")  # which is scaled so that a row keeps its sum
+            expected = torch.full_like(parameter, 0.25 * (old / new) ** 2 if dense else 0.25)
+            torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", MIXING)
+def test_windows_larger_than_trained_train_every_parameter(encoding):
+    model = posmlp(encoding).train()
+    model.set_input_size(128, windows=(8, 8, 8, 4))
+    model(image(128, 128)).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+def test_what_is_not_trained_stays_so():
+    model = posmlp("lrpe_m")
+    for part in mixing_of(model)[:2]:
+        part.requires_grad_(False)
+    model.set_input_size(windows=UNTILED)
+    learned = [{p.requires_grad for p in part.parameters()} for part in mixing_of(model)]
+    assert learned == [{False}, {False}, {True}, {True}]
+
+
+# Windows larger than the grid
+
+
+@pytest.mark.parametrize("encoding", MIXING)
+def test_windows_larger_than_the_grid_shrink_to_it(encoding):
+    model, other, x = posmlp(encoding), posmlp(encoding, windows=(16, 8, 4, 2)), image()
+    model.set_input_size(windows=(100, 9, 14, 7))
+    assert_windows(model, (100, 9, 14, 7))
+    other.load_state_dict(model.state_dict(), strict=True)
+    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
+
+
+def test_windows_larger_than_the_grid_have_its_shape_if_it_is_no_square():
+    model = posmlp("lrpe")
+    model.set_input_size((64, 96), windows=(20, 20, 5, 5))
+    assert [part.grid for part in mixing_of(model)] == [Grid(16, 20), Grid(8, 12), Grid(4, 5), Grid(2, 3)]
+    table = mixing_of(model)[1].encodings[0].relative_position_table
+    assert table.shape == (1, 15 * 23)
+    assert model(image(64, 96)).shape == (2, 5)
+
+
+def test_a_window_that_was_larger_than_the_grid_grows_with_it():
+    model = posmlp(windows=(4, 4, 4, 7), **NO_BIAS)
+    assert mixing_of(model)[3].grid == Grid(2, 2)
+    model.set_input_size(256)
+    assert mixing_of(model)[3].grid == Grid(7, 7)
+    other = posmlp(windows=(4, 4, 4, 7), img_size=256, **NO_BIAS)
+    other.load_state_dict(model.state_dict(), strict=True)
+    x = image(256, 256)
+    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
+
+
+# Checkpoints of other windows
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [
+        ("sgu", r"encodings.0.weight is \(64, 64\) where the model has \(16, 16\)"),
+        ("lrpe", r"encodings.0.relative_position_table is \(1, 225\) where the model has \(1, 49\)"),
+        ("glrpe", r"encodings.0.relative_position_table is \(2, 225\) where the model has \(2, 49\)"),
+        ("lrpe_m", r"encodings.0.first.weight is \(64, 64\) where the model has \(16, 16\)"),
+        ("ggqpe", r"biases.0 is \(64,\) where the model has \(16,\)"),
+    ],
+)
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_checkpoint_of_other_windows_is_refused_with_the_offer_to_resample_it(encoding, said, folded, tmp_path):
+    path, x = tmp_path / "model.pth", image()
+    torch.save(posmlp(encoding, windows=LARGER).state_dict(), path)
+    model = posmlp(encoding)
+    model = fold(model) if folded else model
+    before, state = model(x), state_of(model)
+    with pytest.raises(ValueError, match=said) as error:
+        load_checkpoint(model, path)
+    assert "model.pth does not fit PosMlp" in str(error.value)
+    assert "load_checkpoint(..., resize=True)" in str(error.value)
+    assert_same_state(model, state)
+    assert torch.equal(model(x), before)
+    load_checkpoint(model, path, resize=True)
+    other = posmlp(encoding, windows=LARGER)
+    load_checkpoint(other, path)
+    other.set_input_size(windows=SIZES["windows"])
+    assert_same_state(model, other.state_dict())
+    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
+
+
+def test_what_no_resampling_mends_is_refused_without_the_offer(tmp_path):
+    path = tmp_path / "model.pth"
+    torch.save(posmlp(windows=LARGER, num_classes=7).state_dict(), path)
+    model = posmlp()
+    state = state_of(model)
+    for resize in (False, True):
+        with pytest.raises(ValueError, match="it has 7 classes where the model has 5") as error:
+            load_checkpoint(model, path, resize=resize)
+        assert "resize=True" not in str(error.value)
+        assert_same_state(model, state)
+
+
+def test_a_quadratic_checkpoint_of_other_windows_without_a_bias_fits_as_it_is(tmp_path):
+    source = posmlp(windows=LARGER, **NO_BIAS)
+    torch.save(source.state_dict(), tmp_path / "model.pth")
+    model = load_checkpoint(posmlp(**NO_BIAS), tmp_path / "model.pth")
+    assert_same_state(model, source.state_dict())
+
+
+def test_a_checkpoint_of_its_own_windows_is_the_same_with_resize(tmp_path):
+    source, x = posmlp("lrpe_m"), image()
+    torch.save(source.state_dict(), tmp_path / "model.pth")
+    assert torch.equal(load_checkpoint(posmlp("lrpe_m"), tmp_path / "model.pth", resize=True)(x), source(x))
+
+
+# Folded models
+
+
+@pytest.mark.parametrize("encoding", [*MIXING, "learnable+ggqpe"])
+@pytest.mark.parametrize("product", ["matrix", "displacement"])
+def test_a_folded_model_changes_windows_as_an_unfolded_one_does(encoding, product):
+    model, x = posmlp(encoding, token_mixing={"product": product}), image(64, 96)
+    twin = fold(copy.deepcopy(model))
+    for made in (model, twin):
+        made.set_input_size((64, 96), windows=LARGER)
+    assert isinstance(twin.position, FoldedPosition)
+    assert_same_state(twin, model.state_dict())
+    torch.testing.assert_close(twin(x), model(x), rtol=0, atol=1e-12)
+    unfold(twin)
+    assert twin.windows == LARGER
+    assert torch.equal(twin(x), model(x))
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("img_size", "windows", "said"),
+    [
+        (None, (4, 4, 4), r"`windows` must be a side of at least 1 for each of the 4 stages, got \[4, 4, 4\]"),
+        (None, (4, 4, 4, 2, 2), r"`windows` must be .* got \[4, 4, 4, 2, 2\]"),
+        (None, (), r"`windows` must be .* got \[\]"),
+        (None, (8, 0, 4, 2), r"`windows` must be .* got \[8, 0, 4, 2\]"),
+        (None, (8, 8, 8, -1), r"`windows` must be .* got \[8, 8, 8, -1\]"),
+        (96, (8, 8, 8), "`windows` must be"),
+        (80, (8, 8, 8, 4), "`img_size` must be a positive multiple .* the nearest sizes are 64 and 96"),
+        ((64, 80), (8, 8, 8, 4), "`img_size` must be a positive multiple .* got width 80"),
+        (0, (8, 8, 8, 4), "`img_size` must be a positive multiple"),
+        (80, None, "`img_size` must be a positive multiple"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["lrpe_m", "learnable+ggqpe"])
+@pytest.mark.parametrize("folded", [False, True])
+def test_what_cannot_be_is_refused_before_anything_is_changed(encoding, folded, img_size, windows, said):
+    model, x = posmlp(encoding), image()
+    model = fold(model) if folded else model
+    before, state = model(x), state_of(model)
+    with pytest.raises(ValueError, match=said):
+        model.set_input_size(img_size, windows)
+    assert model.img_size == (64, 64) and model.grid == Grid(16, 16)
+    assert_windows(model, SIZES["windows"])
+    assert_same_state(model, state)
+    assert torch.equal(model(x), before)
+
+
+# An absolute encoding beside
+
+
+@pytest.mark.parametrize("absolute", ["learnable", "sinusoidal_2d"])
+def test_an_absolute_encoding_stands_before_the_first_stage_alone(absolute):
+    """PosMLP, Table 7."""
+    model = posmlp(f"{absolute}+ggqpe")
+    given = model.position(model.grid)
+    assert given[0].pre.shape == (256, 16)
+    assert [layer.pre for layer in given[1:]] == [None] * 5
+    assert all(layer.mixing is not None for layer in given)
+
+
+def test_a_learnable_absolute_encoding_has_a_parameter_a_patch_and_channel_of_the_first_stage():
+    assert count(posmlp("learnable+ggqpe")) - count(posmlp()) == 16 * 16 * 16
+    with torch.device("meta"):
+        plain, more = (graticule.create_model("posmlp_tiny_224", encoding=e) for e in ("ggqpe", "learnable+ggqpe"))
+    assert count(more) - count(plain) == 56 * 56 * 96
+
+
+def test_an_absolute_encoding_is_added_to_the_tokens_of_the_first_stage():
+    model, plain, x = posmlp("learnable+ggqpe"), posmlp(), image()
+    table = model.position.stages[0].parts[0].encodings[0].pos_embed
+    state = {name.replace("stages.0.parts.1.", "stages.0."): value for name, value in model.state_dict().items()}
+    del state["position.stages.0.parts.0.encodings.0.pos_embed"]
+    plain.load_state_dict(state, strict=True)
+    assert not torch.allclose(model(x), plain(x))
+    embed = plain.embed
+    plain.embed = lambda stage, x: embed(stage, x) + (table[0] if stage == 0 else 0)
+    torch.testing.assert_close(model(x), plain(x), rtol=0, atol=1e-12)
+
+
+def test_an_absolute_encoding_does_not_depend_on_the_windows_and_follows_the_image():
+    model = posmlp("learnable+ggqpe", **NO_BIAS)
+    state = state_of(model)
+    model.set_input_size(windows=LARGER)
+    assert_same_state(model, state)
+    name = "position.stages.0.parts.0.encodings.0.pos_embed"
+    model.set_input_size((64, 96), windows=SMALLER)
+    table = Grid(16, 16).resize(state[name][0], Grid(16, 24))
+    torch.testing.assert_close(model.state_dict()[name][0], table, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_an_axis_that_one_window_covers_is_not_shifted():
+    kwargs = {"encoding": "gqpe", "shift": True, "img_size": (16, 32), "windows": (4, 4)}
+    model = graticule.create_model("posmlp_nano_32", **kwargs, token_mixing={"bias": False}).double().eval()
+    for parameter in model.position.parameters():  # narrow Gaussians: near is what is next to a token
+        parameter.copy_(torch.eye(2) * 3) if parameter.ndim == 3 else parameter.zero_()
+    block, given = model.block(0, 1), model.position(model.grid)[1]
+    x = torch.randn(1, 32, 32, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, 0] += torch.randn(32)  # the token at (0, 0) of 4 x 8, one window high and two wide
+    moved = (block(changed, given, model.grid) - block(x, given, model.grid)).norm(dim=-1).view(4, 8)
+    assert moved[3, 0] < 1e-9 * moved[1, 0]
+    assert moved[0, 7] > 1e-3 * moved[0, 1]  # the other axis rolls over its edges
+
+
+@pytest.mark.parametrize("windows", [(4.5, 4), 7, ("a", 2)])
+def test_windows_that_are_no_whole_numbers_leave_the_model_as_it_was(windows):
+    model = graticule.create_model("posmlp_nano_32", encoding="lrpe").eval()
+    before = model.windows
+    with pytest.raises(ValueError, match="`windows` must be a side"):
+        model.set_input_size(windows=windows)
+    assert model.windows == before
+    assert model(torch.zeros(1, 1, 32, 32)).shape == (1, 10)
