@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from torch import Tensor
+
 from graticule.encodings import (
     AbsoluteEncoding,
     ConvolutionalProjection,
     DenseMixing,
     Learnable,
     LearnableMixing,
+    MergedTable,
     MixingEncoding,
     MixingSum,
     NormalizedBias,
@@ -147,9 +150,11 @@ def build_position(
     peg: PegOptions | Mapping[str, Any] | None = None,
     shaw_clip: int | None = None,
     interpolation: Interpolation = "bicubic",
+    table_std: float = 0.02,
     token_mixing: MixingOptions | Mapping[str, Any] | None = None,
     window: int | None = None,
     absolute: bool = True,
+    merge: Callable[[Grid], Tensor] | None = None,
 ) -> Position:
     """Build the position of a backbone from names.
 
@@ -167,9 +172,11 @@ def build_position(
         peg: form and places of a conditional encoding, as `PegOptions` or a mapping of its fields.
         shaw_clip: K of Shaw's encoding, in patches; 8 by default, as CPVT has it.
         token_mixing: form of a mixing encoding, as `MixingOptions` or a mapping of its fields.
+        table_std: standard deviation with which a learnable table starts.
         window: side of the windows within which a mixing encoding mixes tokens; the whole grid if None.
         absolute: whether an absolute encoding that is asked for is built; a pyramid may have it in its first stage
-            only.
+            only, and in all where every layer has a table of its own.
+        merge: makes the table of a stage from that of the stage before, where layers are told it again.
         interpolation: how a learnable table is resampled for another grid, 'bicubic' or 'bilinear'.
 
     Raises:
@@ -215,11 +222,14 @@ def build_position(
     parts: list[Position] = []
     for name in names:
         if name in ABSOLUTE:
-            if not absolute:
+            if merge is not None and joining not in ("default", "unshared"):
+                build: Callable[[], AbsoluteEncoding] = partial(MergedTable, grid, dim, merge)
+            elif not absolute and joining != "unshared":
                 continue
-            build = partial(ABSOLUTE[name], grid, dim)
-            if name == "learnable":
-                build = partial(build, interpolation=interpolation)
+            else:
+                build = partial(ABSOLUTE[name], grid, dim)
+                if name == "learnable":
+                    build = partial(build, std=table_std, interpolation=interpolation)
             joined = _joining(joining, dim, depth, joined_layers, decomposition)
             if name != "learnable" and isinstance(joined, Unshared):
                 raise ValueError(
@@ -236,10 +246,10 @@ def build_position(
             if not tables and joining != "default":
                 raise ValueError(f"`joining` must be 'default' with encoding 'shaw', got {joining!r}.")
             clip = 8 if shaw_clip is None else shaw_clip
-            build_bias = partial(ShawBias, grid, num_heads, dim // max(num_heads, 1), clip)
-            parts.append(BiasPosition(_every(build_bias, depth, joined_layers), depth))
+            build_bias = partial(ShawBias, grid.window(window), num_heads, dim // max(num_heads, 1), clip)
+            parts.append(BiasPosition(_every(build_bias, depth, joined_layers), depth, window))
         elif name in RELATIVE:
-            parts.append(_relative(grid, depth, num_heads, "default" if tables else joining, joined_layers))
+            parts.append(_relative(grid, depth, num_heads, "default" if tables else joining, joined_layers, window))
     if not parts:
         return NoPosition(depth)
     return parts[0] if len(parts) == 1 else CombinedPosition(parts)
@@ -254,14 +264,16 @@ def _joining(name: str, dim: int, depth: int, layers: int | None, decomposition:
     return JOININGS[name](depth, layers)
 
 
-def _relative(grid: Grid, depth: int, num_heads: int, joining: str, layers: int | None) -> BiasPosition:
+def _relative(
+    grid: Grid, depth: int, num_heads: int, joining: str, layers: int | None, window: int | None
+) -> BiasPosition:
     if joining not in ("default", "lape"):
         raise ValueError(
             f"`joining` must be 'default' or 'lape' with the encoding 'relative_bias', which every layer has of its "
             f"own, got {joining!r}."
         )
-    biases = _every(partial(RelativeBias, grid, num_heads), depth, layers)
-    return BiasPosition((NormalizedBias(b) if joining == "lape" else b for b in biases), depth)
+    biases = _every(partial(RelativeBias, grid.window(window), num_heads), depth, layers)
+    return BiasPosition((NormalizedBias(b) if joining == "lape" else b for b in biases), depth, window)
 
 
 def _every(build: Callable[[], Any], depth: int, layers: int | None) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ class Grid:
         height: H, in patches.
         width: W, in patches.
         prefix: tokens without a place that stand before the patches.
+        finer: the grid of the stage before, in a pyramid; two grids are equal whatever it is.
 
     Example:
         >>> Grid(2, 3, prefix=1).tokens
@@ -32,6 +33,7 @@ class Grid:
     height: int
     width: int
     prefix: int = 0
+    finer: Grid | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of_image(cls, image: tuple[int, int], patch: tuple[int, int], prefix: int = 0) -> Grid:
@@ -72,20 +74,29 @@ class Grid:
         """Flattened index, among the patches, of the one at (H // 2, W // 2)."""
         return (self.height // 2) * self.width + self.width // 2
 
-    def pyramid(self, stages: int, prefix: int = 0) -> list[Grid]:
+    def pyramid(self, stages: int, prefix: int = 0, pad: bool = False) -> list[Grid]:
         """Return this grid and those of half the sides each, `stages` in all; the last has `prefix` prefix tokens.
 
+        Args:
+            stages: how many.
+            prefix: prefix tokens of the last.
+            pad: round half sides up, where an odd side is filled up before it is halved.
+
         Raises:
-            ValueError: if a side cannot be halved that often.
+            ValueError: if a side cannot be halved that often, unless `pad`.
         """
         step = 1 << (stages - 1)
-        if self.height % step or self.width % step:
+        if not pad and (self.height % step or self.width % step):
             raise ValueError(
                 f"`grid` must have sides that are multiples of {step}, to be halved {stages - 1} times, "
                 f"got {self.height} x {self.width}."
             )
-        last = stages - 1
-        return [Grid(self.height >> s, self.width >> s, prefix if s == last else 0) for s in range(stages)]
+        grids = [Grid(self.height, self.width, 0 if stages > 1 else prefix)]
+        for stage in range(1, stages):
+            last = grids[-1]
+            ahead = prefix if stage == stages - 1 else 0
+            grids.append(Grid((last.height + 1) // 2, (last.width + 1) // 2, ahead, finer=last))
+        return grids
 
     def window(self, side: int | None) -> Grid:
         """Return the grid of a window of `side` patches a side, no larger than this grid; this grid if None.

@@ -24,10 +24,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from graticule.backbones import (
+    CeitTransformer,
+    CompactTransformer,
     DistilledVisionTransformer,
     GMlp,
     PyramidVisionTransformer,
     SwinTransformer,
+    T2tVisionTransformer,
     VisionTransformer,
 )
 from graticule.backbones.vit_sizes import checkpoint_filter_fn
@@ -82,7 +85,37 @@ def build_gmlp(kwargs: dict[str, Any]) -> nn.Module:
 
 def build_swin(kwargs: dict[str, Any]) -> nn.Module:
     """Build what timm's Swin builds from the same keyword arguments."""
-    return SwinTransformer(partial(build_position, encoding="none"), **kwargs)
+    return SwinTransformer(partial(build_position, encoding="relative_bias"), **kwargs)
+
+
+def build_compact(kwargs: dict[str, Any], family: str) -> nn.Module:
+    """Build what the code of compact transformers builds from the same keyword arguments."""
+    kinds = {"learnable": "learnable", "sine": "sinusoidal_1d", "none": "none"}
+    position = partial(build_position, encoding=kinds[kwargs.pop("positional_embedding")])
+    named = {
+        "embed_dim": "embedding_dim",
+        "depth": "num_layers",
+        "patch_size": "kernel_size",
+        "conv_layers": "n_conv_layers",
+        "conv_stride": "stride",
+        "conv_padding": "padding",
+    }
+    given = {own: kwargs.pop(theirs) for own, theirs in named.items() if theirs in kwargs}
+    if family == "cct":
+        given["tokenizer"] = "convolutions"
+    return CompactTransformer(position, global_pool="token" if family == "vit_lite" else "seq", **given, **kwargs)
+
+
+def build_t2t(kwargs: dict[str, Any]) -> nn.Module:
+    """Build what T2T-ViT's code builds from the same keyword arguments."""
+    return T2tVisionTransformer(partial(build_position, encoding="sinusoidal_1d"), **kwargs)
+
+
+def build_ceit(kwargs: dict[str, Any]) -> nn.Module:
+    """Build what CeiT's code builds from the same keyword arguments."""
+    if kwargs.pop("hybrid_backbone") != "Image2Tokens()":
+        raise UnknownClassError("of CeiT there is the stem Image2Tokens alone")
+    return CeitTransformer(partial(build_position, encoding="learnable"), **kwargs)
 
 
 class PegAlone(nn.Module):
@@ -109,6 +142,11 @@ BUILDERS: dict[tuple[str, str], Callable[[dict[str, Any]], nn.Module]] = {
     ("Ingrid725/LaPE", "VisionTransformer"): build_lape,
     ("Ingrid725/LaPE", "DistilledVisionTransformer"): partial(build_lape, distilled=True),
     ("whai362/PVT", "PyramidVisionTransformer"): build_pvt,
+    ("SHI-Labs/Compact-Transformers", "ViTLite"): partial(build_compact, family="vit_lite"),
+    ("SHI-Labs/Compact-Transformers", "CVT"): partial(build_compact, family="cvt"),
+    ("SHI-Labs/Compact-Transformers", "CCT"): partial(build_compact, family="cct"),
+    ("yitu-opensource/T2T-ViT", "T2T_ViT"): build_t2t,
+    ("coeusguo/ceit", "CeIT"): build_ceit,
     ("Meituan-AutoML/Twins", "CPVTV2"): partial(build_pvt, peg=True),
     ("Meituan-AutoML/Twins", "PosCNN"): build_peg,
     ("timm", "timm.models.VisionTransformer"): build_timm,

@@ -1,6 +1,18 @@
 """Tokens in, tokens out: one file a family."""
 
-from graticule.backbones import cpvt_sizes, gmlp_sizes, posmlp_sizes, pvt_sizes, swin_sizes, vit_sizes
+from graticule.backbones import (
+    ceit_sizes,
+    compact_sizes,
+    cpvt_sizes,
+    gmlp_sizes,
+    posmlp_sizes,
+    pvt_sizes,
+    swin_sizes,
+    t2t_sizes,
+    vit_sizes,
+)
+from graticule.backbones.ceit import CeitTransformer
+from graticule.backbones.compact import CompactTransformer
 from graticule.backbones.distilled import DistilledVisionTransformer
 from graticule.backbones.gmlp import GMlp
 from graticule.backbones.posmlp import PosMlp
@@ -8,15 +20,21 @@ from graticule.backbones.published import published_state_dict
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.registry import create_model, list_arguments, list_models
 from graticule.backbones.swin import SwinTransformer
+from graticule.backbones.t2t import T2tVisionTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 
 __all__ = [
+    "CeitTransformer",
+    "CompactTransformer",
     "DistilledVisionTransformer",
     "GMlp",
     "PosMlp",
     "PyramidVisionTransformer",
     "SwinTransformer",
+    "T2tVisionTransformer",
     "VisionTransformer",
+    "ceit_sizes",
+    "compact_sizes",
     "cpvt_sizes",
     "create_model",
     "gmlp_sizes",
@@ -26,5 +44,6 @@ __all__ = [
     "published_state_dict",
     "pvt_sizes",
     "swin_sizes",
+    "t2t_sizes",
     "vit_sizes",
 ]

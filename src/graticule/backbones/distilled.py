@@ -48,7 +48,7 @@ class DistilledVisionTransformer(VisionTransformer):
         if global_pool not in (None, "", "token"):
             raise ValueError(f"`global_pool` must be 'token' in a distilled model, got {global_pool!r}.")
         super().reset_classifier(num_classes)
-        weight = self.patch_embed.proj.weight
+        weight = next(self.blocks.parameters())
         self.head_dist = self._classifier().to(weight.device, weight.dtype)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:

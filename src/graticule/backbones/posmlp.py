@@ -61,6 +61,7 @@ class PosMlp(Pyramid):
     needs = frozenset({"mixing"})
     stage_lists = "downsamples|blocks"
     absolute_stages = 1
+    merges = True
 
     def __init__(
         self,

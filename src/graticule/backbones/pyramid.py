@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,6 +52,10 @@ class Pyramid(nn.Module, ABC):
     needs: frozenset[str] = frozenset()
     #: How many stages, from the first, have an absolute encoding if one is asked for; None for all.
     absolute_stages: int | None = None
+    #: Whether odd sides are filled up before they are halved; `embed` then does so.
+    pads: bool = False
+    #: Whether the table of a later stage is that of the stage before, merged as the tokens are.
+    merges: bool = False
     #: The module lists that have an entry for every stage, joined by '|'.
     stage_lists: str
 
@@ -101,6 +106,8 @@ class Pyramid(nn.Module, ABC):
             prefix=prefix,
             windows=windows,
             absolute_stages=self.absolute_stages,
+            merge=[partial(self.merge_table, stage) for stage in range(1, len(depths))] if self.merges else None,
+            pad=self.pads,
         )
         check_fields(self.position(self.grid), self.takes, self.needs, type(self).__name__)
         self.pos_drop = nn.Dropout(pos_drop_rate)
@@ -118,6 +125,10 @@ class Pyramid(nn.Module, ABC):
     @abstractmethod
     def embed(self, stage: int, x: Tensor) -> Tensor:
         """Turn images or the map of the stage before, (B, C, height, width), into tokens (B, N, D), row by row."""
+
+    def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
+        """Make the table of a stage, (N, D), from that of the stage before, of `grid`, as the tokens are made."""
+        return self.embed(stage, grid.to_map(table[None]))[0]
 
     @abstractmethod
     def block(self, stage: int, index: int) -> Any:
@@ -193,8 +204,12 @@ class Pyramid(nn.Module, ABC):
         """Return the first stage's grid of an image of `image` = (height, width), in pixels.
 
         Raises:
-            ValueError: if a side is not a multiple of the coarsest patch.
+            ValueError: if a side is not a multiple of the coarsest patch, or empty where odd sides are filled up.
         """
+        if self.pads:
+            if min(image) < 1:
+                raise ValueError(f"`img_size` must be at least 1 x 1, got {image[0]} x {image[1]}.")
+            return Grid(*(-(-side // patch) for side, patch in zip(image, self.patch_size, strict=True)))
         step = 2 ** (len(self.depths) - 1)
         coarse = Grid.of_image(image, (self.patch_size[0] * step, self.patch_size[1] * step))
         return Grid(coarse.height * step, coarse.width * step)
@@ -204,7 +219,7 @@ class Pyramid(nn.Module, ABC):
         grid = self.grid_at((images.shape[-2], images.shape[-1]))
         positions = iter(self.position(grid))
         x = images
-        for stage, at in enumerate(grid.pyramid(len(self.depths), self.num_prefix_tokens)):
+        for stage, at in enumerate(grid.pyramid(len(self.depths), self.num_prefix_tokens, self.pads)):
             x = self.embed(stage, x)
             if at.prefix:
                 prefix = self._prefix()

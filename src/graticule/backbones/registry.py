@@ -95,9 +95,15 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def list_arguments(name: str) -> list[str]:
     """List the arguments of the backbone of model `name`, those of position apart."""
-    backbone = _backbones[known_name("name", name.removeprefix(PREFIX), _backbones)]
-    hidden = ("position", "norm_layer", "act_layer")  # modules, and so nothing that can be written down
-    return [argument for argument in inspect.signature(backbone).parameters if argument not in hidden]
+    backbone: Any = _backbones[known_name("name", name.removeprefix(PREFIX), _backbones)]
+    found: dict[str, None] = {}
+    for kind in backbone.__mro__:  # what a class hands on to the one below it
+        parameters = inspect.signature(kind.__init__).parameters.values() if "__init__" in vars(kind) else []
+        found |= {parameter.name: None for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+        if parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    hidden = ("self", "position", "embed_layer", "block_layer", "norm_layer", "act_layer")  # nothing to write down
+    return [argument for argument in found if argument not in hidden]
 
 
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:

@@ -1,37 +1,40 @@
-"""Swin Transformer from timm's blocks, as a pyramid that takes PEGs between its blocks."""
+"""Swin Transformer: attention within shifted windows, with any encoding and joining."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from timm.layers import PatchEmbed
-from timm.models.swin_transformer import PatchMerging, SwinTransformerBlock, WindowAttention
+from timm.layers.helpers import to_2tuple
+from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
-from graticule.grid import Grid
-from graticule.joining import LayerPosition
-from graticule.position import PositionBuilder
+from graticule.layers import Block, WindowAttention
+from graticule.position import BiasPosition, FoldedPosition, PositionBuilder
 
 
 class SwinTransformer(Pyramid):
-    """Shifted windows with a relative position bias of their own; what is told beside it acts on the tokens.
+    """Shifted windows; by default ('relative_bias') every block has a bias table for its window, as published.
 
-    With PEG behind the first block of every stage and global average pooling it is Swin + PEG + GAP of CPVT's
-    Table 15. The names of the parameters are timm's; its head's (`head.fc`) is taken by `load_state_dict`.
+    An absolute encoding beside or instead of it is added before the first stage; with a joining that tells it to
+    every layer, a later stage has it through its patch merging (`MergedTable`). With PEG behind the first block of
+    every stage, beside the bias, and global average pooling it is Swin + PEG + GAP of CPVT's Table 15. The names
+    of the parameters are timm's, those of position apart; timm's are taken by `load_state_dict`.
 
-    A window is never larger than the grid that a stage is built for, and a stage of one window does not shift
-    it, at another size neither: that is timm's, and the published weights'.
+    Any image goes in: patches, windows and merged patches that the grid does not fill are filled up with zeros. A
+    window is never larger than the grid that a stage is built for, and a stage of one window does not shift it,
+    at another size neither: that is timm's, and the published weights'; `set_input_size` works it out anew.
 
     Reference: Swin Transformer (Liu et al., 2021); with PEG, CPVT (Chu et al., 2023), appendix B.5.
 
     Args:
-        position: builds the position of a stage, beside the windows' own bias.
-        img_size: pixels, a side or (height, width), multiples of 8 patches.
+        position: builds the position of a stage.
+        img_size: pixels, a side or (height, width).
         patch_size: pixels, of the first stage.
         in_chans: channels of the image.
         num_classes: 0 for no head.
@@ -50,8 +53,11 @@ class SwinTransformer(Pyramid):
         norm_layer: builds a norm from D.
     """
 
-    takes = frozenset({"pre", "before", "after"})
+    takes = frozenset({"pre", "before", "inner", "after", "bias", "rotary"})
     stage_lists = "layers"
+    absolute_stages = 1
+    merges = True
+    pads = True
 
     def __init__(
         self,
@@ -94,53 +100,78 @@ class SwinTransformer(Pyramid):
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
             norm_layer=norm,
+            windows=(window_size,) * len(depths),
         )
+        self.window_size = window_size
         self.patch_embed = PatchEmbed(None, patch_size, in_chans, embed_dim, norm_layer=norm, strict_img_size=False)
         rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
         self.layers = nn.ModuleList()
-        for stage, (dim, at) in enumerate(zip(dims, self.grid.pyramid(len(depths)), strict=True)):
+        for stage, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
             layer: Any = nn.Module()
             layer.downsample = PatchMerging(dims[stage - 1], dim, norm) if stage else nn.Identity()
             layer.blocks = nn.ModuleList(
-                _WindowBlock(
+                Block(
                     dim,
-                    at.shape,
-                    num_heads[stage],
-                    window_size=window_size,
-                    shift_size=window_size // 2 if index % 2 else 0,
-                    dynamic_mask=True,
-                    mlp_ratio=mlp_ratio,
-                    qkv_bias=qkv_bias,
-                    proj_drop=proj_drop_rate,
-                    attn_drop=attn_drop_rate,
+                    heads,
+                    mlp_ratio,
+                    qkv_bias,
+                    proj_drop_rate,
                     drop_path=next(rates),
                     norm_layer=norm,
+                    attn=WindowAttention(
+                        dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate
+                    ),
                 )
-                for index in range(depths[stage])
+                for _ in range(depths[stage])
             )
             self.layers.append(layer)
+        self._set_windows()
         self.init_weights()
+
+    def _set_windows(self) -> None:
+        """Give every attention its window, and every second one of a stage its shift."""
+        for layer, at in zip(self.layers, self.grid.pyramid(len(self.depths), pad=True), strict=True):
+            window = at.window(self.window_size)
+            for index, block in enumerate(cast("Iterable[Any]", layer.blocks)):
+                block.attn.window = window
+                block.attn.shift = (
+                    0 if index % 2 == 0 or at.height <= window.height else self.window_size // 2,
+                    0 if index % 2 == 0 or at.width <= window.width else self.window_size // 2,
+                )
+
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None, window_size: int | None = None) -> None:
+        """Make another image size, or another window, the one that position information is held for.
+
+        Args:
+            img_size: pixels, a side or (height, width); as it is by default.
+            window_size: patches, a side; as it is by default.
+        """
+        size = to_2tuple(self.img_size if img_size is None else img_size)
+        if window_size is not None:
+            self.grid_at(size).window(window_size)  # a mistake is found before anything is changed
+            self.window_size = window_size
+            position = self.position
+            for part in (position.original if isinstance(position, FoldedPosition) else position).modules():
+                if isinstance(part, BiasPosition):
+                    part.window = window_size
+        super().set_input_size(size)
+        self._set_windows()
 
     def embed(self, stage: int, x: Tensor) -> Tensor:
         """Cut images into patches, or merge those of the map of the stage before; tokens (B, N, D)."""
         if stage == 0:
-            return self.patch_embed(x)
+            below, right = (-side % step for side, step in zip(x.shape[-2:], self.patch_size, strict=True))
+            return self.patch_embed(F.pad(x, (0, right, 0, below)) if below or right else x)
         merge: Any = self.layers[stage]
         return merge.downsample(x.permute(0, 2, 3, 1)).flatten(1, 2)
 
     def block(self, stage: int, index: int) -> Any:
         """Return a block of a stage."""
         layer: Any = self.layers[stage]
-        return partial(_on_tokens, layer.blocks[index])
+        return layer.blocks[index]
 
     def _block_name(self, stage: int) -> str:
         return f"layers.{stage}.blocks.{self.depths[stage] - 1}"
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Names of all that says where tokens are, the windows' bias tables included."""
-        tables = {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
-        return super().no_weight_decay() | tables
 
     def own_name(self, published: str) -> str:
         """Return our name of a parameter of timm's."""
@@ -149,35 +180,3 @@ class SwinTransformer(Pyramid):
     def published_name(self, own: str) -> str:
         """Return the name of a parameter in timm."""
         return re.sub(r"^head\.", "head.fc.", own)
-
-
-class _WindowAttention(WindowAttention):
-    """timm's attention within windows, which can also say its weights."""
-
-    def weights(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Compute the attention weights of windows x: (B * windows, M, D), (B * windows, h, M, M)."""
-        q, k, _ = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B * windows, h, M, d)
-        logits = q * self.scale @ k.transpose(-2, -1) + self._get_rel_pos_bias()
-        if mask is not None:  # (windows, M, M)
-            logits = (logits.unflatten(0, (-1, len(mask))) + mask[:, None]).flatten(0, 1)
-        return logits.softmax(-1)
-
-
-class _WindowBlock(SwinTransformerBlock):
-    """timm's block, with an attention that can say its weights."""
-
-    def __init__(self, dim: int, grid: tuple[int, int], num_heads: int, **kwargs: Any) -> None:
-        super().__init__(dim, grid, num_heads, **kwargs)
-        self.attn = _WindowAttention(
-            dim,
-            num_heads,
-            window_size=self.window_size,
-            qkv_bias=kwargs["qkv_bias"],
-            attn_drop=kwargs["attn_drop"],
-            proj_drop=kwargs["proj_drop"],
-        )
-
-
-def _on_tokens(block: nn.Module, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:
-    """Run a block of timm's, which takes a map of channels last, on tokens x: (B, N, D) of `grid`."""
-    return block(x.unflatten(1, grid.shape)).flatten(1, 2)

@@ -36,7 +36,7 @@ def _build(name: str, pretrained: bool = False, **kwargs: Any) -> SwinTransforme
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
-        position=take_position(kwargs, encoding="peg" if peg else "none"),
+        position=take_position(kwargs, encoding="relative_bias+peg" if peg else "relative_bias"),
         **{**_SIZES[size], **kwargs},
     )
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed, trunc_normal_
+from timm.layers import trunc_normal_
 from timm.layers.helpers import to_2tuple
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import global_pool_nlc
@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from graticule.backbones.published import rename_published
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
-from graticule.layers import Block
+from graticule.layers import Attention, Block, Patches
 from graticule.position import PositionBuilder, check_fields
 
-POOLS = ("", "token", "avg", "avgmax", "max")
+POOLS = ("", "token", "avg", "avgmax", "max", "seq")
 #: What an encoding may say to a layer, fields of `LayerPosition`.
 TAKES = frozenset({"pre", "before", "inner", "inputs", "bias", "rotary", "after"})
 
@@ -43,7 +43,7 @@ class VisionTransformer(nn.Module):
         patch_size: pixels, a side or (height, width).
         in_chans: channels of the image.
         num_classes: 0 for no head.
-        global_pool: 'token' (class token), 'avg', 'max', 'avgmax' or '' (none).
+        global_pool: 'token' (class token), 'avg', 'max', 'avgmax', 'seq' (sequence pooling) or '' (none).
         embed_dim: D.
         depth: number of blocks.
         num_heads: h.
@@ -59,6 +59,9 @@ class VisionTransformer(nn.Module):
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         norm_layer: builds a norm from D.
         act_layer: the MLPs' activation.
+        embed_layer: builds what turns images into tokens from image size, patch size, channels and D.
+        block_layer: builds a block.
+        qk_scale: what the attention logits are multiplied by, in the place of d^(-1/2).
     """
 
     prefix_names: tuple[str, ...] = ("cls_token", "reg_token")
@@ -86,6 +89,9 @@ class VisionTransformer(nn.Module):
         drop_path_rate: float = 0.0,
         norm_layer: Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
+        embed_layer: Callable[..., Any] = Patches,
+        block_layer: Callable[..., nn.Module] = Block,
+        qk_scale: float | None = None,
     ) -> None:
         super().__init__()
         _check(global_pool, class_token, depth, num_classes, in_chans, drop_path_rate)
@@ -104,22 +110,21 @@ class VisionTransformer(nn.Module):
         self.reg_token = nn.Parameter(torch.zeros(1, reg_tokens, embed_dim)) if reg_tokens else None
         self._add_prefix_tokens()
         self.num_prefix_tokens = sum(token.shape[1] for token in self._prefix_tokens())
-        self.grid = Grid.of_image(to_2tuple(img_size), to_2tuple(patch_size), self.num_prefix_tokens)
-        patch = to_2tuple(patch_size)
-        self.patch_embed = PatchEmbed(to_2tuple(img_size), patch, in_chans, embed_dim, strict_img_size=False)
+        self.patch_embed = embed_layer(to_2tuple(img_size), to_2tuple(patch_size), in_chans, embed_dim)
+        self.grid = self.grid_at(to_2tuple(img_size))
         self.position = position(self.grid, dim=embed_dim, depth=depth, num_heads=num_heads)
         check_fields(self.position(self.grid), TAKES, (), type(self).__name__)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()  # stochastic depth decay rule
         self.blocks = nn.Sequential(
             *[
-                Block(
+                block_layer(
                     embed_dim,
                     num_heads,
                     mlp_ratio,
                     qkv_bias,
+                    attn=Attention(embed_dim, num_heads, qkv_bias, attn_drop_rate, proj_drop_rate, qk_scale),
                     proj_drop=proj_drop_rate,
-                    attn_drop=attn_drop_rate,
                     drop_path=rate,
                     norm_layer=norm_layer,
                     act_layer=act_layer,
@@ -127,12 +132,13 @@ class VisionTransformer(nn.Module):
                 for rate in rates
             ]
         )
-        reduction = max(self.patch_embed.patch_size)
+        reduction = self.patch_embed.reduction
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction} for i in range(depth)
         ]
         self.norm = nn.Identity() if fc_norm else norm_layer(embed_dim)
         self.fc_norm = norm_layer(embed_dim) if fc_norm else nn.Identity()
+        self.attn_pool = nn.Linear(embed_dim, 1) if global_pool == "seq" else None
         self.head_drop = nn.Dropout(drop_rate)
         self.head = self._classifier()
         self.register_load_state_dict_pre_hook(rename_published)
@@ -196,7 +202,12 @@ class VisionTransformer(nn.Module):
         _check(global_pool, self.has_class_token, len(self.blocks), num_classes, self.in_chans, 0.0)
         self.global_pool = global_pool
         self.num_classes = num_classes
-        weight = self.patch_embed.proj.weight
+        weight = next(self.blocks.parameters())
+        if global_pool == "seq" and self.attn_pool is None:
+            self.attn_pool = nn.Linear(self.embed_dim, 1).to(weight.device, weight.dtype)
+            init_linear(self.attn_pool)
+        if global_pool != "seq":
+            self.attn_pool = None
         self.head = self._classifier().to(weight.device, weight.dtype)
 
     def set_input_size(
@@ -207,8 +218,8 @@ class VisionTransformer(nn.Module):
         """Make another image or patch size the one that position information is held for."""
         image = to_2tuple(self.patch_embed.img_size if img_size is None else img_size)
         patch = to_2tuple(self.patch_embed.patch_size if patch_size is None else patch_size)
-        grid = Grid.of_image(image, patch, self.num_prefix_tokens)
         self.patch_embed.set_input_size(img_size=image, patch_size=patch)
+        grid = self.grid_at(image)
         self.position.set_grid(grid)
         self.grid = grid
 
@@ -223,9 +234,10 @@ class VisionTransformer(nn.Module):
         """Return the grid of an image of `image` = (height, width), in pixels.
 
         Raises:
-            ValueError: if a side is not a multiple of the patch.
+            ValueError: if a side is not a multiple of the patch, or whatever else the tokeniser asks for.
         """
-        return Grid.of_image(image, self.patch_embed.patch_size, self.num_prefix_tokens)
+        height, width = self.patch_embed.grid_shape(image)
+        return Grid(height, width, self.num_prefix_tokens)
 
     def grid_of(self, images: Tensor) -> Grid:
         """Return the grid of images (B, C, height, width)."""
@@ -249,9 +261,9 @@ class VisionTransformer(nn.Module):
             if layer == 0:
                 x = self.pos_drop(x)
             if self.grad_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, position, use_reentrant=False)
+                x = checkpoint(block, x, position, grid, use_reentrant=False)
             else:
-                x = block(x, position)
+                x = block(x, position, grid)
             x = position.leave(x)
             yield x, grid
 
@@ -325,7 +337,11 @@ class VisionTransformer(nn.Module):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool tokens (B, N, D) and classify: (B, num_classes), or (B, D) with `pre_logits`."""
-        x = global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
+        if self.attn_pool is not None:
+            patches = x[:, self.num_prefix_tokens :]
+            x = (self.attn_pool(patches).softmax(1).transpose(1, 2) @ patches).squeeze(1)
+        else:
+            x = global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
         x = self.head_drop(self.fc_norm(x))
         return x if pre_logits else self.head(x)
 

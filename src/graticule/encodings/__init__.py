@@ -4,6 +4,7 @@ from graticule.encodings.absolute import (
     AbsoluteEncoding,
     FixedEncoding,
     Learnable,
+    MergedTable,
     Sinusoidal1d,
     Sinusoidal2d,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "FixedEncoding",
     "Learnable",
     "LearnableMixing",
+    "MergedTable",
     "MixingEncoding",
     "MixingSum",
     "NormalizedBias",

@@ -2,7 +2,25 @@
 
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block
+from graticule.layers.compact_block import CompactBlock
 from graticule.layers.gating import GatedBlock, GatingUnit, mix_tokens
+from graticule.layers.leff import LeffBlock
 from graticule.layers.spatial_reduction import SpatialReductionAttention
+from graticule.layers.tokenizers import ConvolutionalTokenizer, ImageToTokens, Patches, TokensToToken
+from graticule.layers.window_attention import WindowAttention
 
-__all__ = ["Attention", "Block", "GatedBlock", "GatingUnit", "SpatialReductionAttention", "mix_tokens"]
+__all__ = [
+    "Attention",
+    "Block",
+    "CompactBlock",
+    "ConvolutionalTokenizer",
+    "GatedBlock",
+    "GatingUnit",
+    "ImageToTokens",
+    "LeffBlock",
+    "Patches",
+    "SpatialReductionAttention",
+    "TokensToToken",
+    "WindowAttention",
+    "mix_tokens",
+]

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
+from graticule.grid import Grid
 from graticule.joining import LayerPosition, bias_of
 
 
@@ -23,6 +24,7 @@ class Attention(nn.Module):
         qkv_bias: whether the three projections have a bias.
         attn_drop: dropout rate on the attention weights.
         proj_drop: dropout rate on the output.
+        scale: in the place of d^(-1/2).
     """
 
     def __init__(
@@ -32,28 +34,30 @@ class Attention(nn.Module):
         qkv_bias: bool = True,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"`embed_dim` must be a multiple of `num_heads`, got {dim} with {num_heads} heads.")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
+        self.scale = self.head_dim**-0.5 if scale is None else scale
         self.attn_drop = attn_drop
         self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def forward(self, x: Tensor, position: LayerPosition = LayerPosition()) -> Tensor:  # noqa: B008 (a constant)
-        """Mix the tokens x: (B, N, D) into (B, N, D)."""
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
+        """Mix the tokens x: (B, N, D) into (B, N, D); `where`, the grid, is not needed."""
         q, k, v, bias = self._project(x, position)
         dropout = self.attn_drop if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
-    def weights(self, x: Tensor, position: LayerPosition = LayerPosition()) -> Tensor:  # noqa: B008 (a constant)
+    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Compute the attention weights that `forward` never writes down, (B, h, N, N), rows summing to 1."""
         q, k, _, bias = self._project(x, position)
-        logits = q * self.head_dim**-0.5 @ k.transpose(-2, -1)
+        logits = q * self.scale @ k.transpose(-2, -1)
         return (logits if bias is None else logits + bias).softmax(-1)
 
     def _project(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -71,4 +75,6 @@ class Attention(nn.Module):
             q, k = (apply_rot_embed_cat(t, position.rotary).type_as(v) for t in (q, k))
         if position.bias is None:
             return q, k, v, None
-        return q, k, v, bias_of(position.bias, q * self.head_dim**-0.5).to(q.dtype)
+        bias = bias_of(position.bias, q * self.scale).to(q.dtype)
+        # with an axis for the samples the fused kernel takes it; without, PyTorch falls back on one half as fast
+        return q, k, v, bias[None] if bias.ndim == 3 else bias

@@ -32,6 +32,7 @@ class Block(nn.Module):
         norm_layer: builds a norm from D.
         act_layer: the MLP's activation.
         attn: the attention; `Attention` by default.
+        mlp: what stands in the place of the MLP.
     """
 
     def __init__(
@@ -46,13 +47,14 @@ class Block(nn.Module):
         norm_layer: Callable[[int], nn.Module] = nn.LayerNorm,
         act_layer: type[nn.Module] = nn.GELU,
         attn: nn.Module | None = None,
+        mlp: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.norm1 = norm_layer(dim)
         self.attn = attn or Attention(dim, num_heads, qkv_bias, attn_drop, proj_drop)
         self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
         self.norm2 = norm_layer(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
+        self.mlp = mlp or Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008

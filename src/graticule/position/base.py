@@ -42,8 +42,8 @@ class PositionBuilder(Protocol):
     def __call__(self, grid: Grid, *, dim: int, depth: int, num_heads: int, **within: Any) -> Position:
         """Build for tokens of `dim` channels on `grid`, `depth` layers of `num_heads` heads or groups.
 
-        `within` is what a family says of the place: `window`, the side of its windows, if it has some, and
-        `absolute=False` for stages that have no absolute encoding.
+        `within` is what a family says of the place: `window`, the side of its windows, if it has some;
+        `absolute=False` for stages that have no absolute encoding; `merge`, which makes the table of a later stage.
         """
 
 

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from graticule.encodings import NormalizedBias, RelativeBias, ShawBias
-from graticule.grid import Grid
+from graticule.grid import Grid, resize_map
 from graticule.joining import LayerPosition
 from graticule.position.base import Position
 
 
 class BiasPosition(Position):
-    """A relative encoding a layer; the layers past the last one get nothing."""
+    """A relative encoding a layer; the layers past the last one get nothing.
 
-    def __init__(self, encodings: Iterable[RelativeBias | NormalizedBias | ShawBias], depth: int) -> None:
+    Args:
+        encodings: one a layer, of the same grid.
+        depth: number of layers.
+        window: side of the windows within which tokens attend; then the encodings' grid is that of a window, and it
+            stays so whatever grid is asked about, until `set_grid`.
+    """
+
+    def __init__(
+        self,
+        encodings: Iterable[RelativeBias | NormalizedBias | ShawBias],
+        depth: int,
+        window: int | None = None,
+    ) -> None:
         super().__init__()
+        self.window = window
         self.encodings = nn.ModuleList(encodings)
         self.depth = depth
         if not 1 <= len(self.encodings) <= depth:
@@ -25,13 +39,14 @@ class BiasPosition(Position):
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Say what each layer gets for `grid`: (heads, N, N) as `bias`, or what makes it from the queries."""
-        given = [LayerPosition(bias=encoding(grid)) for encoding in self.encodings]
+        each = cast("Iterable[Any]", self.encodings)
+        given = [LayerPosition(bias=encoding(grid if self.window is None else encoding.grid)) for encoding in each]
         return given + [LayerPosition()] * (self.depth - len(given))
 
     def set_grid(self, grid: Grid) -> None:
         """Resample every table for `grid`."""
         for encoding in cast("Iterable[Any]", self.encodings):
-            encoding.set_grid(grid)
+            encoding.set_grid(grid.window(self.window))
 
     def layer_lists(self) -> list[str]:
         """The biases."""
@@ -45,3 +60,20 @@ class BiasPosition(Position):
             leaf = "pe_norm." + rest[-1] if rest[0] == "norm" else rest[-1]
             names[f"blocks.{layer}.attn.{leaf}"] = f"encodings.{own}"
         return names
+
+    def fit(self, name: str, value: Tensor) -> Tensor | None:
+        """Bring a bias table, or a norm of one, of another square grid or window to this one."""
+        own = self.get_parameter(name)
+        if value.shape == own.shape:
+            return value
+        encoding: Any = self.encodings[int(name.split(".")[1])]
+        if name.endswith("relative_position_bias_table") and value.ndim == 2 and value.shape[1] == own.shape[1]:
+            side = math.isqrt(value.shape[0])
+            if side * side == value.shape[0] and side % 2:
+                height, width = encoding.grid.shape
+                return resize_map(value.T.unflatten(1, (side, side)), (2 * height - 1, 2 * width - 1)).flatten(1).T
+        if isinstance(encoding, NormalizedBias) and value.ndim == 1:
+            side = math.isqrt(value.shape[0])
+            if side * side == value.shape[0]:
+                return resize_map(value.view(1, side, side), encoding.grid.shape).flatten()
+        return value

@@ -51,7 +51,8 @@ class JoinedPosition(Position):
         """`pos_embed` as DeiT and timm have it; `pos_embed0...` and `blocks.l.pe_norm` as LaPE's code."""
         own_tables = isinstance(self.joining, Unshared)
         tables = [f"pos_embed{i}" for i in range(len(self.encodings))] if own_tables else ["pos_embed"]
-        names = {name: f"encodings.{i}.pos_embed" for i, name in enumerate(tables)}
+        held = [hasattr(encoding, "pos_embed") for encoding in self.encodings]
+        names = {name: f"encodings.{i}.pos_embed" for i, name in enumerate(tables) if held[i]}
         for own, _ in self.joining.named_parameters():
             _, layer, *rest = own.split(".")
             names[f"blocks.{layer}.pe_norm.{rest[-1]}"] = f"joining.{own}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
 
+from graticule.encodings import AbsoluteEncoding
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.position.base import Position, PositionBuilder
@@ -29,6 +31,9 @@ class PyramidPosition(Position):
         prefix: prefix tokens of the last stage; the others have none.
         windows: side of each stage's windows, for encodings that act within windows.
         absolute_stages: how many stages, from the first, have an absolute encoding if one is asked for; None for all.
+        merge: for every stage but the first, what makes a table of that stage, (N, D), from one of the stage before
+            and its grid; for joinings that tell every layer the table (`MergedTable`).
+        pad: whether odd sides are filled up before they are halved.
     """
 
     def __init__(
@@ -42,8 +47,11 @@ class PyramidPosition(Position):
         prefix: int = 0,
         windows: Sequence[int] | None = None,
         absolute_stages: int | None = None,
+        merge: Sequence[Callable[[Tensor, Grid], Tensor]] | None = None,
+        pad: bool = False,
     ) -> None:
         super().__init__()
+        self.pad = pad
         self.depths = tuple(depths)
         self.prefix = prefix
         within: list[dict[str, Any]] = [{} for _ in depths]
@@ -52,10 +60,13 @@ class PyramidPosition(Position):
                 given["window"] = windows[stage]
             if absolute_stages is not None and stage >= absolute_stages:
                 given["absolute"] = False
-        self.stages = nn.ModuleList(
-            build(at, dim=dim, depth=depth, num_heads=heads, **given)
-            for at, dim, depth, heads, given in zip(self.grids(grid), dims, depths, num_heads, within, strict=True)
-        )
+        self.stages = nn.ModuleList()
+        for stage, (at, dim, depth, heads, given) in enumerate(
+            zip(self.grids(grid), dims, depths, num_heads, within, strict=True)
+        ):
+            if stage and merge is not None and (table := _table(self.stages[stage - 1])) is not None:
+                given["merge"] = partial(_merged, table, merge[stage - 1])
+            self.stages.append(build(at, dim=dim, depth=depth, num_heads=heads, **given))
 
     def grids(self, grid: Grid) -> list[Grid]:
         """Return the grid of every stage, the first being `grid`.
@@ -63,7 +74,7 @@ class PyramidPosition(Position):
         Raises:
             ValueError: if a side cannot be halved often enough.
         """
-        return grid.pyramid(len(self.depths), self.prefix)
+        return grid.pyramid(len(self.depths), self.prefix, self.pad)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Say what each layer of every stage gets, `grid` being the first stage's."""
@@ -77,6 +88,8 @@ class PyramidPosition(Position):
     def published_names(self) -> dict[str, str]:
         """`pos_embed1...` as PVT's code, `pos_block.0...` as Twins', stages counted; both have one a stage.
 
+        What blocks have of their own is `layers.0.blocks...`, as timm's Swin.
+
         What has more of them in a stage has no published name. With one stage the names are that stage's.
         """
         if len(self.stages) == 1:
@@ -87,7 +100,9 @@ class PyramidPosition(Position):
             known = stage.published_names()
             one_peg = not any(name.startswith("pos_block.1.") for name in known)
             for theirs, own in known.items():
-                if theirs == "pos_embed":
+                if theirs.startswith("blocks."):  # timm's Swin
+                    names[f"layers.{index}.{theirs}"] = f"stages.{index}.{own}"
+                elif theirs == "pos_embed":
                     names[f"pos_embed{index + 1}"] = f"stages.{index}.{own}"
                 elif theirs.startswith("pos_block.0.") and one_peg:
                     names[theirs.replace("0", str(index), 1)] = f"stages.{index}.{own}"
@@ -97,3 +112,16 @@ class PyramidPosition(Position):
         """Let the stage that owns `name` fit it."""
         _, index, own = name.split(".", 2)
         return cast("Position", self.stages[int(index)]).fit(own, value)
+
+
+def _table(stage: nn.Module) -> AbsoluteEncoding | None:
+    """The one table of a stage, if it has one."""
+    found = [module for module in stage.modules() if isinstance(module, AbsoluteEncoding)]
+    return found[0] if len(found) == 1 else None
+
+
+def _merged(table: AbsoluteEncoding, merge: Callable[[Tensor, Grid], Tensor], grid: Grid) -> Tensor:
+    """Make the table of a stage for `grid` from that of the stage before."""
+    if grid.finer is None:
+        raise ValueError(f"`grid` must come from `Grid.pyramid`, to know the stage before, got {grid}.")
+    return merge(table(grid.finer), grid.finer)

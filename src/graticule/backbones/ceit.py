@@ -1,0 +1,119 @@
+"""CeiT: a ViT with convolutions in its stem and its blocks, and attention over the class tokens of all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp
+from torch import Tensor, nn
+
+from graticule.backbones.vision_transformer import VisionTransformer, init_linear
+from graticule.layers import Attention, ImageToTokens, LeffBlock
+from graticule.position import PositionBuilder
+
+
+class CeitTransformer(VisionTransformer):
+    """CeiT; its class token is what the class tokens of all layers say, by attention of the last one to all.
+
+    `forward_features` gives that one token, (B, 1, D), behind the norm.
+
+    Reference: Incorporating Convolution Designs into Visual Transformers (CeiT, Yuan et al., 2021).
+
+    Args:
+        position: builds the position.
+        patch_size: of the map that the stem makes, a quarter of the image a side.
+        kwargs: as `VisionTransformer`.
+    """
+
+    def __init__(
+        self,
+        position: PositionBuilder,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 4,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("global_pool", "token") != "token" or kwargs.get("class_token") is False:
+            raise ValueError("`global_pool` must be 'token' in CeiT: its head reads the class tokens of all layers.")
+        super().__init__(
+            position,
+            img_size=img_size,
+            patch_size=patch_size,
+            embed_layer=ImageToTokens,
+            block_layer=LeffBlock,
+            **kwargs,
+        )
+        first: Any = self.blocks[0]
+        self.pos_layer_embed = nn.Parameter(torch.zeros(1, len(self.blocks), self.embed_dim))
+        self.lca = ClassAttentionOfLayers(
+            self.embed_dim,
+            first.attn.num_heads,
+            kwargs.get("mlp_ratio", 4.0),
+            kwargs.get("qkv_bias", True),
+            kwargs.get("proj_drop_rate", 0.0),
+            kwargs.get("attn_drop_rate", 0.0),
+            kwargs.get("norm_layer") or partial(nn.LayerNorm, eps=1e-6),
+        )
+        self.lca.apply(init_linear)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Turn images (B, C, height, width) into the class token of all layers, (B, 1, D)."""
+        tokens = torch.cat([tokens[:, :1] for tokens, _ in self.each_layer(x)], 1)  # (B, depth, D)
+        return self.norm(self.lca(tokens + self.pos_layer_embed))
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter of its code."""
+        for theirs, own in (("i2t.backbone.", "patch_embed."), ("i2t.proj.", "patch_embed.proj.")):
+            if published.startswith(theirs):
+                return own + published.removeprefix(theirs)
+        return published.replace(".leff.", ".mlp.", 1)
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in its code."""
+        if own.startswith("patch_embed."):
+            rest = own.removeprefix("patch_embed.")
+            return "i2t." + rest if rest.startswith("proj.") else "i2t.backbone." + rest
+        return own.replace(".mlp.", ".leff.", 1) if own.startswith("blocks.") else own
+
+
+class ClassAttentionOfLayers(nn.Module):
+    """One transformer layer in which the class token of the last layer alone asks, and those of all layers answer.
+
+    Reference: CeiT (Yuan et al., 2021), section 3.4, layer-wise class-token attention (LCA).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float,
+        qkv_bias: bool,
+        proj_drop: float,
+        attn_drop: float,
+        norm_layer: Callable[[int], nn.Module],
+    ) -> None:
+        super().__init__()
+        self.norm1 = norm_layer(dim)
+        self.attn = Attention(dim, num_heads, qkv_bias, attn_drop, proj_drop)
+        self.norm2 = norm_layer(dim)
+        self.feedforward = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take the class tokens of the layers, x: (B, layers, D), to one, (B, 1, D)."""
+        last = x[:, -1:] + self._attend(self.norm1(x))
+        return last + self.feedforward(self.norm2(last))
+
+    def _attend(self, x: Tensor) -> Tensor:
+        attn = self.attn
+        heads = (attn.num_heads, attn.head_dim)
+        weight, bias = attn.qkv.weight, attn.qkv.bias
+        dim = x.shape[-1]
+        q = F.linear(x[:, -1:], weight[:dim], None if bias is None else bias[:dim]).unflatten(-1, heads)
+        kv = F.linear(x, weight[dim:], None if bias is None else bias[dim:]).unflatten(-1, (2, *heads))
+        k, v = kv.transpose(1, 3).unbind(2)  # (B, h, layers, d) each
+        dropout = attn.attn_drop if self.training else 0.0
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, dropout_p=dropout, scale=attn.scale)
+        return attn.proj_drop(attn.proj(y.transpose(1, 2).flatten(2)))

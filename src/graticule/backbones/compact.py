@@ -1,0 +1,100 @@
+"""ViT-Lite, CVT and CCT: small transformers for small images."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any, Literal
+
+from torch import nn
+
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.layers import CompactBlock, ConvolutionalTokenizer, Patches
+from graticule.position import PositionBuilder
+
+#: Our names and those of its code.
+_NAMES = {
+    "patch_embed.proj": "tokenizer.conv_layers.0.0",
+    "patch_embed.conv_layers": "tokenizer.conv_layers",
+    "cls_token": "classifier.class_emb",
+    "pos_embed": "classifier.positional_emb",
+    "norm": "classifier.norm",
+    "attn_pool": "classifier.attention_pool",
+    "head": "classifier.fc",
+}
+_BLOCK = {"norm1": "pre_norm", "attn": "self_attn", "norm2": "norm1", "mlp.fc1": "linear1", "mlp.fc2": "linear2"}
+
+
+class CompactTransformer(VisionTransformer):
+    """ViT-Lite (patches, class token), CVT (patches, sequence pooling) or CCT (convolutions, sequence pooling).
+
+    Its blocks have their second norm on the stream (`CompactBlock`), its norms an epsilon of 1e-5 and its queries,
+    keys and values no bias. Sequence pooling weighs the patches by a softmax of a learned score.
+
+    Reference: Escaping the Big Data Paradigm with Compact Transformers (Hassani et al., 2021).
+
+    Args:
+        position: builds the position.
+        tokenizer: 'patches' or 'convolutions'.
+        conv_layers: number of convolutions.
+        conv_stride: their stride; max(1, kernel // 2 - 1) by default, `patch_size` being the kernel.
+        conv_padding: their padding; max(1, kernel // 2) by default.
+        kwargs: as `VisionTransformer`; the dropout of attention weights is 0.1 by default.
+    """
+
+    def __init__(
+        self,
+        position: PositionBuilder,
+        img_size: int | tuple[int, int] = 32,
+        patch_size: int | tuple[int, int] = 4,
+        global_pool: str = "token",
+        tokenizer: Literal["patches", "convolutions"] = "patches",
+        conv_layers: int = 1,
+        conv_stride: int | None = None,
+        conv_padding: int | None = None,
+        attn_drop_rate: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        if tokenizer not in ("patches", "convolutions"):
+            raise ValueError(f"`tokenizer` must be 'patches' or 'convolutions', got {tokenizer!r}.")
+        embed: Any = Patches
+        if tokenizer == "convolutions":
+            embed = partial(ConvolutionalTokenizer, layers=conv_layers, stride=conv_stride, padding=conv_padding)
+        super().__init__(
+            position,
+            img_size=img_size,
+            patch_size=patch_size,
+            global_pool=global_pool,
+            embed_layer=embed,
+            block_layer=CompactBlock,
+            attn_drop_rate=attn_drop_rate,
+            **{
+                "qkv_bias": False,
+                "class_token": global_pool == "token",
+                "fc_norm": False,
+                "norm_layer": nn.LayerNorm,
+                **kwargs,
+            },
+        )
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter of its code."""
+        if found := re.match(r"classifier\.blocks\.(\d+)\.(pre_norm|self_attn|norm1|linear1|linear2)\.(.+)", published):
+            own = next(own for own, theirs in _BLOCK.items() if theirs == found[2])
+            return f"blocks.{found[1]}.{own}.{found[3]}"
+        convolutions = isinstance(self.patch_embed, ConvolutionalTokenizer)
+        for own, theirs in _NAMES.items():
+            if own.startswith("patch_embed") and convolutions != own.endswith("conv_layers"):
+                continue
+            if published == theirs or published.startswith(theirs + "."):
+                return own + published.removeprefix(theirs)
+        return published
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in its code."""
+        if found := re.match(r"blocks\.(\d+)\.(norm1|attn|norm2|mlp\.fc1|mlp\.fc2)\.(.+)", own):
+            return f"classifier.blocks.{found[1]}.{_BLOCK[found[2]]}.{found[3]}"
+        for ours, theirs in _NAMES.items():
+            if own == ours or own.startswith(ours + "."):
+                return theirs + own.removeprefix(ours)
+        return own

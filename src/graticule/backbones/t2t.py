@@ -1,0 +1,51 @@
+"""T2T-ViT: a ViT whose tokens come from overlapping splits with small transformers between them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from torch import nn
+
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.layers import TokensToToken
+from graticule.position import PositionBuilder
+
+
+class T2tVisionTransformer(VisionTransformer):
+    """T2T-ViT; by default with its fixed sinusoidal embedding, which counts the class token as place 0.
+
+    The published weights of the performer models were trained with logits scaled by D^(-1/2): their code asks
+    for `qk_scale=embed_dim**-0.5` where they are loaded.
+
+    Reference: Tokens-to-Token ViT (Yuan et al., 2021).
+
+    Args:
+        position: builds the position.
+        token_dim: channels of the tokens between the splits.
+        tokens_type: 'performer' or 'transformer'.
+        kwargs: as `VisionTransformer`; queries, keys and values have no bias by default.
+    """
+
+    def __init__(
+        self,
+        position: PositionBuilder,
+        img_size: int | tuple[int, int] = 224,
+        token_dim: int = 64,
+        tokens_type: Literal["performer", "transformer"] = "performer",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            position,
+            img_size=img_size,
+            embed_layer=partial(TokensToToken, token_dim=token_dim, tokens_type=tokens_type),
+            **{"qkv_bias": False, "norm_layer": nn.LayerNorm, **kwargs},
+        )
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter of its code."""
+        return published.replace("tokens_to_token.", "patch_embed.", 1)
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in its code."""
+        return own.replace("patch_embed.", "tokens_to_token.", 1)
