@@ -13,11 +13,13 @@ from torch import Tensor
 
 from graticule.encodings import (
     AbsoluteEncoding,
+    AxialRotary,
     ConvolutionalProjection,
     DenseMixing,
     Learnable,
     LearnableMixing,
     MergedTable,
+    MixedRotary,
     MixingEncoding,
     MixingSum,
     NormalizedBias,
@@ -40,6 +42,7 @@ from graticule.position import (
     MixingPosition,
     NoPosition,
     Position,
+    RotaryPosition,
 )
 
 ABSOLUTE: dict[str, Callable[..., AbsoluteEncoding]] = {
@@ -48,6 +51,7 @@ ABSOLUTE: dict[str, Callable[..., AbsoluteEncoding]] = {
     "sinusoidal_2d": Sinusoidal2d,
 }
 RELATIVE = ("relative_bias", "shaw")
+ROTARY = ("rotary", "rotary_mixed")
 CONDITIONAL = ("peg", "convolutional_projection")
 MIXING = ("sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe")
 JOININGS: dict[str, type[Joining]] = {
@@ -110,7 +114,7 @@ class MixingOptions:
 
 def list_encodings() -> list[str]:
     """List the names that `encoding` takes; several at once are joined by '+', as 'learnable+relative_bias'."""
-    return ["none", *ABSOLUTE, *RELATIVE, *CONDITIONAL, *MIXING]
+    return ["none", *ABSOLUTE, *RELATIVE, *ROTARY, *CONDITIONAL, *MIXING]
 
 
 def list_joinings() -> list[str]:
@@ -201,7 +205,7 @@ def build_position(
             f"`joined_layers` must be left out with joining 'default', which adds once and reaches every layer, "
             f"got {joined_layers}."
         )
-    alone = not tables and not set(names) & set(RELATIVE)
+    alone = not tables and not set(names) & {*RELATIVE, *ROTARY}
     if alone and joined_layers is not None:
         raise ValueError(f"`joined_layers` must be left out with encoding {encoding!r}, got {joined_layers}.")
     if alone and joining != "default":
@@ -237,6 +241,10 @@ def build_position(
                     "the same; use 'shared', or encoding 'learnable'."
                 )
             parts.append(JoinedPosition((build() for _ in range(joined.tables)), joined))
+        elif name in ROTARY:
+            if not tables and joining != "default":
+                raise ValueError(f"`joining` must be 'default' with encoding {name!r}, got {joining!r}.")
+            parts.append(_rotary(name, grid.window(window), depth, num_heads, dim, joined_layers, window))
         elif name in MIXING:
             encodings = [_mixing(name, grid.window(window), num_heads, mixed) for _ in range(depth)]
             parts.append(MixingPosition(encodings, mixed.bias, window, mixed.product))
@@ -274,6 +282,18 @@ def _relative(
         )
     biases = _every(partial(RelativeBias, grid.window(window), num_heads), depth, layers)
     return BiasPosition((NormalizedBias(b) if joining == "lape" else b for b in biases), depth, window)
+
+
+def _rotary(
+    name: str, grid: Grid, depth: int, num_heads: int, dim: int, layers: int | None, window: int | None
+) -> RotaryPosition:
+    layers = depth if layers is None else layers
+    if not 1 <= layers <= depth:
+        raise ValueError(f"`joined_layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
+    head_dim = dim // max(num_heads, 1)
+    if name == "rotary":
+        return RotaryPosition(AxialRotary(grid, head_dim), depth, layers, window)
+    return RotaryPosition(MixedRotary(grid, layers, num_heads, head_dim), depth, layers, window)
 
 
 def _every(build: Callable[[], Any], depth: int, layers: int | None) -> list[Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
 from graticule.layers import Block, WindowAttention
-from graticule.position import BiasPosition, FoldedPosition, PositionBuilder
+from graticule.position import BiasPosition, FoldedPosition, PositionBuilder, RotaryPosition
 
 
 class SwinTransformer(Pyramid):
@@ -152,7 +152,7 @@ class SwinTransformer(Pyramid):
             self.window_size = window_size
             position = self.position
             for part in (position.original if isinstance(position, FoldedPosition) else position).modules():
-                if isinstance(part, BiasPosition):
+                if isinstance(part, BiasPosition | RotaryPosition):
                     part.window = window_size
         super().set_input_size(size)
         self._set_windows()

@@ -17,15 +17,18 @@ from graticule.encodings.mixing import (
     QuadraticMixing,
 )
 from graticule.encodings.relative import NormalizedBias, RelativeBias, ShawBias
+from graticule.encodings.rotary import AxialRotary, MixedRotary
 
 __all__ = [
     "AbsoluteEncoding",
+    "AxialRotary",
     "ConvolutionalProjection",
     "DenseMixing",
     "FixedEncoding",
     "Learnable",
     "LearnableMixing",
     "MergedTable",
+    "MixedRotary",
     "MixingEncoding",
     "MixingSum",
     "NormalizedBias",

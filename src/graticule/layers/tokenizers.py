@@ -6,7 +6,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from graticule.grid import Grid
 class Patches(PatchEmbed):
     """Patches cut without overlap, each through a linear layer: timm's, which says what grid an image gives."""
 
-    def __init__(self, img_size: tuple[int, int], patch_size: tuple[int, int], in_chans: int, embed_dim: int) -> None:
+    def __init__(self, img_size: tuple[int, int], patch_size: Any, in_chans: int, embed_dim: int) -> None:
         Grid.of_image(img_size, patch_size)  # says what is wrong
         super().__init__(img_size, patch_size, in_chans, embed_dim, strict_img_size=False)
 
@@ -33,9 +33,10 @@ class Patches(PatchEmbed):
         """Return (H, W) of an image of (height, width) pixels, multiples of the patch."""
         return Grid.of_image(image, self.patch_size).shape
 
-    def set_input_size(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
         """Make another image or patch size the one that position information is held for."""
-        Grid.of_image(img_size, patch_size)
+        image = to_2tuple(self.img_size if img_size is None else img_size)
+        Grid.of_image(image, to_2tuple(self.patch_size if patch_size is None else patch_size))
         super().set_input_size(img_size=img_size, patch_size=patch_size)
 
 

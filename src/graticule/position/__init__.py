@@ -7,6 +7,7 @@ from graticule.position.folded import FoldedPosition
 from graticule.position.joined import JoinedPosition
 from graticule.position.mixing import MixingPosition
 from graticule.position.pyramid import PyramidPosition
+from graticule.position.rotary import RotaryPosition
 
 __all__ = [
     "BeforeProjections",
@@ -20,5 +21,6 @@ __all__ = [
     "Position",
     "PositionBuilder",
     "PyramidPosition",
+    "RotaryPosition",
     "check_fields",
 ]

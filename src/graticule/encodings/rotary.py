@@ -1,0 +1,139 @@
+"""Rotary encodings in two dimensions: queries and keys are turned by angles that grow with the place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.grid import Grid
+
+
+class AxialRotary(nn.Module):
+    r"""Half of the channel pairs turn with the row, half with the column; nothing is learned.
+
+    .. math:: \theta_{(y, x)} = (y\,\omega_k, x\,\omega_k), \quad \omega_k = T^{-4k / d}, \quad k < d / 4
+
+    A query and a key so meet at the difference of their angles: the logits depend on the displacement alone.
+    Prefix tokens are not turned. At another grid the angles a patch stay as they are, or with `interpolate`
+    those of the whole grid do. Computed in float64, kept in float32 at least; timm's computes in float32.
+
+    Reference: RoFormer (Su et al., 2021), Eq. 34; an axis each as in Rotary Position Embedding for Vision
+    Transformer (Heo et al., 2024), section 3.1, whose T = 100 is the default.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        head_dim: d, a multiple of 4.
+        temperature: T.
+        interpolate: whether another grid is squeezed or stretched to the one that it was made with.
+    """
+
+    def __init__(self, grid: Grid, head_dim: int, temperature: float = 100.0, interpolate: bool = False) -> None:
+        super().__init__()
+        _check(head_dim)
+        self.grid = self.reference = grid
+        self.head_dim = head_dim
+        self.temperature = temperature
+        self.interpolate = interpolate
+        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("table", self._formula(grid).to(wide), persistent=False)
+        self.table: Tensor
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return sines, then cosines, for `grid`, (N, 2d)."""
+        return self.table if grid == self.grid else self._formula(grid, self.table.device).to(self.table.dtype)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that it is built for."""
+        self.table = self(grid)
+        self.grid = grid
+
+    def _formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        place = grid.coordinates(device).double()  # (y, x)
+        if self.interpolate:
+            place = place * (torch.tensor(self.reference.shape) / torch.tensor(grid.shape).double()).to(place.device)
+        exponent = torch.arange(0, self.head_dim, 4, device=place.device, dtype=torch.float64) / self.head_dim
+        return _waves((place[:, :, None] * self.temperature**-exponent).flatten(1), grid)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> AxialRotary:
+        """Compute the table anew behind a change of dtype, so that it is rounded once, and never below float32."""
+        before = self.table.dtype
+        super()._apply(fn, recurse)
+        if self.table.dtype != before:
+            wide = torch.promote_types(self.table.dtype, torch.float32)
+            self.table = self._formula(self.grid, self.table.device).to(wide)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, head_dim={self.head_dim}, temperature={self.temperature}"
+
+
+class MixedRotary(nn.Module):
+    r"""Every channel pair of every head and layer turns with a direction and speed of its own, which are learned.
+
+    .. math:: \theta_{(y, x)} = x\,f^x_{l, h, k} + y\,f^y_{l, h, k}, \quad k < d / 2
+
+    The logits depend on the displacement alone, which need not lie along an axis. It starts with the speeds
+    T^(-4k / d) in two directions at a right angle, turned by a random angle a head. Prefix tokens are not turned; at
+    another grid the angles a patch stay as they are. The frequencies have timm's name and shape.
+
+    Reference: Rotary Position Embedding for Vision Transformer (Heo et al., 2024), section 3.2.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        depth: number of layers.
+        num_heads: h.
+        head_dim: d, a multiple of 4.
+        temperature: T, 10 in the paper.
+    """
+
+    def __init__(self, grid: Grid, depth: int, num_heads: int, head_dim: int, temperature: float = 10.0) -> None:
+        super().__init__()
+        _check(head_dim)
+        self.grid = grid
+        self.head_dim = head_dim
+        self.temperature = temperature
+        self.freqs = nn.Parameter(torch.empty(2, depth, num_heads, head_dim // 2))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the directions anew."""
+        exponent = torch.arange(0, self.head_dim, 4) / self.head_dim
+        speed = self.temperature**-exponent  # (d / 4,)
+        turned = torch.rand(*self.freqs.shape[1:3], 1) * 2 * torch.pi
+        angle = torch.cat([turned.expand(-1, -1, len(speed)), turned.expand(-1, -1, len(speed)) + torch.pi / 2], -1)
+        self.freqs.copy_(torch.stack([angle.cos(), angle.sin()]) * speed.repeat(2))
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return sines, then cosines, for `grid`, (depth, heads, N, 2d), float32 at least."""
+        freqs = self.freqs.to(torch.promote_types(self.freqs.dtype, torch.float32))
+        y, x = grid.coordinates(freqs.device).to(freqs.dtype).unbind(-1)
+        return _waves(x[:, None] * freqs[0, :, :, None] + y[:, None] * freqs[1, :, :, None], grid)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that it is built for; no parameter depends on it."""
+        self.grid = grid
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, freqs={tuple(self.freqs.shape)}"
+
+
+def _check(head_dim: int) -> None:
+    if head_dim < 4 or head_dim % 4:
+        raise ValueError(
+            f"`head_dim` must be a multiple of 4 with rotary encodings (pairs on two axes), got {head_dim}; "
+            "it is embed_dim / num_heads."
+        )
+
+
+def _waves(angle: Tensor, grid: Grid) -> Tensor:
+    """Turn the angles of patches (..., H W, d / 2) into sines and cosines of all tokens, (..., N, 2d)."""
+    sines, cosines = angle.sin(), angle.cos()
+    if grid.prefix:  # an angle of 0
+        shape = (*angle.shape[:-2], grid.prefix, angle.shape[-1])
+        sines = torch.cat([sines.new_zeros(shape), sines], -2)
+        cosines = torch.cat([cosines.new_ones(shape), cosines], -2)
+    return torch.cat([sines.repeat_interleave(2, -1), cosines.repeat_interleave(2, -1)], -1)
