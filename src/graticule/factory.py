@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from graticule.encodings import (
     AbsoluteEncoding,
     AxialRotary,
+    ContextualProduct,
+    ContinuousBias,
     ConvolutionalProjection,
     DenseMixing,
+    HeadNormalizedBias,
     Learnable,
     LearnableMixing,
     MergedTable,
@@ -50,7 +53,7 @@ ABSOLUTE: dict[str, Callable[..., AbsoluteEncoding]] = {
     "sinusoidal_1d": Sinusoidal1d,
     "sinusoidal_2d": Sinusoidal2d,
 }
-RELATIVE = ("relative_bias", "shaw")
+RELATIVE = ("relative_bias", "continuous_bias", "contextual_product", "shaw")
 ROTARY = ("rotary", "rotary_mixed")
 CONDITIONAL = ("peg", "convolutional_projection")
 MIXING = ("sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe")
@@ -159,6 +162,7 @@ def build_position(
     window: int | None = None,
     absolute: bool = True,
     merge: Callable[[Grid], Tensor] | None = None,
+    bias_norm: Literal["keys", "heads"] | None = None,
 ) -> Position:
     """Build the position of a backbone from names.
 
@@ -180,6 +184,7 @@ def build_position(
         window: side of the windows within which a mixing encoding mixes tokens; the whole grid if None.
         absolute: whether an absolute encoding that is asked for is built; a pyramid may have it in its first stage
             only, and in all where every layer has a table of its own.
+        bias_norm: what LaPE's norm of a relative bias is over, the keys of a query as in the papers, or the heads.
         merge: makes the table of a stage from that of the stage before, where layers are told it again.
         interpolation: how a learnable table is resampled for another grid, 'bicubic' or 'bilinear'.
 
@@ -212,6 +217,13 @@ def build_position(
         raise ValueError(
             f"`joining` must be 'default' with encoding {encoding!r}: there is nothing to join, got {joining!r}."
         )
+    if bias_norm is not None:
+        known_name("bias_norm", bias_norm, ("keys", "heads"))
+        if joining != "lape" or tables or not {"relative_bias", "continuous_bias"} & set(names):
+            raise ValueError(
+                "`bias_norm` must go with joining 'lape' and a relative bias without an absolute encoding, got "
+                f"encoding {encoding!r} with joining {joining!r}."
+            )
     if shaw_clip is not None and "shaw" not in names:
         raise ValueError(f"`shaw_clip` must be left out without encoding 'shaw', got {shaw_clip} with {encoding!r}.")
     form = peg if isinstance(peg, PegOptions) else peg_options(peg or {})
@@ -250,14 +262,18 @@ def build_position(
             parts.append(MixingPosition(encodings, mixed.bias, window, mixed.product))
         elif name in CONDITIONAL:
             parts.append(_conditional(name, dim, depth, form))
-        elif name == "shaw":
+        elif name in ("shaw", "contextual_product"):
             if not tables and joining != "default":
-                raise ValueError(f"`joining` must be 'default' with encoding 'shaw', got {joining!r}.")
-            clip = 8 if shaw_clip is None else shaw_clip
-            build_bias = partial(ShawBias, grid.window(window), num_heads, dim // max(num_heads, 1), clip)
+                raise ValueError(f"`joining` must be 'default' with encoding {name!r}, got {joining!r}.")
+            head_dim = dim // max(num_heads, 1)
+            build_bias: Callable[[], Any] = partial(ContextualProduct, grid.window(window), num_heads, head_dim)
+            if name == "shaw":
+                clip = 8 if shaw_clip is None else shaw_clip
+                build_bias = partial(ShawBias, grid.window(window), num_heads, head_dim, clip)
             parts.append(BiasPosition(_every(build_bias, depth, joined_layers), depth, window))
         elif name in RELATIVE:
-            parts.append(_relative(grid, depth, num_heads, "default" if tables else joining, joined_layers, window))
+            biases = _relative(name, grid.window(window), num_heads, "default" if tables else joining, bias_norm)
+            parts.append(BiasPosition(_every(biases, depth, joined_layers), depth, window))
     if not parts:
         return NoPosition(depth)
     return parts[0] if len(parts) == 1 else CombinedPosition(parts)
@@ -272,16 +288,17 @@ def _joining(name: str, dim: int, depth: int, layers: int | None, decomposition:
     return JOININGS[name](depth, layers)
 
 
-def _relative(
-    grid: Grid, depth: int, num_heads: int, joining: str, layers: int | None, window: int | None
-) -> BiasPosition:
+def _relative(name: str, grid: Grid, num_heads: int, joining: str, bias_norm: str | None) -> Callable[[], nn.Module]:
     if joining not in ("default", "lape"):
         raise ValueError(
-            f"`joining` must be 'default' or 'lape' with the encoding 'relative_bias', which every layer has of its "
-            f"own, got {joining!r}."
+            f"`joining` must be 'default' or 'lape' with the encoding {name!r}, which every layer has of its own, "
+            f"got {joining!r}."
         )
-    biases = _every(partial(RelativeBias, grid.window(window), num_heads), depth, layers)
-    return BiasPosition((NormalizedBias(b) if joining == "lape" else b for b in biases), depth, window)
+    build = partial(RelativeBias if name == "relative_bias" else ContinuousBias, grid, num_heads)
+    if joining == "default":
+        return build
+    norm = HeadNormalizedBias if bias_norm == "heads" else NormalizedBias
+    return lambda: norm(build())
 
 
 def _rotary(

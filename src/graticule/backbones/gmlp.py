@@ -110,7 +110,7 @@ class GMlp(Pyramid):
                 for _ in range(num_blocks)
             ]
         )
-        self.init_weights()
+        self._finish()
 
     def embed(self, stage: int, x: Tensor) -> Tensor:
         """Cut images into patches, tokens (B, N, D)."""

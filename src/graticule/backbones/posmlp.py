@@ -142,7 +142,7 @@ class PosMlp(Pyramid):
             )
             for dim, depth, window, ratio in zip(dims, depths, windows, mlp_ratios, strict=True)
         )
-        self.init_weights()
+        self._finish()
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, windows: Sequence[int] | None = None

@@ -129,7 +129,7 @@ class PyramidVisionTransformer(Pyramid):
             )
         )
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims[-1])) if class_token else None
-        self.init_weights()
+        self._finish()
 
     def embed(self, stage: int, x: Tensor) -> Tensor:
         """Cut images or the map of the stage before into patches, tokens (B, N, D)."""

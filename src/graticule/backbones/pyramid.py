@@ -109,7 +109,6 @@ class Pyramid(nn.Module, ABC):
             merge=[partial(self.merge_table, stage) for stage in range(1, len(depths))] if self.merges else None,
             pad=self.pads,
         )
-        check_fields(self.position(self.grid), self.takes, self.needs, type(self).__name__)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.feature_info = [
             {"module": self._block_name(stage), "num_chs": dim, "reduction": max(self.patch_size) << stage}
@@ -119,6 +118,12 @@ class Pyramid(nn.Module, ABC):
         self.head_drop = nn.Dropout(drop_rate)
         self.head = self._classifier()
         self.register_load_state_dict_pre_hook(rename_published)
+
+    def _finish(self) -> None:
+        """Draw the weights and check what the layers are told; a family calls it when all its layers are there."""
+        self.init_weights()
+        with torch.no_grad():
+            check_fields(self.position(self.grid), self.takes, self.needs, type(self).__name__)
 
     # What a family says of itself
 

@@ -126,7 +126,7 @@ class SwinTransformer(Pyramid):
             )
             self.layers.append(layer)
         self._set_windows()
-        self.init_weights()
+        self._finish()
 
     def _set_windows(self) -> None:
         """Give every attention its window, and every second one of a stage its shift."""

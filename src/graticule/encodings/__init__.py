@@ -9,6 +9,8 @@ from graticule.encodings.absolute import (
     Sinusoidal2d,
 )
 from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.contextual import ContextualProduct
+from graticule.encodings.continuous import ContinuousBias
 from graticule.encodings.mixing import (
     DenseMixing,
     LearnableMixing,
@@ -16,15 +18,18 @@ from graticule.encodings.mixing import (
     MixingSum,
     QuadraticMixing,
 )
-from graticule.encodings.relative import NormalizedBias, RelativeBias, ShawBias
+from graticule.encodings.relative import HeadNormalizedBias, NormalizedBias, RelativeBias, ShawBias
 from graticule.encodings.rotary import AxialRotary, MixedRotary
 
 __all__ = [
     "AbsoluteEncoding",
     "AxialRotary",
+    "ContextualProduct",
+    "ContinuousBias",
     "ConvolutionalProjection",
     "DenseMixing",
     "FixedEncoding",
+    "HeadNormalizedBias",
     "Learnable",
     "LearnableMixing",
     "MergedTable",

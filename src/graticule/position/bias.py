@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from graticule.encodings import NormalizedBias, RelativeBias, ShawBias
+from graticule.encodings import NormalizedBias
 from graticule.grid import Grid, resize_map
 from graticule.joining import LayerPosition
 from graticule.position.base import Position
@@ -26,7 +26,7 @@ class BiasPosition(Position):
 
     def __init__(
         self,
-        encodings: Iterable[RelativeBias | NormalizedBias | ShawBias],
+        encodings: Iterable[nn.Module],
         depth: int,
         window: int | None = None,
     ) -> None:

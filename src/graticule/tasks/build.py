@@ -65,6 +65,7 @@ def build_model(recipe: Recipe, num_classes: int, channels: int) -> Any:
         decomposition=recipe.decomposition,
         peg=None if recipe.peg == PegOptions() else recipe.peg,
         shaw_clip=recipe.shaw_clip,
+        bias_norm=recipe.bias_norm,
         token_mixing=None if recipe.token_mixing == MixingOptions() else recipe.token_mixing,
         **given,
         **further,

@@ -48,6 +48,8 @@ class Recipe:
     peg: PegOptions = field(default_factory=PegOptions)
     shaw_clip: int | None = None
     """K of Shaw's encoding, in patches (default: 8)"""
+    bias_norm: Literal["keys", "heads"] | None = None
+    """what LaPE's norm of a relative bias is over (default: the keys)"""
     token_mixing: MixingOptions = field(default_factory=MixingOptions)
     position_from: Path | None = None
     """start with the position parameters of this checkpoint; with peg.frozen they stay as they are"""

@@ -1,0 +1,60 @@
+"""A relative bias that a small network makes from the displacement, on a logarithmic scale."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from graticule.grid import Grid
+
+
+class ContinuousBias(nn.Module):
+    r"""Log-spaced continuous position bias: an MLP of two layers over the displacement.
+
+    .. math:: b_{h, i, j} = 16\,\sigma(G_h(s(y_i - y_j, H), s(x_i - x_j, W))), \quad
+              s(t, n) = sign(t) \log_8(1 + 8 |t| / (n - 1))
+
+    Prefix tokens get no bias. H and W stay those of the grid that it was made with: at another grid the function
+    is asked about other displacements, which the logarithm keeps near those that it has seen.
+
+    Reference: Swin Transformer V2 (Liu et al., 2022), Eq. 3-4 and section 3.3; the sigmoid and the sixteen are
+    those of its code. Its attention by cosine is not part of the encoding.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        num_heads: h.
+        hidden: units between the two layers.
+    """
+
+    def __init__(self, grid: Grid, num_heads: int, hidden: int = 512) -> None:
+        super().__init__()
+        self.grid = self.reference = grid
+        self.num_heads = num_heads
+        self.cpb_mlp = nn.Sequential(
+            nn.Linear(2, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
+        )
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the bias for `grid`, (num_heads, N, N)."""
+        return grid.with_prefix_bias(self.patch_bias(grid))
+
+    def patch_bias(self, grid: Grid) -> Tensor:
+        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+        weight = next(self.cpb_mlp.parameters())
+        sides = [
+            torch.arange(1 - side, side, device=weight.device, dtype=torch.float32) / max(whole - 1, 1)
+            for side, whole in zip(grid.shape, self.reference.shape, strict=True)
+        ]
+        scaled = [t.sign() * torch.log2(1 + 8 * t.abs()) / 3 for t in sides]  # log to base 8
+        place = torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).flatten(0, 1).to(weight.dtype)
+        table = 16 * self.cpb_mlp(place).sigmoid()  # (displacements, heads)
+        dy, dx = grid.offsets(weight.device).unbind(-1)
+        index = (dy + grid.height - 1) * (2 * grid.width - 1) + dx + grid.width - 1
+        return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
+        self.grid = grid
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, num_heads={self.num_heads}"
