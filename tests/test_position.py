@@ -306,7 +306,13 @@ def test_what_no_published_pyramid_has_has_no_published_name():
     """Several PEGs in a stage would take the names of the next stage's."""
     two = pyramid("peg+learnable", peg={"places": (-1, 0)}).published_names()
     assert sorted(two) == ["pos_embed1", "pos_embed2", "pos_embed3"]
-    assert pyramid("relative_bias").published_names() == {}
+
+
+def test_what_the_blocks_of_a_pyramid_have_is_named_as_in_timms_swin():
+    names = pyramid("relative_bias").published_names()
+    assert names["layers.1.blocks.0.attn.relative_position_bias_table"] == (
+        "stages.1.encodings.0.relative_position_bias_table"
+    )
 
 
 def test_a_stage_fits_its_own_tables():

@@ -25,7 +25,12 @@ PAIRS = [
     *[("sinusoidal_2d", joining) for joining in ("default", "shared", "lape_sharing", "lape")],
     ("relative_bias", "default"),
     ("relative_bias", "lape"),
+    ("continuous_bias", "default"),
+    ("continuous_bias", "lape"),
+    ("contextual_product", "default"),
     ("shaw", "default"),
+    ("rotary", "default"),
+    ("rotary_mixed", "default"),
     ("peg", "default"),
     ("convolutional_projection", "default"),
 ]
@@ -35,6 +40,7 @@ CHOICES = [
     ("learnable+relative_bias", "default"),
     ("sinusoidal_2d+relative_bias", "shared"),
     ("learnable+relative_bias", "lape"),
+    ("learnable+rotary", "lape"),
     ("peg+learnable", "lape"),
 ]
 

@@ -218,7 +218,10 @@ def test_the_stream_is_the_blocks_with_each_layers_position(joining):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"global_pool": "mean"}, r"`global_pool` must be one of '', 'token', 'avg', 'avgmax', 'max', got 'mean'"),
+        (
+            {"global_pool": "mean"},
+            r"`global_pool` must be one of '', 'token', 'avg', 'avgmax', 'max', 'seq', got 'mean'",
+        ),
         ({"class_token": False}, "`class_token` must be True where `global_pool` is 'token', got False"),
         ({"depth": 0}, "`depth` must be at least 1, got 0"),
         ({"num_classes": -1}, "`num_classes` must be at least 0, got -1"),

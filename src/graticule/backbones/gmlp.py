@@ -129,6 +129,8 @@ class GMlp(Pyramid):
         if mode:
             raise ValueError(f"`mode` must be '', the one initialisation that there is, got {mode!r}.")
         for name, module in self.named_modules():
+            if name.startswith("position."):  # its parts start as they say themselves
+                continue
             if isinstance(module, nn.Conv2d):
                 lecun_normal_(module.weight)
                 if module.bias is not None:

@@ -20,7 +20,7 @@ _SIZES = {
     19: (448, 7, 3.0),
     24: (512, 8, 3.0),
 }
-_STEM = {"first_conv": "patch_embed.attention1.norm1"}
+_STEM: dict[str, Any] = {"first_conv": None}  # its soft splits are no convolutions
 # 't' has transformers between the splits, the others performers.
 _MODELS = {
     **{f"t2t_vit_{layers}": imagenet_cfg(**_STEM) for layers in _SIZES},

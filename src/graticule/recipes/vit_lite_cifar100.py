@@ -3,7 +3,7 @@
 Reproduces: LaPE, first version (Yu et al., 2022), Table 7; the mean of seeds 121 to 125.
 Command: graticule train vit_lite_cifar100 --data-root FOLDER --seed 121
 Cost: not measured.
-Result: not measured: ViT-Lite is not in the library yet, and until it is this recipe ends with the list of models.
+Result: not measured.
 
 The text of that paper says SGD for CIFAR; the code that it builds on uses AdamW, and so do we
 (--optimizer sgd for the other). The 10 warm-up epochs count within the 300; the 10 of cool-down come after.

@@ -1,0 +1,50 @@
+"""T2T-ViT-7 on ImageNet-1K as LaPE trains it: 71.69 with the default joining, 71.92 with LaPE (2023, Table 1).
+
+Reproduces: LaPE, first version (Yu et al., 2022), Table 7, row T2T-ViT; what that table leaves out is that of T2T-ViT's
+code (Yuan et al., 2021). The embedding is the fixed sinusoidal one; LaPE joins the first three layers.
+Command: graticule train t2t_vit_7_imagenet --data-root IMAGENET [--joining lape --joined-layers 3]
+Cost: not measured.
+Result: not measured.
+
+The 10 warm-up epochs count within the 300; the 10 of cool-down come after.
+"""
+
+from pathlib import Path
+
+from graticule.data import Augmentation
+from graticule.tasks import Mixing, Recipe
+
+
+def recipe() -> Recipe:
+    """A folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG."""
+    batch_size = 1024
+    return Recipe(
+        model="t2t_vit_7",
+        img_size=(224, 224),
+        drop_path_rate=0.1,
+        dataset="image_folder",
+        data_root=Path("data/imagenet"),
+        augmentation=Augmentation(
+            scale=(0.08, 1.0),
+            hflip=0.5,
+            color_jitter=0.3,
+            rand_augment="rand-m9-mstd0.5-inc1",
+            erasing=0.25,
+            crop_pct=0.875,
+            interpolation="bicubic",
+        ),
+        mixing=Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
+        label_smoothing=0.1,
+        batch_size=batch_size,
+        eval_batch_size=256,
+        workers=8,
+        epochs=300,
+        warmup_epochs=10,
+        cooldown_epochs=10,
+        optimizer="adamw",
+        lr=1e-3 * batch_size / 1024,
+        min_lr=1e-5,
+        warmup_lr=1e-6,
+        weight_decay=0.03,
+        precision="16-mixed",
+    )

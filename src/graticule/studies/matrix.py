@@ -1,0 +1,96 @@
+"""Which family takes which encoding with which joining, found out by building all of them.
+
+`python -m graticule.studies.matrix` prints the table of docs/matrix.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graticule.backbones import create_model
+from graticule.factory import list_encodings, list_joinings
+
+#: A model of every family, as small as it can be and still have what makes the family.
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "ViT, DeiT": ("vit_tiny_patch16_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
+    "DeiT, distilled": (
+        "deit_tiny_distilled_patch16_224",
+        {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3},
+    ),
+    "CPVT, GAP": ("cpvt_tiny_gap_patch16_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
+    "ViT-Lite": ("vit_lite_2_4_32", {"img_size": 8, "embed_dim": 24, "num_heads": 3}),
+    "CVT": ("cvt_2_4_32", {"img_size": 8, "embed_dim": 24, "num_heads": 3}),
+    "CCT": ("cct_2_3x2_32", {"img_size": 8, "embed_dim": 24, "num_heads": 3}),
+    "T2T-ViT": ("t2t_vit_7", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3, "token_dim": 8}),
+    "CeiT": ("ceit_tiny_patch16_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
+    "PVT": (
+        "pvt_tiny",
+        {"img_size": 16, "embed_dims": (8, 16), "depths": (1, 2), "num_heads": (1, 2), "sr_ratios": (2, 1)}
+        | {"mlp_ratios": (2, 2)},
+    ),
+    "Swin": (
+        "swin_tiny_patch4_window7_224",
+        {"img_size": 32, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4},
+    ),
+    "gMLP": ("gmlp_s16_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
+    "PosMLP": (
+        "posmlp_tiny_224",
+        {"img_size": 16, "embed_dim": 8, "depths": (1, 2), "windows": (2, 2), "groups": (2, 2), "mlp_ratios": (2, 2)},
+    ),
+}
+
+
+def build(family: str, encoding: str, joining: str, **kwargs: Any) -> Any:
+    """Build the small model of `family`.
+
+    Raises:
+        ValueError: if the family does not take the encoding, or the encoding not the joining.
+    """
+    name, sizes = SMALL[family]
+    return create_model(name, encoding=encoding, joining=joining, num_classes=5, **sizes, **kwargs)
+
+
+def combinations() -> dict[tuple[str, str, str], str]:
+    """Build all of them without memory: (family, encoding, joining) -> '' or the reason why it is refused."""
+    found = {}
+    for family in SMALL:
+        for encoding in list_encodings():
+            for joining in list_joinings():
+                try:
+                    with torch.device("meta"):
+                        build(family, encoding, joining)
+                    found[family, encoding, joining] = ""
+                except ValueError as error:
+                    found[family, encoding, joining] = str(error)
+    return found
+
+
+def table() -> str:
+    """Write the matrix as Markdown: a row an encoding, a column a family, in a cell the joinings that it takes."""
+    short = {"default": "d", "shared": "s", "unshared": "u", "lape_sharing": "ls", "lape": "l"}
+    found = combinations()
+    lines = [
+        "# What goes with what",
+        "",
+        "Every family with every encoding alone and every joining, as they can be built: d default, s shared, u",
+        "unshared, ls lape_sharing, l lape; - what is refused with a reason. Made by `python -m",
+        "graticule.studies.matrix`; a test builds and runs each of them (`tests/test_matrix.py`). Several encodings at",
+        "once (`learnable+relative_bias+peg`) go together where each does, with one absolute, one rotary and one",
+        "mixing encoding at most.",
+        "",
+        f"| encoding | {' | '.join(SMALL)} |",
+        f"| --- |{' --- |' * len(SMALL)}",
+    ]
+    for encoding in list_encodings():
+        cells = [
+            " ".join(short[joining] for joining in list_joinings() if not found[family, encoding, joining]) or "-"
+            for family in SMALL
+        ]
+        lines.append(f"| `{encoding}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")
