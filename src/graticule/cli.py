@@ -455,14 +455,22 @@ def _correlations(arguments: list[str]) -> int:
     recipe = run.recipe()
     model = run.model(checkpoint=_checkpoint(options.checkpoint))
     size = _sizes([options.img_size], "img_size")[0] if options.img_size else None
-    found = position_correlations(model, size)
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
     folder = options.output or run.folder
-    columns, *rows = found.summary()
-    _print_table([str(c) for c in columns], [[str(cell) for cell in row] for row in rows])
-    print(f"rank correlation of locality with depth: {found.hierarchy:+.2f}")
-    picture = save_figure(correlation_sheet(found, title), folder / "correlations.png")
-    print(f"wrote {picture} and {found.save(folder / 'correlations.npz')}")
+    stages = len(getattr(model, "depths", (1,)))
+    every = [position_correlations(model, size, stage) for stage in range(stages)]  # before anything is written
+    written: list[Path] = []
+    for stage, found in enumerate(every):
+        name = "correlations" if stages == 1 else f"correlations-stage{stage + 1}"
+        if stages > 1:
+            print(f"stage {stage + 1}, {found.grid.height} x {found.grid.width} tokens")
+        columns, *rows = found.summary()
+        _print_table([str(c) for c in columns], [[str(cell) for cell in row] for row in rows])
+        print(f"rank correlation of locality with depth: {found.hierarchy:+.2f}")
+        of = "" if stages == 1 else f", stage {stage + 1}"
+        written.append(save_figure(correlation_sheet(found, title + of), folder / f"{name}.png"))
+        written.append(found.save(folder / f"{name}.npz"))
+    print(f"wrote {' and '.join(map(str, written))}")
     return 0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,9 @@ class Correlations:
 
 
 @torch.no_grad()
-def position_correlations(model: nn.Module, img_size: int | tuple[int, int] | None = None) -> Correlations:
+def position_correlations(
+    model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0
+) -> Correlations:
     r"""Compare what each layer's attention sees of position, place by place.
 
     .. math:: s_{i, j} = \frac{p_i \cdot p_j}{\|p_i\| \|p_j\|}
@@ -155,6 +157,9 @@ def position_correlations(model: nn.Module, img_size: int | tuple[int, int] | No
       then too much, and its released code draws it so;
     - 'stream + inner', where a layer has both: their sum, with lambda_2 = 1, for here it would not drop out.
 
+    Where a block has a norm on the stream itself (ViT-Lite, CVT, CCT), w goes on through it. In a pyramid the layers
+    of one stage are compared; what was on the stream before came through the patch mergings, as the tokens do.
+
     A layer that is told nothing (behind eta with LaPE; encoding 'none') has no correlation, NaN. So has a
     token whose vector is zero. A relative or conditional encoding beside an absolute one is left out.
 
@@ -165,21 +170,21 @@ def position_correlations(model: nn.Module, img_size: int | tuple[int, int] | No
     Args:
         model: one of our backbones.
         img_size: pixels, a side or (height, width); by default the size that the model is built for.
+        stage: counted from 0, of a pyramid.
 
     Raises:
-        ValueError: if the model is no backbone, has a grid a stage, or has no absolute encoding but another,
-            which gives no vectors.
+        ValueError: if the model is no backbone or has no such stage, or has no absolute encoding but another, which
+            gives no vectors.
     """
     backbone: Any = model
-    if not all(hasattr(model, name) for name in ("position", "grid", "blocks")):
+    if not all(hasattr(model, name) for name in ("position", "grid", "each_layer")):
         raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
-    if hasattr(model, "depths"):
-        raise ValueError(
-            f"`model` must have one grid for all its layers, got {type(model).__name__}, whose stages have one each."
-        )
     grid: Grid = backbone.grid
     if img_size is not None:
         grid = backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)
+    stages = len(getattr(model, "depths", (1,)))
+    if not 0 <= stage < stages:
+        raise ValueError(f"`stage` must be from 0 to {stages - 1} in this {type(model).__name__}, got {stage}.")
     positions, table = _evaluate(backbone.position, grid)
     told = any(p.pre is not None or p.inner is not None for p in positions)
     if not told and any(value is not None for position in positions for value in position):
@@ -189,22 +194,44 @@ def position_correlations(model: nn.Module, img_size: int | tuple[int, int] | No
             "translation_error and attention_maps look at any model."
         )
 
+    exact = copy.deepcopy(model).cpu().double().eval()
     stream: Tensor | None = None
     sources: list[str | None] = []
     layers: list[Array] = []
-    for block, position in zip(backbone.blocks, positions, strict=True):
+    for (at, index, block, entered), position in zip(_blocks(exact, grid), positions, strict=True):
+        if entered is not None and stream is not None:
+            stream = entered(stream)
         if position.pre is not None:
-            patches = _patches(position.pre, grid)
+            patches = _patches(position.pre, at)
             stream = patches if stream is None else stream + patches
-        seen = {}
-        if stream is not None:
-            seen["stream"] = copy.deepcopy(block.norm1).eval().cpu().double()(stream)
-        if position.inner is not None:
-            seen["inner"] = _patches(position.inner, grid)
-        sources.append(" + ".join(seen) or None)
-        layers.append(cosine_similarity(_total(seen.values(), grid).numpy()))
-    initial = None if table is None else cosine_similarity(_patches(table, grid).numpy())
-    return Correlations(grid, np.stack(layers), tuple(sources), initial)
+        if index == stage:
+            seen = {}
+            if stream is not None:
+                seen["stream"] = block.norm1(stream)
+            if position.inner is not None:
+                seen["inner"] = _patches(position.inner, at)
+            sources.append(" + ".join(seen) or None)
+            layers.append(cosine_similarity(_total(seen.values(), at).numpy()))
+            here = at
+        if stream is not None and (carried := getattr(block, "carried", None)) is not None:
+            stream = carried(stream)
+    initial = None
+    if table is not None and stage == 0:
+        initial = cosine_similarity(_patches(table, here).numpy())
+    return Correlations(here, np.stack(layers), tuple(sources), initial)
+
+
+def _blocks(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable[[Tensor], Tensor] | None]]:
+    """Yield the grid, stage and block of every layer, and what a stream goes through as it enters its stage."""
+    if not hasattr(model, "depths"):
+        for block in model.blocks:
+            yield grid, 0, block, None
+        return
+    grids = model.position_grids(grid)
+    for stage, (at, depth) in enumerate(zip(grids, model.depths, strict=True)):
+        for index in range(depth):
+            enter = partial(model.merge_table, stage, grid=grids[stage - 1]) if stage and not index else None
+            yield at, stage, model.block(stage, index), enter
 
 
 def _evaluate(position: nn.Module, grid: Grid) -> tuple[list[LayerPosition], Tensor | None]:

@@ -131,6 +131,10 @@ class Pyramid(nn.Module, ABC):
     def embed(self, stage: int, x: Tensor) -> Tensor:
         """Turn images or the map of the stage before, (B, C, height, width), into tokens (B, N, D), row by row."""
 
+    def position_grids(self, grid: Grid) -> list[Grid]:
+        """Return the grid of every stage, `grid` being the first's."""
+        return grid.pyramid(len(self.depths), self.num_prefix_tokens, self.pads)
+
     def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
         """Make the table of a stage, (N, D), from that of the stage before, of `grid`, as the tokens are made."""
         return self.embed(stage, grid.to_map(table[None]))[0]
@@ -224,7 +228,7 @@ class Pyramid(nn.Module, ABC):
         grid = self.grid_at((images.shape[-2], images.shape[-1]))
         positions = iter(self.position(grid))
         x = images
-        for stage, at in enumerate(grid.pyramid(len(self.depths), self.num_prefix_tokens, self.pads)):
+        for stage, at in enumerate(self.position_grids(grid)):
             x = self.embed(stage, x)
             if at.prefix:
                 prefix = self._prefix()

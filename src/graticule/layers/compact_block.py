@@ -23,3 +23,7 @@ class CompactBlock(Block):
         """Take tokens x: (B, N, D) to (B, N, D); `where`, the grid, is for an attention that needs it."""
         x = self.norm2(x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, *where)))
         return x + self.drop_path2(self.mlp(x))
+
+    def carried(self, stream: Tensor) -> Tensor:
+        """Say what becomes of a table on the stream, (N, D), behind the block."""
+        return self.norm2(stream)
