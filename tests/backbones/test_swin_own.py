@@ -1,0 +1,518 @@
+"""Swin: timm's at any size, windows that see what they should, and tables that reach the later stages by merging."""
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import graticule
+from graticule import Grid, fold, published_state_dict, unfold
+from graticule.analysis import attention_maps
+from graticule.backbones import SwinTransformer
+from graticule.encodings import MergedTable
+from graticule.factory import build_position
+from graticule.joining import LayerPosition
+from graticule.layers import WindowAttention
+from tiny import count, draw, gradients, images
+
+TWO = {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4)}
+THREE = {"img_size": (64, 96), "window_size": 4, "depths": (2, 2, 2), "num_heads": (1, 2, 4)}
+#: Built with what, looked at with images of which sizes; windows tile few of them.
+BUILT = {
+    "64, window 4": (TWO, [(64, 64), (96, 64), (80, 112), (36, 44), (52, 60)]),
+    "64, window 4, four blocks": ({**TWO, "depths": (1, 4)}, [(64, 64), (52, 60)]),
+    "56, window 7": ({**TWO, "img_size": 56, "window_size": 7}, [(56, 56), (64, 64), (60, 100), (28, 84)]),
+    "64 x 96, three stages": (THREE, [(64, 96), (96, 64), (44, 76), (80, 80)]),
+    "32, window 7": ({**TWO, "img_size": 32, "window_size": 7}, [(32, 32), (64, 64), (44, 36)]),
+    "16 x 64, window 5": ({**TWO, "img_size": (16, 64), "window_size": 5}, [(16, 64), (64, 16), (60, 60)]),
+}
+JOININGS = [
+    ("learnable", "default"),
+    ("learnable", "shared"),
+    ("learnable", "unshared"),
+    ("learnable", "lape_sharing"),
+    ("learnable", "lape"),
+    ("sinusoidal_2d", "lape"),
+    ("learnable+relative_bias", "default"),
+    ("learnable+relative_bias", "lape"),
+    ("relative_bias", "default"),
+    ("relative_bias", "lape"),
+    ("rotary", "default"),
+    ("relative_bias+peg", "default"),
+    ("none", "default"),
+]
+#: Those that tell a table to every layer, by way of the merging.
+MERGED = [(e, j) for e, j in JOININGS if "learnable" in e and j in ("shared", "lape_sharing", "lape")]
+joinings = pytest.mark.parametrize(("encoding", "joining"), JOININGS)
+merged = pytest.mark.parametrize(("encoding", "joining"), MERGED)
+
+
+def swin(encoding="relative_bias", joining="default", **kwargs):
+    """A small Swin with every weight drawn, in float64 and evaluation mode."""
+    position = partial(build_position, encoding=encoding, joining=joining)
+    sizes = {"embed_dim": 8, "num_classes": 5, **TWO, **kwargs}
+    return draw(SwinTransformer(position, **sizes)).double().eval()
+
+
+def timms(**kwargs):
+    """timm's, likewise."""
+    sizes = {"embed_dim": 8, "num_classes": 5, "drop_path_rate": 0.0, "strict_img_size": False, **TWO, **kwargs}
+    return draw(timm.models.swin_transformer.SwinTransformer(**sizes)).double().eval()
+
+
+def wide(height=64, width=64, batch=2):
+    return images(height, width, batch, torch.float64)
+
+
+def assert_same(a, b, atol=1e-12):
+    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+# timm's
+
+
+@pytest.mark.parametrize("built", BUILT)
+@torch.no_grad()
+def test_it_is_timms_swin_for_images_that_windows_do_not_tile(built):
+    kwargs, sizes = BUILT[built]
+    theirs, ours = timms(**kwargs), swin(**kwargs)
+    assert ours.load_state_dict(theirs.state_dict(), strict=True)
+    for size in sizes:
+        x = wide(*size)
+        assert_same(ours(x), theirs(x))
+        assert_same(ours.forward_features(x), theirs.forward_features(x).flatten(1, 2))
+
+
+@pytest.mark.parametrize("built", BUILT)
+@torch.no_grad()
+def test_its_published_names_are_timms_and_timm_takes_them(built):
+    kwargs, sizes = BUILT[built]
+    theirs, ours = timms(**kwargs), swin(**kwargs)
+    published = published_state_dict(ours)
+    assert {name: value.shape for name, value in published.items()} == {
+        name: value.shape for name, value in theirs.state_dict().items()
+    }
+    theirs.load_state_dict(published, strict=True)
+    x = wide(*sizes[-1])
+    assert_same(ours(x), theirs(x))
+
+
+def resampled(table, old, new):
+    """A bias table of windows of `old` for windows of `new`, by PyTorch's bicubic interpolation with antialias."""
+    maps = table.T.unflatten(1, [2 * side - 1 for side in old])
+    maps = F.interpolate(maps[None], [2 * side - 1 for side in new], mode="bicubic", antialias=True)[0]
+    return maps.flatten(1).T
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "windows"),
+    [
+        ((96, 64), 6, [(6, 6), (6, 6)]),
+        ((80, 112), 5, [(5, 5), (5, 5)]),
+        ((48, 24), 7, [(7, 6), (6, 3)]),
+        (64, 3, [(3, 3), (3, 3)]),
+        (128, None, [(4, 4), (4, 4)]),
+        (None, 8, [(8, 8), (8, 8)]),
+    ],
+)
+@torch.no_grad()
+def test_another_input_size_and_window_make_it_timms_that_is_built_with_them(size, window, windows):
+    ours = swin()
+    before = copy.deepcopy(published_state_dict(ours))
+    ours.set_input_size(size, window)
+    after = published_state_dict(ours)
+    for stage, new in enumerate(windows):
+        for block in range(2):
+            name = f"layers.{stage}.blocks.{block}.attn.relative_position_bias_table"
+            assert_same(after[name], resampled(before.pop(name), (4, 4), new))
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+    theirs = timms(img_size=size or 64, window_size=window or 4)
+    theirs.load_state_dict(after, strict=True)
+    height, width = ours.img_size
+    for x in (wide(height, width), wide(height + 12, width + 20)):
+        assert_same(ours(x), theirs(x))
+
+    again = timms()
+    again.set_input_size(size if isinstance(size, tuple) else (size or 64,) * 2, window_size=window or 4)
+    again.load_state_dict(after, strict=True)
+    x = wide(height, width)
+    assert_same(ours(x), again(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("swin_tiny_patch4_window7_224", 28_288_354), ("swin_small_patch4_window7_224", 49_606_258)],
+)
+def test_full_sizes_have_the_parameters_of_timms(name, parameters):
+    with torch.device("meta"):
+        model = graticule.create_model(name)
+        assert count(timm.create_model(name)) == parameters
+    assert count(model) == parameters
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+# Any image
+
+
+@joinings
+@torch.no_grad()
+def test_an_image_of_any_size_is_one_filled_up_with_zeros_to_whole_patches(encoding, joining):
+    model = swin(encoding, joining)
+    x = wide(33, 47)
+    assert model(x).shape == (2, 5)
+    assert model.forward_features(x).shape == (2, 5 * 6, 16)  # 9 x 12 patches, halved and rounded up
+    assert_same(model(x), model(F.pad(x, (0, 1, 0, 3))))
+    for size in ((1, 1), (5, 64), (63, 17)):
+        assert model(wide(*size)).isfinite().all()
+
+
+@joinings
+def test_a_gradient_reaches_every_parameter(encoding, joining):
+    model = swin(encoding, joining)
+    model(wide(52, 60)).square().sum().backward()
+    assert all(grad is not None and grad.abs().sum() > 0 for grad in gradients(model).values())
+
+
+@joinings
+@torch.no_grad()
+def test_other_weights_of_position_make_another_output(encoding, joining):
+    model = swin(encoding, joining)
+    x = wide()
+    before = model(x)
+    for name, parameter in model.position.named_parameters():
+        if parameter.requires_grad:
+            held = parameter.clone()
+            parameter.copy_(torch.randn_like(parameter))
+            assert (model(x) - before).abs().max() > 1e-6, name
+            parameter.copy_(held)
+    assert_same(model(x), before, atol=0)
+
+
+# Windows
+
+
+class Shapes(TorchDispatchMode):
+    """Keeps the shape of every tensor that operations make."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.seen += [leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        return result
+
+
+@torch.no_grad()
+def test_no_mask_is_written_down_for_every_window():
+    model = swin(embed_dim=12).float()
+    with Shapes() as shapes:
+        model(images(80, 112, 3))
+    pairs = [shape for shape in shapes.seen if shape[-2:] == (16, 16)]
+    assert pairs
+    assert max(math.prod(shape) for shape in pairs) == 4 * 16 * 16  # the bias of the four heads of the second stage
+
+
+def window_attention(grid, window=(4, 4), shift=(0, 0), heads=2, dim=8):
+    """Attention in windows with a bias, its tokens, and what it is told."""
+    attention = draw(WindowAttention(dim, heads, Grid(*window), shift)).double().eval()
+    area = window[0] * window[1]
+    bias = torch.randn(heads, area, area, dtype=torch.float64)
+    return attention, torch.randn(2, grid.tokens, dim, dtype=torch.float64), LayerPosition(bias=bias)
+
+
+def windows_by_kind(grid, window, shift):
+    """The flattened places of the tokens of every window of the rolled map, in the order of `weights`."""
+    places = torch.arange(grid.patches).view(grid.shape).roll((-shift[0], -shift[1]), (0, 1))
+    rows, columns = grid.height // window[0], grid.width // window[1]
+    every = [(row, column) for row in range(rows) for column in range(columns)]
+    every.sort(key=lambda at: (bool(shift[0]) and at[0] == rows - 1, bool(shift[1]) and at[1] == columns - 1))
+    return [
+        places[r * window[0] : (r + 1) * window[0], c * window[1] : (c + 1) * window[1]].flatten() for r, c in every
+    ]
+
+
+TILED = pytest.mark.parametrize(
+    ("grid", "window", "shift"),
+    [
+        (Grid(8, 8), (4, 4), (0, 0)),
+        (Grid(8, 8), (4, 4), (2, 2)),
+        (Grid(12, 16), (4, 4), (2, 2)),
+        (Grid(12, 16), (4, 4), (1, 3)),
+        (Grid(4, 16), (4, 4), (0, 2)),
+        (Grid(16, 4), (4, 4), (2, 0)),
+        (Grid(9, 10), (3, 5), (1, 2)),
+    ],
+)
+
+
+@TILED
+@torch.no_grad()
+def test_tokens_that_were_no_neighbours_before_the_roll_do_not_see_each_other(grid, window, shift):
+    """Two tokens of a window see each other exactly if a window at their place in the image would hold both."""
+    attention, x, position = window_attention(grid, window, shift)
+    weights = attention.weights(x, position, grid)
+    groups = windows_by_kind(grid, window, shift)
+    assert weights.shape == (2 * len(groups), 2, window[0] * window[1], window[0] * window[1])
+    assert_same(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    offsets = grid.offsets().abs()
+    near = (offsets[..., 0] < window[0]) & (offsets[..., 1] < window[1])
+    for found in weights.unflatten(0, (2, -1)):
+        for places, one in zip(groups, found, strict=True):
+            assert torch.equal(one > 0, near[places][:, places].expand_as(one))
+
+
+@TILED
+@torch.no_grad()
+def test_the_weights_of_the_windows_are_those_that_mix_the_values(grid, window, shift):
+    """Attention among all tokens, with the weights of the windows put where they belong and zeros elsewhere."""
+    attention, x, position = window_attention(grid, window, shift)
+    weights = attention.weights(x, position, grid).unflatten(0, (2, -1))
+    dense = torch.zeros(2, 2, grid.patches, grid.patches, dtype=torch.float64)
+    for index, places in enumerate(windows_by_kind(grid, window, shift)):
+        dense[:, :, places[:, None], places] = weights[:, index]
+    v = attention.qkv(x).chunk(3, -1)[2].unflatten(-1, (2, 4)).transpose(1, 2)
+    assert_same(attention(x, position, grid), attention.proj((dense @ v).transpose(1, 2).flatten(2)))
+
+
+@TILED
+@torch.no_grad()
+def test_the_weights_are_a_softmax_of_products_and_bias_within_a_window(grid, window, shift):
+    attention, x, position = window_attention(grid, window, shift)
+    found = attention.weights(x, position, grid).unflatten(0, (2, -1))
+    q, k, _ = attention.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+    for index, places in enumerate(windows_by_kind(grid, window, shift)):
+        seen = found[:, index] > 0
+        logits = q[:, :, places] @ k[:, :, places].transpose(-2, -1) / 2 + position.bias
+        assert_same(found[:, index], logits.masked_fill(~seen, -torch.inf).softmax(-1))
+
+
+@pytest.mark.parametrize("size", [(64, 64), (80, 112), (52, 60)])
+def test_attention_maps_are_looked_at_by_window(size):
+    model = swin("learnable+relative_bias", "lape")
+    maps = attention_maps(model, wide(*size))
+    assert [one.layer for one in maps] == [0, 1, 2, 3]
+    for one, heads, step in zip(maps, (2, 2, 4, 4), (16, 16, 32, 32), strict=True):
+        windows = math.prod(-(-side // step) for side in size)
+        assert one.weights.shape == (2 * windows, heads, 16, 16)
+        assert abs(one.weights.sum(-1) - 1).max() < 1e-12
+    assert (maps[0].weights > 0).all() and (maps[1].weights == 0).any()
+
+
+def test_a_window_is_no_larger_than_the_grid_and_a_stage_of_one_window_is_not_shifted():
+    model = swin(img_size=(16, 48), window_size=7)  # grids 4 x 12 and 2 x 6
+    found = [[(b.attn.window.shape, b.attn.shift) for b in layer.blocks] for layer in model.layers]
+    assert found == [[((4, 7), (0, 0)), ((4, 7), (0, 3))], [((2, 6), (0, 0)), ((2, 6), (0, 0))]]
+    tables = {name: value.shape for name, value in published_state_dict(model).items() if name.endswith("table")}
+    assert tables == {
+        f"layers.{stage}.blocks.{block}.attn.relative_position_bias_table": shape
+        for stage, shape in enumerate([(7 * 13, 2), (3 * 11, 4)])
+        for block in range(2)
+    }
+
+
+@torch.no_grad()
+def test_one_window_is_attention_among_all():
+    """Without a bias a stage of one window sees no places: permuted patches give permuted tokens."""
+    model = swin("none", img_size=16, window_size=4, depths=(2,), num_heads=(2,))
+    x = wide(16, 16)
+    tokens = model.forward_features(x)
+    turned = model.forward_features(x.roll((4, 8), (2, 3)))
+    assert_same(turned, tokens.unflatten(1, (4, 4)).roll((1, 2), (1, 2)).flatten(1, 2))
+
+
+def test_windows_of_no_patch_are_refused_and_nothing_is_changed():
+    with pytest.raises(ValueError, match=r"`window_size` must be at least 1, got 0\."):
+        swin(window_size=0)
+    model = swin()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"`window_size` must be at least 1, got 0\."):
+        model.set_input_size(96, 0)
+    assert (model.img_size, model.window_size) == ((64, 64), 4)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(ValueError, match=r"`drop_path_rate` must be in \[0, 1\), got 1"):
+        swin(drop_path_rate=1.0)
+    with pytest.raises(ValueError, match="`global_pool` must be 'avg' or ''"):
+        swin(global_pool="token")
+
+
+# Tables through the patch merging
+
+
+def by_hand(merging, table, grid):
+    """Merge a table (N, D) of `grid` as Swin merges patches: four neighbours, column by column, norm, projection."""
+    height, width = grid.shape
+    map_ = F.pad(table.unflatten(0, grid.shape), (0, 0, 0, width % 2, 0, height % 2))
+    four = torch.cat([map_[0::2, 0::2], map_[1::2, 0::2], map_[0::2, 1::2], map_[1::2, 1::2]], -1)
+    mean, var = four.mean(-1, keepdim=True), four.var(-1, unbiased=False, keepdim=True)
+    normed = (four - mean) / (var + merging.norm.eps).sqrt() * merging.norm.weight + merging.norm.bias
+    return (normed @ merging.reduction.weight.T).flatten(0, 1)
+
+
+def told(model, grid):
+    """What every layer is told of the table, on the stream or behind the norm."""
+    return [p.inner if p.pre is None else p.pre for p in model.position(grid)]
+
+
+@merged
+@pytest.mark.parametrize("size", [(64, 96), (44, 76), (33, 47)])
+@torch.no_grad()
+def test_the_table_of_a_later_stage_is_the_table_before_merged_by_hand(encoding, joining, size):
+    model = swin(encoding, joining, **THREE)
+    grids = model.grid_at(size).pyramid(3, pad=True)
+    parts = [stage if "+" not in encoding else stage.parts[0] for stage in model.position.stages]
+    tables = [parts[0].encodings[0](grids[0])]
+    for stage in (1, 2):
+        assert isinstance(parts[stage].encodings[0], MergedTable)
+        tables.append(by_hand(model.layers[stage].downsample, tables[-1], grids[stage - 1]))
+    expected = []
+    for table, part in zip(tables, parts, strict=True):
+        for layer in range(2):
+            if joining == "shared":
+                expected.append(table)
+            else:
+                norm = part.joining.norms[layer]
+                expected.append(norm(expected[-1] if joining == "lape" and layer else table))
+    found = told(model, grids[0])
+    assert [table.shape for table in found] == [(g.patches, 8 << s) for s, g in enumerate(grids) for _ in range(2)]
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one, other)
+
+
+@merged
+def test_a_gradient_reaches_the_first_table_through_the_last_stage_alone(encoding, joining):
+    model = swin(encoding, joining, **THREE)
+    last = told(model, model.grid)[-1]
+    (last * torch.randn_like(last)).sum().backward()
+    first = next(p for name, p in model.named_parameters() if name.endswith("pos_embed"))
+    assert first.grad is not None and (first.grad.abs().sum(-1) > 0).all()
+    for stage in (1, 2):
+        assert model.layers[stage].downsample.reduction.weight.grad.abs().sum() > 0
+
+
+@merged
+@torch.no_grad()
+def test_a_copy_merges_with_its_own_merging(encoding, joining):
+    model = swin(encoding, joining)
+    x = wide()
+    before, tables = model(x), told(model, model.grid)
+    other = copy.deepcopy(model)
+    assert_same(other(x), before, atol=0)
+    other.layers[1].downsample.reduction.weight.mul_(-2)
+    moved = told(other, other.grid)
+    assert all(torch.equal(a, b) for a, b in zip(told(model, model.grid), tables, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(moved[:2], tables[:2], strict=True))
+    assert all((a - b).abs().max() > 1e-3 for a, b in zip(moved[2:], tables[2:], strict=True))
+    assert_same(model(x), before, atol=0)
+    # and so with the table of the first stage
+    next(p for name, p in model.named_parameters() if name.endswith("pos_embed")).mul_(3)
+    assert all(torch.equal(a, b) for a, b in zip(told(other, other.grid), moved, strict=True))
+
+
+@merged
+def test_the_merging_stands_once_in_the_state_dict(encoding, joining):
+    model = swin(encoding, joining, **THREE)
+    state = model.state_dict()
+    assert len({value.data_ptr() for value in state.values()}) == len(state)
+    assert [name for name in state if name.endswith("pos_embed")] == [
+        f"position.stages.0.{'parts.0.' if '+' in encoding else ''}encodings.0.pos_embed"
+    ]
+    assert {name for name in state if "downsample" in name} == {
+        f"layers.{stage}.downsample.{leaf}"
+        for stage in (1, 2)
+        for leaf in ("norm.weight", "norm.bias", "reduction.weight")
+    }
+    assert len(list(model.named_parameters(remove_duplicate=False))) == len(list(model.parameters()))
+    other = swin(encoding, joining, **THREE)
+    other.load_state_dict(state)
+    x = wide(52, 60)
+    assert_same(other(x), model(x), atol=0)
+
+
+def test_a_table_on_the_stream_stands_before_the_first_stage_alone():
+    model = swin("learnable")
+    given = model.position(model.grid)
+    assert given[0].pre.shape == (256, 8)
+    assert all(value is None for one in given[1:] for value in one)
+    assert count(model.position) == 256 * 8
+
+
+def test_tables_of_their_own_stand_before_every_block():
+    model = swin("learnable", "unshared", **THREE)
+    assert [p.pre.shape for p in model.position(model.grid)] == [
+        (n, dim) for n, dim in ((384, 8), (96, 16), (24, 32)) for _ in range(2)
+    ]
+    assert count(model.position) == 2 * (384 * 8 + 96 * 16 + 24 * 32)
+    assert all(isinstance(parameter, nn.Parameter) for parameter in model.position.parameters())
+
+
+# Folding
+
+
+@joinings
+@torch.no_grad()
+def test_a_folded_swin_computes_the_same_and_unfolds(encoding, joining):
+    model = swin(encoding, joining)
+    x, odd = wide(), wide(33, 47)
+    before, other = model(x), model(odd)
+    assert_same(fold(model)(x), before)
+    assert_same(fold(model, img_size=(33, 47))(odd), other)
+    assert_same(unfold(model)(x), before, atol=0)
+
+
+@joinings
+@torch.no_grad()
+def test_a_folded_swin_takes_another_size_and_window_as_an_unfolded_one_does(encoding, joining):
+    model = swin(encoding, joining)
+    folded = fold(copy.deepcopy(model))
+    for one in (model, folded):
+        one.set_input_size((96, 64), 6)
+    x = wide(96, 64)
+    assert_same(folded(x), model(x))
+    assert_same(unfold(folded)(x), model(x))
+
+
+@joinings
+@torch.no_grad()
+def test_a_folded_swin_folds_again_when_weights_are_loaded(encoding, joining):
+    model, other = swin(encoding, joining), swin(encoding, joining)
+    fold(model).load_state_dict(other.state_dict())
+    x = wide()
+    assert_same(model(x), other(x))
+
+
+# Beside a PEG
+
+
+@torch.no_grad()
+def test_a_peg_stands_behind_the_first_block_of_every_stage_and_is_nothing_where_its_weights_are_zero():
+    model = swin("relative_bias+peg", **THREE)
+    plain = swin("relative_bias", **THREE)
+    given = model.position(model.grid)
+    assert [one.after is not None for one in given] == [True, False] * 3
+    assert all(one.bias is not None for one in given)
+    state = published_state_dict(model)
+    pegs = [name for name in state if name.startswith("pos_block.")]
+    assert len(pegs) == 3 * 2
+    plain.load_state_dict({name: value for name, value in state.items() if name not in pegs})
+    x = wide(44, 76)
+    assert (model(x) - plain(x)).abs().max() > 1e-3
+    for name, value in state.items():
+        if name in pegs:
+            value.zero_()
+    assert_same(model(x), plain(x))
+
+
+def test_swin_with_peg_has_ten_parameters_a_channel_of_every_stage_more():
+    with torch.device("meta"):
+        model = graticule.create_model("swin_tiny_peg_patch4_window7_224")
+    assert count(model) == 28_288_354 + 10 * (96 + 192 + 384 + 768)
