@@ -235,6 +235,7 @@ def build_position(
     if form != PegOptions() and not set(names) & set(CONDITIONAL):
         raise ValueError(f"`peg` must be left out without encoding {' or '.join(CONDITIONAL)}, got {encoding!r}.")
 
+    joined_by_name = tables or {"relative_bias", "continuous_bias"} & set(names)
     parts: list[Position] = []
     for name in names:
         if name in ABSOLUTE:
@@ -254,7 +255,7 @@ def build_position(
                 )
             parts.append(JoinedPosition((build() for _ in range(joined.tables)), joined))
         elif name in ROTARY:
-            if not tables and joining != "default":
+            if not joined_by_name and joining != "default":
                 raise ValueError(f"`joining` must be 'default' with encoding {name!r}, got {joining!r}.")
             parts.append(_rotary(name, grid.window(window), depth, num_heads, dim, joined_layers, window))
         elif name in MIXING:
@@ -263,7 +264,7 @@ def build_position(
         elif name in CONDITIONAL:
             parts.append(_conditional(name, dim, depth, form))
         elif name in ("shaw", "contextual_product"):
-            if not tables and joining != "default":
+            if not joined_by_name and joining != "default":
                 raise ValueError(f"`joining` must be 'default' with encoding {name!r}, got {joining!r}.")
             head_dim = dim // max(num_heads, 1)
             build_bias: Callable[[], Any] = partial(ContextualProduct, grid.window(window), num_heads, head_dim)

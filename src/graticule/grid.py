@@ -106,8 +106,8 @@ class Grid:
         """
         if side is None:
             return self
-        if side < 1:
-            raise ValueError(f"`window_size` must be at least 1, got {side}.")
+        if not isinstance(side, int) or side < 1:
+            raise ValueError(f"`window_size` must be a whole number of at least 1, got {side}.")
         return Grid(min(side, self.height), min(side, self.width))
 
     def coordinates(self, device: torch.device | str | None = None) -> Tensor:

@@ -294,7 +294,7 @@ def test_the_output_of_a_bfloat16_model_is_bfloat16(encoding):
     exact = model(x := images())
     rounded = model.bfloat16()(x.bfloat16())
     assert rounded.dtype == torch.bfloat16
-    # three layers in 8 bits; logits are of the size of the standard deviation, which is about 10
+    # a rounding is 2^-9 of the number; some tens of them follow one another
     assert (rounded.float() - exact).norm() < 0.1 * exact.norm()
 
 

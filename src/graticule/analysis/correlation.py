@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 
-from graticule.encodings import AbsoluteEncoding
+from graticule.encodings import AbsoluteEncoding, MergedTable
 from graticule.files import write_bytes
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
@@ -239,7 +239,8 @@ def _evaluate(position: nn.Module, grid: Grid) -> tuple[list[LayerPosition], Ten
     modes = [(module, module.training) for module in position.modules()]
     position.eval()
     try:
-        encodings = [module for module in position.modules() if isinstance(module, AbsoluteEncoding)]
+        every = [module for module in position.modules() if isinstance(module, AbsoluteEncoding)]
+        encodings = [encoding for encoding in every if not isinstance(encoding, MergedTable)]
         return position(grid), encodings[0](grid) if len(encodings) == 1 else None
     finally:
         for module, training in modes:

@@ -62,7 +62,36 @@ class CeitTransformer(VisionTransformer):
     def forward_features(self, x: Tensor) -> Tensor:
         """Turn images (B, C, height, width) into the class token of all layers, (B, 1, D)."""
         tokens = torch.cat([tokens[:, :1] for tokens, _ in self.each_layer(x)], 1)  # (B, depth, D)
-        return self.norm(self.lca(tokens + self.pos_layer_embed))
+        return self.norm(self.lca(tokens + self.pos_layer_embed[:, : tokens.shape[1]]))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+    ) -> Any:
+        """Return what chosen blocks make of images, as `VisionTransformer`; the final tokens are `forward_features`.
+
+        Those are computed in a pass of their own.
+        """
+        found = super().forward_intermediates(
+            x, indices, return_prefix_tokens, norm, stop_early, output_fmt, True, output_dict
+        )
+        if intermediates_only:
+            return found
+        final = self.forward_features(x)
+        return {**found, "image_features": final} if output_dict else (final, found)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Put a fresh classifier of `num_classes` in; 0 for none."""
+        if global_pool not in (None, "", "token"):
+            raise ValueError(f"`global_pool` must be 'token' in CeiT, got {global_pool!r}.")
+        super().reset_classifier(num_classes)
 
     def own_name(self, published: str) -> str:
         """Return our name of a parameter of its code."""

@@ -40,7 +40,7 @@ def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
     position: Any = model.position
     names = {f"position.{own}": theirs for theirs, own in position.published_names().items()}
     rename: Any = getattr(model, "published_name", lambda name: name)
-    return {names.get(name) or rename(name): value for name, value in model.state_dict().items()}
+    return {rename(names.get(name, name)): value for name, value in model.state_dict().items()}
 
 
 def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -133,11 +133,11 @@ class SwinTransformer(Pyramid):
         for layer, at in zip(self.layers, self.grid.pyramid(len(self.depths), pad=True), strict=True):
             window = at.window(self.window_size)
             for index, block in enumerate(cast("Iterable[Any]", layer.blocks)):
-                block.attn.window = window
-                block.attn.shift = (
-                    0 if index % 2 == 0 or at.height <= window.height else self.window_size // 2,
-                    0 if index % 2 == 0 or at.width <= window.width else self.window_size // 2,
+                down, across = (
+                    self.window_size // 2 if index % 2 and side > step else 0
+                    for side, step in zip(at.shape, window.shape, strict=True)
                 )
+                block.attn.set_window(window, (down, across))
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None, window_size: int | None = None) -> None:
         """Make another image size, or another window, the one that position information is held for.

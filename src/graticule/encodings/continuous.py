@@ -28,8 +28,11 @@ class ContinuousBias(nn.Module):
 
     def __init__(self, grid: Grid, num_heads: int, hidden: int = 512) -> None:
         super().__init__()
-        self.grid = self.reference = grid
+        self.grid = grid
         self.num_heads = num_heads
+        # (H, W) is part of the function that was learned, so that a checkpoint brings it
+        self.register_buffer("reference", torch.tensor(grid.shape))
+        self.reference: Tensor
         self.cpb_mlp = nn.Sequential(
             nn.Linear(2, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
         )
@@ -41,9 +44,10 @@ class ContinuousBias(nn.Module):
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
         weight = next(self.cpb_mlp.parameters())
+        wide = torch.promote_types(weight.dtype, torch.float32)
         sides = [
-            torch.arange(1 - side, side, device=weight.device, dtype=torch.float32) / max(whole - 1, 1)
-            for side, whole in zip(grid.shape, self.reference.shape, strict=True)
+            torch.arange(1 - side, side, device=weight.device, dtype=wide) / (whole - 1).clamp(min=1)
+            for side, whole in zip(grid.shape, self.reference, strict=True)
         ]
         scaled = [t.sign() * torch.log2(1 + 8 * t.abs()) / 3 for t in sides]  # log to base 8
         place = torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).flatten(0, 1).to(weight.dtype)

@@ -6,6 +6,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -309,7 +310,8 @@ class TokenPerformer(nn.Module):
         return x + self.mlp(self.norm2(x))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
+        kind = q.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
             wide = torch.promote_types(self.w.dtype, torch.float32)
             keys, queries = self._features(k.to(wide)), self._features(q.to(wide))  # (B, N, m)
             told = keys.transpose(1, 2) @ v.to(wide)  # (B, m, token_dim)

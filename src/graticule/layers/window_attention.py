@@ -44,8 +44,19 @@ class WindowAttention(Attention):
         **kwargs: Any,
     ) -> None:
         super().__init__(dim, num_heads, **kwargs)
+        self.set_window(window, shift)
+
+    def set_window(self, window: Grid, shift: tuple[int, int] = (0, 0)) -> None:
+        """Make another window and shift those of the layer; who sees whom is worked out here, once and for all."""
         self.window = window
         self.shift = shift
+        for name, down, across in (("right", 0, shift[1]), ("below", shift[0], 0), ("corner", *shift)):
+            seen = self._seen(down, across, self.proj.weight.device) if down or across else None
+            self.register_buffer(f"seen_{name}", seen, persistent=False)
+
+    seen_right: Tensor | None
+    seen_below: Tensor | None
+    seen_corner: Tensor | None
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Mix the tokens x: (B, N, D) of the grid within their windows."""
@@ -91,16 +102,14 @@ class WindowAttention(Attention):
         if below or right:
             y = F.pad(y, (0, 0, 0, right, 0, below))
         lower, upper = (
-            [(0, side, 0)] if not shift else [(0, side - step, 0), (side - step, side, shift)]
+            [(0, side, False)] if not shift else [(0, side - step, False), (side - step, side, True)]
             for side, step, shift in zip(y.shape[1:3], self.window.shape, self.shift, strict=True)
         )
+        kinds = {(False, False): None, (False, True): self.seen_right}
+        kinds |= {(True, False): self.seen_below, (True, True): self.seen_corner}
         return [
-            [
-                (y[:, top:bottom, left:end], self._seen(down, across, x.device) if down or across else None)
-                for left, end, across in upper
-                if end > left
-            ]
-            for top, bottom, down in lower
+            [(y[:, top:bottom, left:end], kinds[last, rightmost]) for left, end, rightmost in upper if end > left]
+            for top, bottom, last in lower
             if bottom > top
         ]
 

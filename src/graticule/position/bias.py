@@ -53,11 +53,17 @@ class BiasPosition(Position):
         return ["encodings"]
 
     def published_names(self) -> dict[str, str]:
-        """`blocks.l.attn.relative_position_bias_table` and `blocks.l.attn.pe_norm`, as LaPE's code."""
+        """`blocks.l.attn.` and the name in the code of LaPE, Swin, Swin V2 and iRPE; `pe_norm` for LaPE's norm."""
         names = {}
         for own, _ in self.encodings.named_parameters():
             layer, *rest = own.split(".")
-            leaf = "pe_norm." + rest[-1] if rest[0] == "norm" else rest[-1]
+            kind, *more = rest
+            if kind == "norm":
+                leaf = f"pe_norm.{more[-1]}"
+            elif kind == "lookup_table_weight":
+                leaf = "rpe_k.lookup_table_weight"
+            else:
+                leaf = ".".join(more if kind == "bias" and more else rest)
             names[f"blocks.{layer}.attn.{leaf}"] = f"encodings.{own}"
         return names
 

@@ -2,6 +2,9 @@
 
 Reproduces: LaPE, first version (Yu et al., 2022), Table 7; the mean of seeds 121 to 125.
 Command: graticule train vit_lite_cifar100 --data-root FOLDER --seed 121
+    Table 5 of that paper: graticule compare vit_lite_cifar100 --seeds 121 122 123 124 125 --choices joining=default
+    joining=lape,decomposition=w joining=lape,decomposition=gamma_w ... (graticule models lists the eight).
+    Table 6: the same with --choices joining=default joining=lape,joined_layers=1 ... joining=lape,joined_layers=7
 Cost: not measured.
 Result: not measured.
 

@@ -37,6 +37,9 @@ def fold(model: Model, img_size: int | tuple[int, int] | None = None) -> Model:
     folded = [FoldedPosition(backbone.position, _grid(backbone, img_size)) for backbone in backbones]
     for backbone, position in zip(backbones, folded, strict=True):
         backbone.position = position.eval()
+        # a table may come through the backbone's own layers, whose weights are loaded after the position's
+        if _fold_again not in backbone._load_state_dict_post_hooks.values():
+            backbone.register_load_state_dict_post_hook(_fold_again)
     return model
 
 
@@ -46,6 +49,11 @@ def unfold(model: Model) -> Model:
         if isinstance(backbone.position, FoldedPosition):
             backbone.position = backbone.position.original.train(backbone.position.training)
     return model
+
+
+def _fold_again(backbone: Any, _: Any) -> None:
+    if isinstance(backbone.position, FoldedPosition):
+        backbone.position.fold()
 
 
 def _backbones(model: nn.Module) -> list[Any]:

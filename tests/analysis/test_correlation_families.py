@@ -1,0 +1,466 @@
+"""Position correlations of the other families: norms on the stream, stages, and what a merged table looks like."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import graticule
+from graticule import Grid
+from graticule.analysis import (
+    Correlations,
+    correlation_sheet,
+    cosine_similarity,
+    position_correlations,
+    two_dimensionality,
+)
+from graticule.cli import main
+from tiny import draw
+
+COMPACT = ("vit_lite_2_4_32", "cvt_2_4_32", "cct_2_3x2_32")
+PYRAMIDS = ("swin", "pvt")
+
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4, "num_classes": 5}
+PVT = {
+    "img_size": 32,
+    "embed_dims": (8, 16),
+    "depths": (2, 1),
+    "num_heads": (1, 2),
+    "mlp_ratios": (2, 2),
+    "sr_ratios": (2, 1),
+    "num_classes": 5,
+}
+
+
+def drawn(name, **kwargs):
+    """A model in float64 all of whose parameters are drawn, tables and norms included."""
+    return draw(graticule.create_model(name, **kwargs)).double().eval()
+
+
+def compact(name, **kwargs):
+    return drawn(name, **{"embed_dim": 24, "num_heads": 3, "num_classes": 5, **kwargs})
+
+
+def pyramid(name, **kwargs):
+    """Two stages, of 8 x 8 and 4 x 4 patches; two layers and one."""
+    if name == "swin":
+        return drawn("swin_tiny_patch4_window7_224", **{"encoding": "learnable", **SWIN, **kwargs})
+    return drawn("pvt_tiny", **{**PVT, **kwargs})
+
+
+def t2t(**kwargs):
+    return graticule.create_model("t2t_vit_7", img_size=128, embed_dim=64, depth=2, num_heads=2, **kwargs)
+
+
+def layer_norm(x, norm):
+    """The norm by its formula, over the last axis."""
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+    return (x - mean) / (variance + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def swin_merged(model, table, grid):
+    """A table (N, D) through the patch merging of the second stage: 2 x 2 neighbours, a norm, a projection."""
+    merge = model.layers[1].downsample
+    image = F.pad(table.T.unflatten(-1, grid.shape), (0, grid.width % 2, 0, grid.height % 2))
+    four = [image[:, y::2, x::2] for x in (0, 1) for y in (0, 1)]
+    return layer_norm(torch.cat(four).flatten(1).T, merge.norm) @ merge.reduction.weight.T
+
+
+def pvt_merged(model, table, grid):
+    """A table (N, D) through the patches of the second stage: a convolution of 2 x 2, and a norm."""
+    embed = model.patch_embeds[1]
+    image = F.conv2d(table.T.unflatten(-1, grid.shape)[None], embed.proj.weight, embed.proj.bias, stride=2)
+    return layer_norm(image[0].flatten(1).T, embed.norm)
+
+
+MERGED = {"swin": swin_merged, "pvt": pvt_merged}
+
+
+@torch.no_grad()
+def assert_layers_see(found, *seen):
+    """Each layer's view of position, (N, D) with any prefix tokens in front, has the cosines that were found."""
+    assert found.similarity.shape == (len(seen), found.grid.patches, found.grid.patches)
+    for layer, table in enumerate(seen):
+        by_hand = cosine_similarity(table[-found.grid.patches :].double().numpy())
+        np.testing.assert_allclose(found.similarity[layer], by_hand, rtol=0, atol=1e-10)
+
+
+def table_of(model, index=0):
+    """The table of a learnable encoding, (N, D): the one, or that of a layer or stage."""
+    tables = [value[0] for name, value in model.named_parameters() if name.endswith("pos_embed")]
+    return tables[index]
+
+
+# Families of one stage
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", COMPACT)
+def test_a_table_goes_through_the_norm_on_the_stream_of_a_compact_transformer(name):
+    model = compact(name)
+    found = position_correlations(model)
+    w, (first, second) = table_of(model), model.blocks
+    assert_layers_see(found, layer_norm(w, first.norm1), layer_norm(layer_norm(w, first.norm2), second.norm1))
+    assert found.sources == ("stream", "stream")
+    np.testing.assert_allclose(found.initial, cosine_similarity(w[-found.grid.patches :].numpy()), rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", COMPACT)
+def test_a_shared_table_is_added_to_what_the_norm_on_the_stream_made_of_it(name):
+    model = compact(name, joining="shared")
+    w, (first, second) = table_of(model), model.blocks
+    second_sees = layer_norm(layer_norm(w, first.norm2) + w, second.norm1)
+    assert_layers_see(position_correlations(model), layer_norm(w, first.norm1), second_sees)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", COMPACT)
+def test_unshared_tables_are_added_behind_the_norm_on_the_stream(name):
+    model = compact(name, joining="unshared")
+    (first, second), found = model.blocks, position_correlations(model)
+    second_sees = layer_norm(layer_norm(table_of(model, 0), first.norm2) + table_of(model, 1), second.norm1)
+    assert_layers_see(found, layer_norm(table_of(model, 0), first.norm1), second_sees)
+    assert found.initial is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", COMPACT)
+def test_lape_in_a_compact_transformer_does_not_meet_the_norm_on_the_stream(name):
+    model = compact(name, joining="lape")
+    first, second = model.position.joining.norms
+    once = layer_norm(table_of(model), first)
+    found = position_correlations(model)
+    assert_layers_see(found, once, layer_norm(once, second))
+    assert found.sources == ("inner", "inner")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "felt"), [("vit_lite_2_4_32", True), ("vit_tiny_patch16_224", False)])
+def test_the_second_norm_of_a_block_is_felt_behind_it_where_it_stands_on_the_stream(name, felt):
+    model = compact(name, img_size=32, patch_size=4, depth=2)
+    before = position_correlations(model).similarity
+    model.blocks[0].norm2.weight[5] *= 20
+    changed = np.abs(position_correlations(model).similarity - before).max((1, 2)) > 1e-6
+    assert changed.tolist() == [False, felt]
+
+
+@torch.no_grad()
+def test_ceit_sees_its_table_as_a_vision_transformer_does():
+    model = drawn("ceit_tiny_patch16_224", img_size=(64, 96), embed_dim=24, depth=3, num_heads=3)
+    found = position_correlations(model)
+    assert found.grid == Grid(4, 6, prefix=1)
+    assert_layers_see(found, *[layer_norm(table_of(model), block.norm1) for block in model.blocks])
+
+
+@torch.no_grad()
+def test_t2t_sees_its_sinusoids_as_a_vision_transformer_does():
+    model = drawn("t2t_vit_7", img_size=(64, 96), embed_dim=32, depth=3, num_heads=2)
+    found = position_correlations(model)
+    place = torch.arange(25).double()[:, None]  # the class token is place 0
+    angle = place * 10_000.0 ** (-torch.arange(0, 32, 2).double() / 32)
+    w = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+    np.testing.assert_allclose(found.initial, cosine_similarity(w[1:].numpy()), rtol=0, atol=1e-6)  # kept in float32
+    model_table = model.position(model.grid)[0].pre.double()
+    torch.testing.assert_close(model_table, w, rtol=0, atol=1e-6)
+    assert_layers_see(found, *[layer_norm(model_table, block.norm1) for block in model.blocks])
+
+
+def test_the_sinusoids_of_t2t_are_nearer_to_one_axis_than_to_two_and_those_of_the_axes_know_both():
+    sequence, axes = (position_correlations(t2t(**kwargs)) for kwargs in ({}, {"encoding": "sinusoidal_2d"}))
+    np.testing.assert_allclose(axes.two_dimensionality, 1, rtol=0, atol=1e-5)
+    assert (sequence.two_dimensionality < 0.5).all()
+
+
+def test_the_two_dimensionality_of_a_sequence_by_its_distances_along_it():
+    """The cosine of two places of a sequence is the mean of cos(n omega_k), n being the distance along it."""
+    found = position_correlations(t2t())
+    omega = 10_000.0 ** (-np.arange(0, 64, 2) / 64)
+    cosine = np.array([np.cos(n * omega).mean() for n in range(64)])
+    apart = np.abs(np.arange(64)[:, None] - np.arange(64))
+    np.testing.assert_allclose(found.initial, cosine[apart], rtol=0, atol=1e-6)  # the table is kept in float32
+    mean = cosine[apart[apart > 0]].mean()
+    by_hand = (cosine[8] - mean) / (cosine[1] - mean)  # a row is 8 places long
+    assert two_dimensionality(found.initial, found.grid) == pytest.approx(by_hand, abs=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ["sinusoidal_1d", "sinusoidal_2d"])
+def test_a_learnable_table_in_t2t_is_as_two_dimensional_as_what_it_holds(encoding):
+    fixed, learnable = t2t(encoding=encoding), t2t(encoding="learnable")
+    table_of(learnable).copy_(fixed.position(fixed.grid)[0].pre)
+    learned, formula = position_correlations(learnable), position_correlations(fixed)
+    np.testing.assert_array_equal(learned.similarity, formula.similarity)
+    np.testing.assert_array_equal(learned.two_dimensionality, formula.two_dimensionality)
+
+
+# Pyramids
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [32, (40, 24), (36, 28)])
+def test_the_table_of_swin_comes_to_the_second_stage_through_the_merging_of_patches(size):
+    model = pyramid("swin", img_size=size)
+    w = table_of(model)
+    first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
+    assert first.grid == model.grid
+    assert second.grid == Grid(-(-model.grid.height // 2), -(-model.grid.width // 2))
+    assert_layers_see(first, *[layer_norm(w, block.norm1) for block in model.layers[0].blocks])
+    assert_layers_see(second, layer_norm(swin_merged(model, w, model.grid), model.layers[1].blocks[0].norm1))
+    assert (first.sources, second.sources) == (("stream", "stream"), ("stream",))
+    np.testing.assert_allclose(first.initial, cosine_similarity(w.numpy()), rtol=0, atol=1e-12)
+    assert second.initial is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [32, (40, 24), (36, 28)])
+@pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
+def test_lape_in_swin_normalises_the_merged_table_in_the_second_stage(joining, size):
+    model = pyramid("swin", img_size=size, joining=joining)
+    w = table_of(model)
+    (one, two), (three,) = (stage.joining.norms for stage in model.position.stages)
+    first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
+    progressive = layer_norm(w, one) if joining == "lape" else w
+    assert_layers_see(first, layer_norm(w, one), layer_norm(progressive, two))
+    assert_layers_see(second, layer_norm(swin_merged(model, w, model.grid), three))
+    assert (first.sources, second.sources) == (("inner", "inner"), ("inner",))
+
+
+@torch.no_grad()
+def test_a_shared_table_in_swin_meets_in_the_second_stage_what_the_stream_carried_there():
+    model = pyramid("swin", joining="shared")
+    w, (first, second) = table_of(model), model.layers[0].blocks
+    found = position_correlations(model, stage=0)
+    assert_layers_see(found, layer_norm(w, first.norm1), layer_norm(2 * w, second.norm1))
+    carried = swin_merged(model, 2 * w, model.grid) + swin_merged(model, w, model.grid)
+    last = layer_norm(carried, model.layers[1].blocks[0].norm1)
+    assert_layers_see(position_correlations(model, stage=1), last)
+
+
+@torch.no_grad()
+def test_a_bias_beside_the_table_of_swin_is_left_out():
+    plain, both = pyramid("swin"), pyramid("swin", encoding="learnable+relative_bias")
+    state = {name.replace("stages.0.", "stages.0.parts.0."): value for name, value in plain.state_dict().items()}
+    both.load_state_dict(state, strict=False)
+    for stage in (0, 1):
+        found, alone = (position_correlations(model, stage=stage) for model in (both, plain))
+        np.testing.assert_array_equal(found.similarity, alone.similarity)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("global_pool", ["token", "avg"])
+def test_every_stage_of_pvt_adds_a_table_to_what_came_through_its_patches(global_pool):
+    model = pyramid("pvt", img_size=(32, 48), global_pool=global_pool)
+    w, v = table_of(model, 0), table_of(model, 1)
+    first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
+    assert second.grid == Grid(4, 6, prefix=int(global_pool == "token"))
+    assert_layers_see(first, *[layer_norm(w, block.norm1) for block in model.blocks[0]])
+    carried = pvt_merged(model, w, model.grid) + v[second.grid.prefix :]
+    assert_layers_see(second, layer_norm(carried, model.blocks[1][0].norm1))
+    assert first.initial is None and second.initial is None  # there are two tables
+
+
+@torch.no_grad()
+def test_lape_in_pvt_normalises_the_table_of_each_stage():
+    model = pyramid("pvt", joining="lape")
+    (one, two), (three,) = (stage.joining.norms for stage in model.position.stages)
+    once = layer_norm(table_of(model, 0), one)
+    assert_layers_see(position_correlations(model, stage=0), once, layer_norm(once, two))
+    assert_layers_see(position_correlations(model, stage=1), layer_norm(table_of(model, 1), three))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PYRAMIDS)
+def test_the_merging_of_patches_is_felt_in_the_second_stage_alone(name):
+    model = pyramid(name)
+    before = [position_correlations(model, stage=stage).similarity for stage in (0, 1)]
+    norm = model.layers[1].downsample.norm if name == "swin" else model.patch_embeds[1].norm
+    norm.weight[5] *= 20
+    after = [position_correlations(model, stage=stage).similarity for stage in (0, 1)]
+    np.testing.assert_array_equal(after[0], before[0])
+    assert np.abs(after[1] - before[1]).max() > 1e-6
+
+
+@pytest.mark.parametrize("name", PYRAMIDS)
+def test_the_first_stage_is_the_default(name):
+    model = pyramid(name)
+    np.testing.assert_array_equal(
+        position_correlations(model).similarity, position_correlations(model, stage=0).similarity
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PYRAMIDS)
+@pytest.mark.parametrize("joining", ["default", "lape"])
+def test_another_image_size_is_that_of_every_stage(name, joining):
+    model = pyramid(name, joining=joining)
+    found = [position_correlations(model, (48, 64), stage) for stage in (0, 1)]
+    assert [one.grid.shape for one in found] == [(12, 16), (6, 8)]
+    model.set_input_size((48, 64))
+    for stage, one in enumerate(found):
+        there = position_correlations(model, stage=stage)
+        np.testing.assert_allclose(one.similarity, there.similarity, rtol=0, atol=1e-10)
+
+
+def test_a_layer_behind_the_last_joined_one_of_its_stage_is_told_nothing():
+    model = pyramid("swin", joining="lape", joined_layers=1)
+    assert position_correlations(model, stage=0).sources == ("inner", None)
+    assert np.isnan(position_correlations(model, stage=0).similarity[1]).all()
+    assert position_correlations(model, stage=1).sources == ("inner",)
+
+
+@pytest.mark.parametrize("name", PYRAMIDS)
+def test_a_pyramid_without_encoding_sees_nothing_in_any_stage(name):
+    model = pyramid(name, encoding="none")
+    for stage, layers in enumerate((2, 1)):
+        found = position_correlations(model, stage=stage)
+        assert found.sources == (None,) * layers and np.isnan(found.similarity).all()
+
+
+@pytest.mark.parametrize("stage", [-1, 2])
+@pytest.mark.parametrize("name", PYRAMIDS)
+def test_a_stage_that_a_pyramid_has_not_is_refused(name, stage):
+    with pytest.raises(ValueError, match=rf"`stage` must be from 0 to 1 in this \w+Transformer, got {stage}"):
+        position_correlations(pyramid(name), stage=stage)
+
+
+@pytest.mark.parametrize("name", [*COMPACT, "vit_tiny_patch16_224"])
+def test_a_second_stage_is_refused_where_there_is_one(name):
+    with pytest.raises(ValueError, match=r"`stage` must be from 0 to 0 .*, got 1"):
+        position_correlations(compact(name, img_size=32, patch_size=4, depth=2), stage=1)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "rotary", "peg", "relative_bias+peg"])
+def test_a_pyramid_without_an_absolute_encoding_is_refused(encoding, stage):
+    with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
+        position_correlations(pyramid("swin", encoding=encoding), stage=stage)
+
+
+@pytest.mark.parametrize("name", COMPACT)
+@pytest.mark.parametrize("encoding", ["relative_bias", "contextual_product", "rotary_mixed", "peg"])
+def test_a_compact_transformer_without_an_absolute_encoding_is_refused(name, encoding):
+    with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
+        position_correlations(compact(name, encoding=encoding))
+
+
+ALL = {
+    **{name: lambda name=name, **kwargs: compact(name, **kwargs) for name in COMPACT},
+    **{name: lambda name=name, **kwargs: pyramid(name, **kwargs) for name in PYRAMIDS},
+    "ceit": lambda **kwargs: drawn("ceit_tiny_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3, **kwargs),
+    "t2t": lambda **kwargs: drawn("t2t_vit_7", img_size=32, embed_dim=32, depth=2, num_heads=2, **kwargs),
+}
+families = pytest.mark.parametrize("name", ALL)
+joinings = pytest.mark.parametrize("joining", ["default", "lape"])
+
+
+def stages_of(model):
+    return range(len(getattr(model, "depths", (1,))))
+
+
+@families
+@joinings
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_as_it_is(name, joining, training):
+    model = ALL[name](joining=joining).float().train(training)
+    model.position.eval()
+    modes = [module.training for module in model.modules()]
+    state = copy.deepcopy(model.state_dict())
+    for stage in stages_of(model):
+        position_correlations(model, stage=stage)
+    assert [module.training for module in model.modules()] == modes
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
+
+
+@families
+@joinings
+def test_a_folded_model_has_the_same_correlations(name, joining):
+    model = ALL[name](joining=joining)
+    before = [position_correlations(model, stage=stage) for stage in stages_of(model)]
+    graticule.fold(model)
+    for stage, one in enumerate(before):
+        after = position_correlations(model, stage=stage)
+        np.testing.assert_array_equal(after.similarity, one.similarity)
+        assert after.sources == one.sources
+
+
+@families
+@joinings
+def test_the_sheet_has_two_panels_for_every_layer_and_for_a_table_that_is_the_one(name, joining):
+    model = ALL[name](joining=joining)
+    for stage in stages_of(model):
+        found = position_correlations(model, stage=stage)
+        figure = correlation_sheet(found, f"{name}, stage {stage + 1}")
+        titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+        assert len(titles) == len(found.sources) + (found.initial is not None)
+        maps = [axes.images[0].get_array().shape for axes in figure.axes if axes.images]
+        assert maps.count((found.grid.patches, found.grid.patches)) == len(titles)
+        assert maps.count(found.grid.shape) == len(titles)
+
+
+# The command
+
+
+def run_command(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    out, _ = capsys.readouterr()
+    return code, out
+
+
+SMALL = ("--limit-train", 20, "--limit-test", 20, "--batch-size", 10, "--epochs", 1, "--warmup-epochs", 0)
+SIZE = ("--img-size", 32, 32, "--accelerator", "cpu")
+RUNS = {
+    "vit_lite_2_4_32": (1, ("--model-kwargs", "embed_dim=24", "num_heads=3", "--joining", "lape")),
+    "cct_2_3x2_32": (1, ("--model-kwargs", "embed_dim=24", "num_heads=3")),
+    "swin_tiny_patch4_window7_224": (
+        2,
+        (
+            *("--encoding", "learnable+relative_bias", "--joining", "lape", "--model-kwargs"),
+            *("embed_dim=12", "depths=[2,1]", "num_heads=[3,6]", "window_size=4"),
+        ),
+    ),
+    "pvt_tiny": (
+        2,
+        (
+            "--model-kwargs",
+            *("embed_dims=[8,16]", "depths=[2,1]", "num_heads=[1,2]", "mlp_ratios=[2,2]", "sr_ratios=[2,1]"),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("model", RUNS)
+def test_the_command_writes_what_it_says_and_a_sheet_a_stage(capsys, tmp_path, model):
+    stages, options = RUNS[model]
+    command = ("train", "digits_quick", "--model", model, *SIZE, *SMALL, *options, "--output", tmp_path / "run")
+    assert run_command(capsys, *command)[0] == 0
+    code, out = run_command(capsys, "correlations", tmp_path / "run", "--output", tmp_path / "found")
+    assert code == 0
+    names = ["correlations"] if stages == 1 else ["correlations-stage1", "correlations-stage2"]
+    written = {tmp_path / "found" / f"{name}{end}" for name in names for end in (".png", ".npz")}
+    assert set((tmp_path / "found").iterdir()) == written
+    (line,) = [line for line in out.splitlines() if line.startswith("wrote ")]
+    assert set(line.removeprefix("wrote ").split(" and ")) == {str(path) for path in written}
+    told = ["stage 1, 8 x 8 tokens", "stage 2, 4 x 4 tokens"] if stages == 2 else []
+    assert [line for line in out.splitlines() if line.startswith("stage ")] == told
+    assert out.count("rank correlation of locality with depth") == stages
+    for stage, name in enumerate(names):
+        assert (tmp_path / "found" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        found = Correlations.load(tmp_path / "found" / f"{name}.npz")
+        assert found.grid.shape == ((8, 8), (4, 4))[stage]
+        assert len(found.sources) == ((2, 1)[stage] if stages == 2 else 2)
+        assert np.isfinite(found.similarity).all()
+
+
+def test_the_command_refuses_a_pyramid_without_an_absolute_encoding_before_it_writes(capsys, tmp_path):
+    options = RUNS["swin_tiny_patch4_window7_224"][1][4:]
+    model = ("--model", "swin_tiny_patch4_window7_224", "--model-kwargs", *options[1:])
+    command = ("train", "digits_quick", *model, *SIZE, *SMALL, "--output", tmp_path / "run")
+    assert run_command(capsys, *command)[0] == 0
+    code = main(["correlations", str(tmp_path / "run"), "--output", str(tmp_path / "found")])
+    assert code == 1 and "`model` must have an absolute encoding" in capsys.readouterr().err
+    assert not (tmp_path / "found").exists()

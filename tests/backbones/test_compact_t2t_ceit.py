@@ -1,0 +1,609 @@
+"""ViT-Lite, CVT, CCT, T2T-ViT and CeiT: sizes and names of their code, and every part as its equation says."""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import graticule
+from graticule import Grid, published_state_dict
+from graticule.backbones.ceit import ClassAttentionOfLayers
+from graticule.joining import LayerPosition
+from graticule.layers import CompactBlock, ConvolutionalTokenizer, TokensToToken
+from graticule.layers.leff import LocallyEnhancedFeedForward
+from graticule.layers.tokenizers import TokenPerformer, TokenTransformer
+from tiny import count, draw, gradients, images
+
+GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
+FACTS = json.loads((GOLDEN / "facts.json").read_text())
+ROWS = [row for row in FACTS if row.startswith(("t2t_vit", "ceit", "vit_lite", "cvt", "cct"))]
+SMALL = {"embed_dim": 24, "depth": 3, "num_heads": 3, "mlp_ratio": 2.0, "num_classes": 5}
+T2T = {**SMALL, "img_size": 64, "depth": 2, "token_dim": 8}
+#: A small model of every family, as the recorded cases: name, arguments, case.
+FAMILIES = {
+    "vit_lite": ("vit_lite_7_4_32", SMALL, "vit_lite_learnable"),
+    "cvt": ("cvt_7_4_32", {**SMALL, "encoding": "sinusoidal_1d"}, "cvt_sine"),
+    "cct": ("cct_7_3x1_32", SMALL, "cct_learnable"),
+    "t2t": ("t2t_vit_7", T2T, "t2t_performer"),
+    "ceit": ("ceit_tiny_patch16_224", {**SMALL, "img_size": 32, "mlp_ratio": 4.0}, "ceit"),
+}
+#: (height, width) of images, and the grid that a family makes of them.
+SIZES = {
+    "vit_lite": [((32, 32), (8, 8)), ((24, 40), (6, 10)), ((64, 20), (16, 5))],
+    "cvt": [((32, 32), (8, 8)), ((24, 40), (6, 10)), ((64, 20), (16, 5))],
+    "cct": [((32, 32), (16, 16)), ((24, 40), (12, 20)), ((17, 9), (9, 5))],
+    "t2t": [((64, 64), (4, 4)), ((48, 80), (3, 5)), ((96, 32), (6, 2))],
+    "ceit": [((32, 32), (2, 2)), ((48, 80), (3, 5)), ((96, 32), (6, 2))],
+}
+families = pytest.mark.parametrize("family", FAMILIES)
+sizes = pytest.mark.parametrize(
+    ("family", "size", "grid"), [(family, *found) for family, every in SIZES.items() for found in every]
+)
+
+
+def build(family, **kwargs):
+    name, given, _ = FAMILIES[family]
+    return graticule.create_model(name, **{**given, **kwargs})
+
+
+def exact(family, **kwargs):
+    """A small model with every weight drawn, in float64 and evaluation mode."""
+    model = draw(build(family, **kwargs)).double().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    return model
+
+
+def wide(height, width, batch=2):
+    return images(height, width, batch, torch.float64)
+
+
+def rand(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def assert_same(a, b, atol=1e-11):
+    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def layer_norm(x, norm):
+    """A norm over the channels, written out."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def mlp(x, module):
+    """Two linear layers with an exact GELU between them, written out."""
+    y = x @ module.fc1.weight.T + module.fc1.bias
+    y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
+    return y @ module.fc2.weight.T + module.fc2.bias
+
+
+# Sizes
+
+
+def full_size(row):
+    name, *classes = row.split(".")
+    given = {"num_classes": int(classes[0].removeprefix("cifar"))} if classes else {}
+    # a performer steps out of autocast, which has no meta device
+    with torch.device("cpu" if name == "t2t_vit_7" else "meta"):
+        return graticule.create_model(name, **given).eval()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_full_size_has_the_parameters_and_multiply_adds_of_the_reference(row):
+    model, facts = full_size(row), FACTS[row]
+    assert count(model) == facts["parameters"]
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == facts["trainable"]
+    model.requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, facts["size"], facts["size"], device=model.head.weight.device))
+    assert counter.get_total_flops() / 2e9 == pytest.approx(facts["gmacs"], rel=5e-3)
+
+
+def test_every_row_of_the_five_families_is_there():
+    compact = {f"{name}.cifar{n}" for name in ("vit_lite_7_4_32", "cvt_7_4_32", "cct_7_3x1_32") for n in (10, 100)}
+    assert set(ROWS) == compact | {"t2t_vit_7"} | {f"ceit_{size}_patch16_224" for size in ("tiny", "small", "base")}
+
+
+@sizes
+@torch.no_grad()
+def test_an_image_of_another_size_gives_a_grid_of_its_own(family, size, grid):
+    model = exact(family)
+    before = copy.deepcopy(model.state_dict())
+    x = wide(*size)
+    assert model.grid_of(x).shape == grid
+    assert model.embed(x).shape == (2, math.prod(grid) + model.num_prefix_tokens, 24)
+    assert model(x).shape == (2, 5) and model(x).isfinite().all()
+    assert_same(model(x.flip(0)), model(x).flip(0))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@sizes
+@torch.no_grad()
+def test_setting_the_input_size_computes_the_tables_once_and_for_all(family, size, grid):
+    model = exact(family)
+    x, own = wide(*size), wide(*model.img_size)
+    before = model(x)
+    model.set_input_size(size)
+    assert model.img_size == size and model.grid.shape == grid
+    assert_same(model(x), before)
+    assert model(own).isfinite().all()
+    tables = [value for name, value in model.state_dict().items() if name.endswith("pos_embed")]
+    assert [table.shape for table in tables] == [(1, model.grid.tokens, 24)]
+
+
+@families
+def test_a_gradient_reaches_every_trainable_parameter(family):
+    model = exact(family)
+    model(wide(*model.img_size)).square().sum().backward()
+    idle = {name for name, grad in gradients(model).items() if grad is None or not grad.any()}
+    # the last block of CeiT mixes patches that nobody reads: its class token goes by
+    last = {f"blocks.2.mlp.{name}" for name, _ in model.blocks[-1].mlp.named_parameters()}
+    assert idle == (last if family == "ceit" else set())
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    performers = {f"patch_embed.attention{n}.w" for n in (1, 2)} if family == "t2t" else set()
+    tables = {"position.encodings.0.pos_embed"} if family in ("t2t", "cvt") else set()
+    assert frozen == performers | tables
+
+
+@families
+@torch.no_grad()
+def test_bfloat16_computes_what_float32_does_to_its_precision(family):
+    model = build(family).eval()
+    x = images(*model.img_size)
+    found = copy.deepcopy(model).bfloat16()(x.bfloat16())
+    assert found.dtype == torch.bfloat16 and found.shape == (2, 5)
+    plain = model(x)
+    assert (found.float() - plain).norm() < 0.1 * plain.norm() + 0.01
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x).isfinite().all()
+
+
+@families
+@torch.no_grad()
+def test_intermediates_are_maps_of_the_patches_of_chosen_blocks(family):
+    model = exact(family)
+    size, grid = SIZES[family][1]
+    x = wide(*size)
+    depth = len(model.blocks)
+    final, maps = model.forward_intermediates(x, return_prefix_tokens=False)
+    assert [found.shape for found in maps] == [(2, 24, *grid)] * depth
+    (last,) = model.forward_intermediates(x, [depth - 1], norm=True, intermediates_only=True)
+    flat = model.forward_intermediates(x, 1, norm=True, output_fmt="NLC", intermediates_only=True)[0]
+    assert_same(last.flatten(2).transpose(1, 2), flat)
+    early = model.forward_intermediates(x, [0], stop_early=True, intermediates_only=True)
+    assert len(early) == 1 and torch.equal(early[0], maps[0])
+    assert_same(final, model.forward_features(x))
+    if family != "ceit":  # whose features are the one token that asks all layers
+        assert_same(final[:, model.num_prefix_tokens :], flat)
+
+
+# Names
+
+
+@families
+def test_the_published_names_are_those_of_its_code(family):
+    *_, case = FAMILIES[family]
+    tensors = load_file(GOLDEN / f"{case}.safetensors")
+    recorded = {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}
+    published = published_state_dict(build(family))
+    assert {name: value.numel() for name, value in published.items()} == {n: t.numel() for n, t in recorded.items()}
+
+
+@families
+@torch.no_grad()
+def test_a_state_dict_under_published_names_comes_back(family):
+    model, other = exact(family), exact(family)
+    x = wide(*model.img_size)
+    assert (other(x) - model(x)).abs().max() > 1e-3
+    other.load_state_dict(published_state_dict(model), strict=True)
+    assert_same(other(x), model(x), atol=0)
+    state = model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
+
+
+@families
+@torch.no_grad()
+def test_the_recorded_weights_go_in_under_their_own_names(family):
+    model = exact(family)
+    *_, case = FAMILIES[family]
+    tensors = load_file(GOLDEN / f"{case}.safetensors")
+    model.load_state_dict({n.removeprefix("weight."): t for n, t in tensors.items() if n.startswith("weight.")})
+    assert_same(model(tensors["input"].double()), tensors["output"].double(), atol=1e-9)
+
+
+@families
+def test_its_own_names_and_the_published_ones_are_inverse(family):
+    model = build(family)
+    position = {f"position.{own}" for own in model.position.published_names().values()}
+    own = [name for name in model.state_dict() if name not in position]
+    assert [model.own_name(model.published_name(name)) for name in own] == own
+
+
+# The head
+
+
+@families
+@torch.no_grad()
+def test_without_classes_the_features_come_out(family):
+    model = exact(family, num_classes=0)
+    x = wide(*model.img_size)
+    assert model(x).shape == (2, 24)
+    assert_same(model(x), model.forward_head(model.forward_features(x), pre_logits=True))
+    model.reset_classifier(7)
+    assert model(x).shape == (2, 7)
+
+
+@pytest.mark.parametrize(("family", "prefix"), [("cct", 0), ("cvt", 0), ("vit_lite", 1)])
+@torch.no_grad()
+def test_sequence_pooling_is_a_mean_of_the_patches_by_a_softmax_of_their_scores(family, prefix):
+    model = exact(family)
+    if family == "vit_lite":
+        model.reset_classifier(5, "seq")
+    tokens = rand(2, prefix + 13, 24)
+    pooled = []
+    for sample in tokens:
+        weights = [
+            math.exp(float(patch @ model.attn_pool.weight[0] + model.attn_pool.bias)) for patch in sample[prefix:]
+        ]
+        total = sum(w * patch for w, patch in zip(weights, sample[prefix:], strict=True))
+        pooled.append(total / sum(weights))
+    assert_same(model.forward_head(tokens, pre_logits=True), torch.stack(pooled))
+    assert_same(model.forward_head(tokens), model.head(torch.stack(pooled)))
+
+
+@torch.no_grad()
+def test_sequence_pooling_comes_and_goes_with_the_classifier():
+    model = exact("vit_lite")
+    x = wide(32, 32)
+    tokens = model.forward_features(x)
+    assert model.attn_pool is None
+    model.reset_classifier(4, "seq")
+    assert model.attn_pool.weight.dtype == torch.float64 and model.attn_pool.weight.shape == (1, 24)
+    assert model(x).shape == (2, 4)
+    model.reset_classifier(4, "avg")
+    assert model.attn_pool is None
+    assert_same(model.forward_head(tokens, pre_logits=True), tokens[:, 1:].mean(1))
+    model.reset_classifier(4, "token")
+    assert_same(model.forward_head(tokens, pre_logits=True), tokens[:, 0])
+    with pytest.raises(ValueError, match="`class_token` must be True where `global_pool` is 'token'"):
+        exact("cct").reset_classifier(4, "token")
+
+
+# Compact transformers
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 4, 5, 7])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize(("stride", "padding"), [(None, None), (1, 1), (2, 0), (3, 2), (2, 3)])
+@torch.no_grad()
+def test_the_grid_of_convolutions_is_that_of_their_output(kernel, layers, stride, padding):
+    tokenizer = ConvolutionalTokenizer((64, 64), (kernel, kernel), 3, 4, layers, stride, padding)
+    for size in ((64, 64), (32, 45), (33, 31), (17, 128), (9, 10), (1, 2)):
+        try:
+            maps = tokenizer.conv_layers(torch.zeros(1, 3, *size))
+        except RuntimeError:  # nothing is left of the image
+            with pytest.raises(ValueError, match=f"`img_size` must be large enough for one token, got {size[0]} x"):
+                tokenizer.grid_shape(size)
+            continue
+        assert tokenizer.grid_shape(size) == maps.shape[-2:]
+        assert tokenizer(torch.zeros(1, 3, *size)).shape == (1, maps.shape[-2] * maps.shape[-1], 4)
+
+
+@torch.no_grad()
+def test_two_convolutions_each_with_relu_and_pooling_make_ccts_tokens():
+    model = draw(graticule.create_model("cct_2_3x2_32", **{**SMALL, "depth": 1})).double().eval()
+    first, second = (model.patch_embed.conv_layers[layer][0] for layer in range(2))
+    assert [tuple(conv.weight.shape) for conv in (first, second)] == [(64, 3, 3, 3), (24, 64, 3, 3)]
+    assert first.bias is None and second.bias is None
+    x = wide(24, 40)
+    y = F.max_pool2d(F.conv2d(x, first.weight, padding=1).clamp(min=0), 3, 2, 1)
+    y = F.max_pool2d(F.conv2d(y, second.weight, padding=1).clamp(min=0), 3, 2, 1)
+    assert y.shape == (2, 24, 6, 10)
+    assert_same(model.patch_embed(x), y.flatten(2).transpose(1, 2))
+    assert model.grid_of(x) == Grid(6, 10)
+    assert model.feature_info[0]["reduction"] == 4
+    names = published_state_dict(model)
+    assert {f"tokenizer.conv_layers.{layer}.0.weight" for layer in range(2)} <= names.keys()
+
+
+def test_a_tokenizer_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="`tokenizer` must be 'patches' or 'convolutions', got 'splits'"):
+        build("cct", tokenizer="splits")
+    with pytest.raises(ValueError, match="`patch_size` must be square and `layers` at least 1"):
+        build("cct", patch_size=(3, 5))
+    with pytest.raises(ValueError, match="`patch_size` must be square and `layers` at least 1"):
+        build("cct", conv_layers=0)
+    with pytest.raises(ValueError, match="`patch_size` must stay 3 x 3 in ConvolutionalTokenizer, got 5 x 5"):
+        build("cct").set_input_size(32, 5)
+
+
+@torch.no_grad()
+def test_the_second_norm_of_a_compact_block_stands_on_the_stream():
+    block = draw(CompactBlock(24, 3, 2.0, qkv_bias=False)).double().eval()
+    x, inner = rand(2, 7, 24), rand(7, 24)
+    y = layer_norm(x, block.norm1) + inner
+    q, k, v = (y @ block.attn.qkv.weight.T).chunk(3, -1)
+    heads = []
+    for head in range(3):
+        at = slice(8 * head, 8 * head + 8)
+        weights = (q[..., at] @ k[..., at].transpose(1, 2) / math.sqrt(8)).softmax(-1)
+        heads.append(weights @ v[..., at])
+    attended = torch.cat(heads, -1) @ block.attn.proj.weight.T + block.attn.proj.bias
+    stream = layer_norm(x + attended, block.norm2)
+    assert_same(block(x, LayerPosition(inner=inner)), stream + mlp(stream, block.mlp))
+
+
+@pytest.mark.parametrize("family", ["vit_lite", "cvt", "cct"])
+def test_compact_norms_have_an_epsilon_of_1e_5_and_queries_no_bias(family):
+    model = build(family)
+    assert {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)} == {1e-5}
+    assert all(block.attn.qkv.bias is None and block.attn.attn_drop == 0.1 for block in model.blocks)
+
+
+@pytest.mark.parametrize("name", ["vit_lite_7_4_32", "cvt_7_4_32", "cct_7_3x1_32"])
+@pytest.mark.parametrize("joining", ["default", "unshared", "lape"])
+def test_learnable_tables_of_compact_models_start_with_a_deviation_of_0_2(name, joining):
+    """To five standard errors, std / sqrt(2n), of a sample of n; those of the other families start with 0.02."""
+    model = graticule.create_model(name, encoding="learnable", joining=joining, depth=2)
+    tables = [parameter for key, parameter in model.named_parameters() if key.endswith("pos_embed")]
+    assert len(tables) == (2 if joining == "unshared" else 1)
+    for table in tables:
+        assert abs(table.std().item() - 0.2) < 5 * 0.2 / math.sqrt(2 * table.numel())
+
+
+@pytest.mark.parametrize("name", ["t2t_vit_7", "ceit_tiny_patch16_224"])
+def test_learnable_tables_of_the_others_start_with_a_deviation_of_0_02(name):
+    table = graticule.create_model(name, encoding="learnable", depth=1).position.encodings[0].pos_embed
+    assert abs(table.std().item() - 0.02) < 5 * 0.02 / math.sqrt(2 * table.numel())
+
+
+# T2T-ViT
+
+
+def windows(maps, side, step, padding):
+    """Overlapping windows of maps (B, C, H, W), laid side by side channel by channel, one by one."""
+    padded = F.pad(maps, (padding,) * 4)
+    rows = [
+        padded[..., top : top + side, left : left + side].flatten(1)
+        for top in range(0, padded.shape[-2] - side + 1, step)
+        for left in range(0, padded.shape[-1] - side + 1, step)
+    ]
+    return torch.stack(rows, 1)
+
+
+@pytest.mark.parametrize("tokens_type", ["performer", "transformer"])
+@torch.no_grad()
+def test_the_tokens_of_t2t_are_three_soft_splits_with_small_transformers_between(tokens_type):
+    stem = draw(TokensToToken((48, 80), (16, 16), 3, 24, 8, tokens_type)).double().eval()
+    x = wide(48, 80)
+    y = windows(x, 7, 4, 2)
+    assert y.shape == (2, 12 * 20, 147)
+    y = stem.attention1(y).transpose(1, 2).unflatten(-1, (12, 20))
+    y = stem.attention2(windows(y, 3, 2, 1)).transpose(1, 2).unflatten(-1, (6, 10))
+    assert_same(stem(x), stem.project(windows(y, 3, 2, 1)))
+    assert stem(x).shape == (2, 15, 24)
+
+
+@torch.no_grad()
+def test_a_token_transformer_has_one_head_and_its_values_for_a_shortcut():
+    layer = draw(TokenTransformer(18, 6)).double().eval()
+    x = rand(2, 11, 18)
+    q, k, v = (layer_norm(x, layer.norm1) @ layer.attn["qkv"].weight.T).chunk(3, -1)
+    expected = []
+    for sample in range(2):
+        rows = []
+        for query in q[sample]:
+            weights = torch.stack([(query @ key / math.sqrt(18)).exp() for key in k[sample]])
+            rows.append((weights[:, None] * v[sample]).sum(0) / weights.sum())
+        expected.append(torch.stack(rows))
+    y = v + torch.stack(expected) @ layer.attn["proj"].weight.T + layer.attn["proj"].bias
+    assert_same(layer(x), y + mlp(layer_norm(y, layer.norm2), layer.mlp))
+
+
+@torch.no_grad()
+def test_a_token_performer_is_its_equation_written_as_loops():
+    layer = draw(TokenPerformer(18, 6)).double().eval()
+    layer.w.normal_()
+    x = rand(2, 5, 18)
+    k, q, v = (layer_norm(x, layer.norm1) @ layer.kqv.weight.T + layer.kqv.bias).chunk(3, -1)
+
+    def phi(token):
+        return [math.exp(float(w @ token) - float(token @ token) / 2) / math.sqrt(3) for w in layer.w]
+
+    attended = torch.zeros_like(v)
+    for sample in range(2):
+        for i, query in enumerate(q[sample]):
+            kernel = [sum(a * b for a, b in zip(phi(query), phi(key), strict=True)) for key in k[sample]]
+            attended[sample, i] = sum(w * value for w, value in zip(kernel, v[sample], strict=True))
+            attended[sample, i] /= sum(kernel) + 1e-8
+    y = v + attended @ layer.proj.weight.T + layer.proj.bias
+    hidden = F.gelu(layer_norm(y, layer.norm2) @ layer.mlp[0].weight.T + layer.mlp[0].bias)
+    assert_same(layer(x), y + hidden @ layer.mlp[2].weight.T + layer.mlp[2].bias)
+
+
+@torch.no_grad()
+def test_with_gaussian_features_a_performer_comes_to_softmax_attention_as_one_over_root_m():
+    """E[phi(q) phi(k)] = exp(q k) for w ~ N(0, 1): a hundred times the features, a tenth of the mean square root."""
+    layer = TokenPerformer(18, 6).double()
+    q, k, v = (0.5 * rand(1, 9, 6) for _ in range(3))
+    softmax = (q @ k.transpose(1, 2)).softmax(-1) @ v
+
+    def error(features):
+        squares = []
+        for _ in range(20):
+            layer.features, layer.w.data = features, rand(features, 6)
+            squares.append((layer._attend(q, k, v) - softmax).square().mean())
+        return torch.stack(squares).mean().sqrt().item()
+
+    few, many = error(100), error(10_000)
+    assert 5 < few / many < 20
+    assert many < 0.01 * softmax.norm()
+
+
+def test_the_features_of_a_performer_start_orthogonal_and_are_not_learned():
+    layer = TokenPerformer(147, 64)
+    assert layer.w.shape == (32, 64) and not layer.w.requires_grad
+    torch.testing.assert_close(layer.w @ layer.w.T, 32 * torch.eye(32), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_performer_never_attends_below_float32():
+    layer = TokenPerformer(18, 6)
+    q, k, v = (torch.randn(1, 9, 6) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = layer._attend(q, k, v)
+    assert inside.dtype == torch.float32 and torch.equal(inside, layer._attend(q, k, v))
+    halves = [t.bfloat16() for t in (q, k, v)]
+    assert torch.equal(layer._attend(*halves), layer._attend(*[t.float() for t in halves]))
+
+
+@pytest.mark.parametrize(("size", "side"), [(72, "height 72"), ((64, 100), "width 100"), (8, "height 8")])
+def test_sizes_that_the_splits_cannot_take_are_refused(size, side):
+    with pytest.raises(ValueError, match=f"`img_size` must be a positive multiple of the patch size, got {side}"):
+        build("t2t", img_size=size)
+    model = build("t2t")
+    with pytest.raises(ValueError, match=side):
+        model.set_input_size(size)
+    assert model.img_size == (64, 64) and model.grid.shape == (4, 4)
+    with pytest.raises(ValueError, match=side):
+        model(images(*((size, size) if isinstance(size, int) else size)))
+
+
+def test_a_patch_other_than_16_and_an_unknown_kind_of_tokens_are_refused_by_t2t():
+    with pytest.raises(ValueError, match=r"`patch_size` must be 16, which the three splits make, got \(8, 8\)"):
+        build("t2t", patch_size=8)
+    with pytest.raises(ValueError, match="`patch_size` must stay 16 x 16 in TokensToToken, got 8 x 8"):
+        build("t2t").set_input_size(64, 8)
+    with pytest.raises(ValueError, match="`tokens_type` must be 'performer' or 'transformer', got 'convolution'"):
+        build("t2t", tokens_type="convolution")
+
+
+@torch.no_grad()
+def test_a_scale_of_the_logits_is_the_same_as_smaller_queries():
+    """Of 256 channels in 4 heads: 256^(-1/2) in the place of 64^(-1/2) halves every logit."""
+    given = {"img_size": 64, "depth": 2, "num_classes": 5}
+    plain = draw(graticule.create_model("t2t_vit_7", **given)).double().eval()
+    scaled = graticule.create_model("t2t_vit_7", qk_scale=256**-0.5, **given).double().eval()
+    scaled.load_state_dict(plain.state_dict())
+    x = wide(64, 64)
+    assert (scaled(x) - plain(x)).abs().max() > 1e-3
+    tokens = rand(2, 17, 256)
+    ours, theirs = (model.blocks[0].attn.weights(tokens).log() for model in (scaled, plain))
+    ours, theirs = (logits - logits.mean(-1, keepdim=True) for logits in (ours, theirs))
+    assert_same(ours, theirs / 2)
+    for block in plain.blocks:
+        block.attn.qkv.weight[:256] /= 2
+    assert_same(scaled(x), plain(x))
+
+
+@torch.no_grad()
+def test_lape_on_the_first_three_layers_of_t2t_leaves_the_others_without():
+    model = exact("t2t", depth=5, joining="lape", joined_layers=3)
+    given = model.position(model.grid)
+    table = model.position.encodings[0](model.grid)
+    for layer in range(3):
+        table = layer_norm(table, model.position.joining.norms[layer])
+        assert_same(given[layer].inner, table)
+    assert all(value is None for one in given[3:] for value in one)
+    assert all(one.pre is None for one in given)
+    assert count(model) == count(exact("t2t", depth=5)) + 3 * 2 * 24
+    x = wide(64, 64)
+    before = model(x)
+    model.position.joining.norms[2].weight.mul_(2)
+    assert (model(x) - before).abs().max() > 1e-4
+
+
+# CeiT
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+@torch.no_grad()
+def test_leff_mixes_the_patches_of_a_window_of_three_and_lets_prefix_tokens_pass(prefix):
+    grid = Grid(3, 5, prefix)
+    leff = draw(LocallyEnhancedFeedForward(4, 6)).double().eval()
+    norms = (leff.bn1, leff.bn2, leff.bn3)
+    for norm in norms:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+
+    def normed(x, norm):
+        return (x - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
+
+    x = rand(2, grid.tokens, 4)
+    found = leff(x, grid)
+    assert torch.equal(found[:, :prefix], x[:, :prefix])
+    hidden = F.gelu(normed(x[:, prefix:] @ leff.conv1.weight[..., 0, 0].T + leff.conv1.bias, leff.bn1))
+    hidden = hidden.unflatten(1, grid.shape)
+    for row in range(3):
+        for column in range(5):
+            total = leff.conv2.bias.expand(2, 6).clone()
+            for dy in (-1, 0, 1):
+                for dx in (-1, 0, 1):
+                    if 0 <= row + dy < 3 and 0 <= column + dx < 5:
+                        total += hidden[:, row + dy, column + dx] * leff.conv2.weight[:, 0, dy + 1, dx + 1]
+            pixel = F.gelu(normed(total, leff.bn2))
+            pixel = normed(pixel @ leff.conv3.weight[..., 0, 0].T + leff.conv3.bias, leff.bn3)
+            assert_same(found[:, prefix + row * 5 + column], pixel)
+
+
+def test_leff_refuses_an_even_kernel():
+    with pytest.raises(ValueError, match="`kernel` must be odd, got 4"):
+        LocallyEnhancedFeedForward(4, 6, kernel=4)
+
+
+@pytest.mark.parametrize("qkv_bias", [True, False])
+@torch.no_grad()
+def test_the_last_class_token_asks_those_of_all_layers(qkv_bias):
+    lca = draw(ClassAttentionOfLayers(24, 3, 2.0, qkv_bias, 0.0, 0.0, nn.LayerNorm)).double().eval()
+    x = rand(2, 5, 24)
+    y = layer_norm(x, lca.norm1) @ lca.attn.qkv.weight.T
+    q, k, v = (y + lca.attn.qkv.bias if qkv_bias else y).chunk(3, -1)
+    attended = torch.zeros(2, 1, 24, dtype=torch.float64)
+    for sample in range(2):
+        for head in range(3):
+            at = slice(8 * head, 8 * head + 8)
+            weights = torch.stack([q[sample, -1, at] @ k[sample, layer, at] for layer in range(5)]) / math.sqrt(8)
+            attended[sample, 0, at] = (weights.softmax(0)[:, None] * v[sample, :, at]).sum(0)
+    last = x[:, -1:] + attended @ lca.attn.proj.weight.T + lca.attn.proj.bias
+    assert_same(lca(x), last + mlp(layer_norm(last, lca.norm2), lca.feedforward))
+
+
+@torch.no_grad()
+def test_the_features_of_ceit_are_what_the_class_tokens_of_all_layers_say():
+    model = exact("ceit")
+    x = wide(48, 80)
+    tokens = torch.stack([tokens[:, 0] for tokens, _ in model.each_layer(x)], 1)
+    assert tokens.shape == (2, 3, 24)
+    features = layer_norm(model.lca(tokens + model.pos_layer_embed), model.norm)
+    assert_same(model.forward_features(x), features)
+    assert_same(model(x), model.head(features[:, 0]))
+
+
+@torch.no_grad()
+def test_the_stem_of_ceit_is_a_convolution_norm_and_pooling_before_its_patches():
+    stem = exact("ceit").patch_embed
+    x = wide(48, 80)
+    y = F.conv2d(x, stem.conv.weight, stride=2, padding=3)
+    shape = (1, -1, 1, 1)
+    mean, var = stem.bn.running_mean.view(shape), stem.bn.running_var.view(shape)
+    y = (y - mean) / (var + stem.bn.eps).sqrt() * stem.bn.weight.view(shape) + stem.bn.bias.view(shape)
+    y = F.max_pool2d(y, 3, 2, 1).unfold(2, 4, 4).unfold(3, 4, 4)  # (B, 64, H, W, 4, 4)
+    y = torch.einsum("bchwij,dcij->bhwd", y, stem.proj.weight).flatten(1, 2) + stem.proj.bias
+    assert_same(stem(x), y)
+
+
+@pytest.mark.parametrize("given", [{"global_pool": "avg"}, {"global_pool": "seq"}, {"class_token": False}])
+def test_ceit_refuses_to_pool_what_is_not_its_class_token(given):
+    with pytest.raises(ValueError, match="`global_pool` must be 'token' in CeiT"):
+        build("ceit", **given)

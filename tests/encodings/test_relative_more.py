@@ -1,0 +1,531 @@
+"""Laws of the continuous bias, of the contextual product, and of the norms of a bias over keys and over heads."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.models.swin_transformer_v2 import WindowAttention as TimmWindowAttention
+
+import graticule
+from graticule import Grid
+from graticule.encodings import ContextualProduct, ContinuousBias, HeadNormalizedBias, NormalizedBias, RelativeBias
+from tiny import DEPTH, draw, images, tiny
+
+GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1), Grid(1, 6), Grid(5, 2, prefix=2)]
+BUILT, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
+HEADS, HEAD_DIM = 3, 4
+
+grids = pytest.mark.parametrize("grid", GRIDS, ids=str)
+
+
+def drawn(encoding):
+    """The encoding in float64, its parameters drawn so that each one matters."""
+    for parameter in encoding.double().parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return encoding
+
+
+def continuous(grid=BUILT, heads=HEADS):
+    return drawn(ContinuousBias(grid, heads, hidden=16))
+
+
+def contextual(grid=BUILT, **kwargs):
+    return drawn(ContextualProduct(grid, HEADS, HEAD_DIM, **kwargs))
+
+
+def queries_on(grid, batch=2):
+    return torch.randn(batch, HEADS, grid.tokens, HEAD_DIM, dtype=torch.float64)
+
+
+def displacements(grid):
+    """(i, j, dy, dx) of every pair of patches, by loops: the query's place minus the key's."""
+    places = [(y, x) for y in range(grid.height) for x in range(grid.width)]
+    return [(i, j, a[0] - b[0], a[1] - b[1]) for i, a in enumerate(places) for j, b in enumerate(places)]
+
+
+def by_displacement(bias, grid):
+    """The values of every displacement, {(dy, dx): [(heads,), ...]}, of a bias of the patches."""
+    found = {}
+    for i, j, dy, dx in displacements(grid):
+        found.setdefault((dy, dx), []).append(bias[:, i, j])
+    return found
+
+
+def assert_depends_on_the_displacement_alone(bias, grid):
+    for values in by_displacement(bias, grid).values():
+        torch.testing.assert_close(torch.stack(values), values[0].expand(len(values), -1), rtol=0, atol=1e-12)
+
+
+def assert_no_bias_on_prefix_tokens(bias, grid):
+    assert not bias[..., : grid.prefix, :].any()
+    assert not bias[..., :, : grid.prefix].any()
+    assert bias[..., grid.prefix :, grid.prefix :].any()
+
+
+# The bias table
+
+
+@grids
+def test_the_relative_bias_is_a_look_up_by_displacement(grid):
+    encoding = drawn(RelativeBias(grid, HEADS))
+    table = encoding.relative_position_bias_table.detach()
+    by_hand = torch.zeros(HEADS, grid.tokens, grid.tokens, dtype=torch.float64)
+    for i, j, dy, dx in displacements(grid):
+        row = (dy + grid.height - 1) * (2 * grid.width - 1) + dx + grid.width - 1
+        by_hand[:, grid.prefix + i, grid.prefix + j] = table[row]
+    assert torch.equal(encoding(grid).detach(), by_hand)
+
+
+@grids
+def test_the_gradient_of_a_table_counts_the_pairs_of_every_displacement(grid):
+    encoding = drawn(RelativeBias(grid, HEADS))
+    (encoding(grid) * torch.tensor([1.0, 2.0, -1.0])[:, None, None]).sum().backward()
+    counts = torch.tensor(
+        [
+            (grid.height - abs(dy)) * (grid.width - abs(dx))
+            for dy in range(1 - grid.height, grid.height)
+            for dx in range(1 - grid.width, grid.width)
+        ]
+    ).double()
+    by_hand = counts[:, None] * torch.tensor([1.0, 2.0, -1.0]).double()
+    assert torch.equal(encoding.relative_position_bias_table.grad, by_hand)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("at", [BUILT, OTHER], ids=str)
+def test_the_relative_bias_has_the_dtype_of_its_table_and_none_on_prefix_tokens(dtype, at):
+    bias = RelativeBias(BUILT, HEADS).to(dtype)(at)
+    assert bias.dtype == dtype
+    assert bias.shape == (HEADS, at.tokens, at.tokens)
+    assert_no_bias_on_prefix_tokens(bias, at)
+
+
+# The continuous bias
+
+
+def naive_continuous(encoding, grid, reference):
+    """The formula, a pair at a time: 16 sigmoid(W_2 relu(W_1 s + b))."""
+
+    def scaled(t, side):
+        return math.copysign(math.log(1 + 8 * abs(t) / max(side - 1, 1), 8), t) if t else 0.0
+
+    first, last = encoding.cpb_mlp[0], encoding.cpb_mlp[2]
+    bias = torch.zeros(encoding.num_heads, grid.tokens, grid.tokens, dtype=torch.float64)
+    for i, j, dy, dx in displacements(grid):
+        s = torch.tensor([scaled(dy, reference.height), scaled(dx, reference.width)], dtype=torch.float64)
+        hidden = (first.weight @ s + first.bias).clamp(min=0)
+        bias[:, grid.prefix + i, grid.prefix + j] = 16 / (1 + torch.exp(-(last.weight @ hidden)))
+    return bias
+
+
+@torch.no_grad()
+@grids
+def test_the_continuous_bias_is_the_formula_pair_by_pair(grid):
+    encoding = continuous(grid)
+    # the scaled displacements are rounded to float32, 2^-24 of at most 1.06, and the slope is below 100
+    torch.testing.assert_close(encoding(grid), naive_continuous(encoding, grid, grid), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at", [OTHER, Grid(2, 2, 1), Grid(9, 11, 1)], ids=str)
+def test_another_grid_asks_the_same_function_on_the_scale_of_the_first(at):
+    encoding = continuous()
+    by_hand = naive_continuous(encoding, at, BUILT)
+    torch.testing.assert_close(encoding(at), by_hand, rtol=0, atol=1e-5)
+    encoding.set_grid(at)
+    assert encoding.grid == at
+    torch.testing.assert_close(encoding(at), by_hand, rtol=0, atol=1e-5)
+    encoding.set_grid(BUILT)
+    torch.testing.assert_close(encoding(BUILT), naive_continuous(encoding, BUILT, BUILT), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_displacement_has_one_continuous_bias_whatever_the_grid():
+    encoding = continuous()
+    small, large = (by_displacement(encoding.patch_bias(grid), grid) for grid in (BUILT, Grid(6, 7)))
+    for displacement, values in small.items():
+        torch.testing.assert_close(large[displacement][0], values[0], rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("window", [(4, 4), (7, 7), (3, 5)])
+def test_the_continuous_bias_is_that_of_timms_swin_v2(window):
+    theirs = TimmWindowAttention(dim=12, window_size=window, num_heads=HEADS)
+    ours = ContinuousBias(Grid(*window), HEADS)
+    ours.cpb_mlp.load_state_dict(theirs.cpb_mlp.state_dict())
+    table = theirs.cpb_mlp(theirs.relative_coords_table).view(-1, HEADS)
+    bias = 16 * table.sigmoid()[theirs.relative_position_index.flatten()]
+    bias = bias.unflatten(0, (window[0] * window[1], -1)).permute(2, 0, 1)
+    torch.testing.assert_close(ours(Grid(*window)), bias)
+    # the order of the offsets matters: swapped, or turned round, it is another bias
+    assert not torch.allclose(ours(Grid(*window)).transpose(1, 2), bias)
+    places = Grid(*window).coordinates()
+    for i, j in ((0, 1), (0, window[1]), (1, window[1])):
+        index = theirs.relative_position_index[i, j]
+        dy, dx = (places[i] - places[j]).tolist()
+        coordinates = theirs.relative_coords_table.flatten(0, 2)[index]
+        assert [math.copysign(1, t) if t else 0 for t in coordinates.tolist()] == [
+            math.copysign(1, t) if t else 0 for t in (dy, dx)
+        ]
+
+
+@torch.no_grad()
+def test_another_grid_is_a_pretrained_window_of_timms():
+    theirs = TimmWindowAttention(dim=12, window_size=(6, 6), num_heads=HEADS, pretrained_window_size=(4, 4))
+    ours = ContinuousBias(Grid(4, 4), HEADS)
+    ours.cpb_mlp.load_state_dict(theirs.cpb_mlp.state_dict())
+    table = theirs.cpb_mlp(theirs.relative_coords_table).view(-1, HEADS)
+    bias = 16 * table.sigmoid()[theirs.relative_position_index.flatten()].unflatten(0, (36, 36)).permute(2, 0, 1)
+    torch.testing.assert_close(ours(Grid(6, 6)), bias)
+
+
+@torch.no_grad()
+@grids
+def test_the_continuous_bias_depends_on_the_displacement_alone_and_on_nothing_less(grid):
+    bias = continuous(grid).patch_bias(grid)
+    assert_depends_on_the_displacement_alone(bias, grid)
+    values = {tuple(values[0].tolist()) for values in by_displacement(bias, grid).values()}
+    assert len(values) == (2 * grid.height - 1) * (2 * grid.width - 1)
+    assert bias.min() > 0 and bias.max() < 16
+
+
+@pytest.mark.parametrize("at", [BUILT, OTHER, Grid(2, 2, prefix=3)], ids=str)
+def test_prefix_tokens_get_no_continuous_bias(at):
+    bias = continuous()(at)
+    assert bias.shape == (HEADS, at.tokens, at.tokens)
+    assert_no_bias_on_prefix_tokens(bias, at)
+
+
+def test_a_copy_of_a_continuous_bias_is_its_own():
+    first = continuous()
+    second, before = copy.deepcopy(first), first(BUILT).detach().clone()
+    assert torch.equal(second(BUILT), before)
+    second.set_grid(OTHER)
+    torch.nn.init.zeros_(second.cpb_mlp[2].weight)
+    assert torch.equal(first(BUILT), before) and first.grid == BUILT
+    torch.testing.assert_close(second.patch_bias(OTHER), torch.full((HEADS, 24, 24), 8.0).double())
+
+
+def test_the_state_of_a_continuous_bias_does_not_depend_on_the_grid():
+    first, second = continuous(), ContinuousBias(OTHER, HEADS, hidden=16).double()
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict().keys() == {"cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight"}
+    grid = Grid(1, 1)  # a patch with itself has no displacement, on any scale
+    assert torch.equal(first(grid), second(grid))
+
+
+# The contextual product
+
+
+def published_bucket(t, ratio):
+    """iRPE's piecewise rule as it is published: rounded near, by the logarithm further away, cut to whole numbers."""
+    alpha, beta, gamma = ratio, 2 * ratio, 8 * ratio
+    if abs(t) <= alpha:
+        return round(t)
+    far = min(beta, round(alpha + math.log(abs(t) / alpha) / math.log(gamma / alpha) * (beta - alpha)))
+    return int(far if t > 0 else -far)
+
+
+def naive_buckets(grid, ratio=1.9):
+    side = 2 * int(2 * ratio) + 1
+    index = torch.full((grid.tokens, grid.tokens), side**2)
+    for i, j, dy, dx in displacements(grid):
+        row, column = (published_bucket(t, ratio) + side // 2 for t in (dy, dx))
+        index[grid.prefix + i, grid.prefix + j] = row * side + column
+    return index
+
+
+@pytest.mark.parametrize("ratio", [1.9, 1.0, 2.5, 0.5])
+@pytest.mark.parametrize("grid", [*GRIDS, Grid(14, 14, 1), Grid(1, 40)], ids=str)
+def test_the_buckets_are_those_of_the_published_rule(grid, ratio):
+    assert torch.equal(ContextualProduct(grid, HEADS, HEAD_DIM, ratio).index, naive_buckets(grid, ratio))
+
+
+def test_at_the_ratio_of_the_paper_there_are_forty_nine_buckets_and_one_for_prefix_tokens():
+    assert ContextualProduct(Grid(14, 14), 1, 2).lookup_table_weight.shape[-1] == 49
+    assert ContextualProduct(Grid(14, 14, 1), 1, 2).lookup_table_weight.shape[-1] == 50
+    assert ContextualProduct(Grid(14, 14, 1), 1, 2).index.unique().tolist() == list(range(50))
+    row = ContextualProduct(Grid(1, 14), 1, 2).index[0] - 3 * 7 - 3  # the first patch sees displacements 0 to -13
+    assert row.tolist() == [0, -1, -2, -2, -3, -3, -3, -3, -3, -3, -3, -3, -3, -3]
+
+
+@pytest.mark.parametrize("ratio", [1.9, 1.0, 2.5])
+def test_the_buckets_of_opposite_displacements_lie_opposite(ratio):
+    encoding = ContextualProduct(Grid(15, 16), 1, 2, ratio)  # far enough for the last bucket
+    assert torch.equal(encoding.index.T, encoding.side**2 - 1 - encoding.index)
+    assert encoding.index.min() == 0 and encoding.index.max() == encoding.side**2 - 1
+
+
+@pytest.mark.parametrize("prefix", [1, 2])
+def test_pairs_with_a_prefix_token_have_a_bucket_of_their_own(prefix):
+    index = ContextualProduct(Grid(3, 4, prefix), 1, 2).index
+    assert (index[:prefix] == 49).all() and (index[:, :prefix] == 49).all()
+    assert (index[prefix:, prefix:] < 49).all()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("at", [BUILT, OTHER, Grid(7, 9, prefix=1)], ids=str)
+def test_the_contextual_bias_is_a_product_of_the_query_and_its_buckets_vector(at, shared):
+    encoding = contextual(shared_heads=shared)
+    weight = encoding.lookup_table_weight.detach()
+    assert weight.shape == (1 if shared else HEADS, HEAD_DIM, 50)
+    queries, index = queries_on(at), naive_buckets(at)
+    found = encoding(at)(queries)
+    assert found.shape == (2, HEADS, at.tokens, at.tokens)
+    for head in range(HEADS):
+        vectors = weight[0 if shared else head]
+        for i in range(at.tokens):
+            by_hand = torch.stack([queries[:, head, i] @ vectors[:, index[i, j]] for j in range(at.tokens)], -1)
+            torch.testing.assert_close(found[:, head, i], by_hand, rtol=0, atol=1e-12)
+
+
+def test_the_contextual_bias_is_linear_in_the_queries():
+    encoding = contextual()
+    a, b = queries_on(BUILT), queries_on(BUILT)
+    bias = encoding(BUILT)
+    torch.testing.assert_close(bias(2 * a - b), 2 * bias(a) - bias(b), rtol=0, atol=1e-12)
+    assert not torch.equal(bias(a), bias(b))
+
+
+def test_heads_that_share_vectors_differ_by_their_queries_alone():
+    queries = queries_on(BUILT)
+    queries[:, 1] = queries[:, 0]
+    shared, own = (contextual(shared_heads=shared)(BUILT)(queries) for shared in (True, False))
+    assert torch.equal(shared[:, 0], shared[:, 1])
+    assert not torch.equal(own[:, 0], own[:, 1])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_contextual_bias_is_zero_at_the_start(shared):
+    encoding = ContextualProduct(BUILT, HEADS, HEAD_DIM, shared_heads=shared).double()
+    assert not encoding(BUILT)(queries_on(BUILT)).any()
+
+
+@pytest.mark.parametrize("at", [BUILT, OTHER, Grid(8, 8, prefix=1)], ids=str)
+def test_a_gradient_reaches_every_bucket_that_occurs_and_no_other(at):
+    encoding = contextual()
+    (encoding(at)(queries_on(at)) * torch.randn(at.tokens, at.tokens)).sum().backward()
+    reached = (encoding.lookup_table_weight.grad != 0).all(1)[0]
+    assert reached.nonzero()[:, 0].tolist() == naive_buckets(at).unique().tolist()
+    assert not encoding.lookup_table_weight.grad[0, :, ~reached].any()
+
+
+def test_setting_a_grid_of_the_contextual_product_is_asking_for_it():
+    encoding = contextual()
+    queries = queries_on(OTHER)
+    asked = encoding(OTHER)(queries)
+    encoding.set_grid(OTHER)
+    assert encoding.grid == OTHER and encoding.index.shape == (25, 25)
+    assert torch.equal(encoding(OTHER)(queries), asked)
+    built = contextual(OTHER)
+    built.load_state_dict(encoding.state_dict())
+    assert torch.equal(built(OTHER)(queries), asked)
+
+
+def test_a_ratio_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match=r"`ratio` must be positive, got 0\.0"):
+        ContextualProduct(BUILT, HEADS, HEAD_DIM, 0.0)
+
+
+def test_a_model_gives_the_contextual_product_its_scaled_queries():
+    """A vector the same in every bucket adds one number to all logits of a query, which a softmax does not feel."""
+    model = draw(tiny("contextual_product")).double().eval()
+    x = images(dtype=torch.float64)
+    for encoding in model.position.encodings:
+        torch.nn.init.zeros_(encoding.lookup_table_weight)
+    before = model(x)
+    for encoding in model.position.encodings:
+        encoding.lookup_table_weight.data += torch.randn(1, 8, 1)
+    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-10)
+    for encoding in model.position.encodings:
+        torch.nn.init.normal_(encoding.lookup_table_weight)
+    assert (model(x) - before).abs().max() > 1e-3
+
+
+# Norms of a bias
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at", [BUILT, OTHER], ids=str)
+def test_a_continuous_bias_is_normalised_over_the_keys_of_every_query(at):
+    encoding = NormalizedBias(continuous()).double()
+    plain = encoding.bias.patch_bias(at)
+    mean, variance = plain.mean(-1, keepdim=True), plain.var(-1, correction=0, keepdim=True)
+    found = encoding(at)
+    torch.testing.assert_close(found[:, 1:, 1:], (plain - mean) / (variance + 1e-5).sqrt(), rtol=0, atol=1e-10)
+    assert_no_bias_on_prefix_tokens(found, at)
+
+
+@torch.no_grad()
+def test_a_normalised_continuous_bias_goes_to_another_grid_with_its_scale_as_a_map():
+    encoding = NormalizedBias(continuous()).double()
+    torch.nn.init.constant_(encoding.norm.weight, 1.5)
+    torch.nn.init.constant_(encoding.norm.bias, -0.25)
+    asked = encoding(OTHER)
+    plain = encoding.bias.patch_bias(OTHER)
+    torch.testing.assert_close(asked[:, 1:, 1:], F.layer_norm(plain, (24,)) * 1.5 - 0.25, rtol=0, atol=1e-10)
+    encoding.set_grid(OTHER)
+    assert encoding.grid == OTHER and encoding.norm.weight.shape == (24,)
+    torch.testing.assert_close(encoding(OTHER), asked, rtol=0, atol=1e-12)
+
+
+BIASES = {"relative": lambda: drawn(RelativeBias(BUILT, HEADS)), "continuous": continuous}
+biases = pytest.mark.parametrize("kind", BIASES)
+
+
+@torch.no_grad()
+@biases
+@pytest.mark.parametrize("at", [BUILT, OTHER], ids=str)
+def test_over_the_heads_the_bias_of_every_pair_has_mean_zero_and_variance_one(kind, at):
+    encoding = HeadNormalizedBias(BIASES[kind](), eps=1e-12).double()
+    found = encoding(at)
+    assert found.shape == (HEADS, at.tokens, at.tokens)
+    assert_no_bias_on_prefix_tokens(found, at)
+    pairs = found[:, 1:, 1:]
+    torch.testing.assert_close(pairs.mean(0), torch.zeros_like(pairs[0]), rtol=0, atol=1e-9)
+    torch.testing.assert_close(pairs.var(0, correction=0), torch.ones_like(pairs[0]), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+@biases
+@pytest.mark.parametrize("eps", [1e-5, 0.1])
+def test_the_norm_over_the_heads_by_hand(kind, eps):
+    encoding = HeadNormalizedBias(BIASES[kind](), eps).double()
+    weight, shift = torch.randn(2, HEADS, dtype=torch.float64)
+    encoding.norm.weight.copy_(weight)
+    encoding.norm.bias.copy_(shift)
+    plain = encoding.bias.patch_bias(BUILT)
+    mean, variance = plain.mean(0), plain.var(0, correction=0)
+    for head in range(HEADS):
+        by_hand = (plain[head] - mean) / (variance + eps).sqrt() * weight[head] + shift[head]
+        torch.testing.assert_close(encoding(BUILT)[head, 1:, 1:], by_hand, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+@biases
+@pytest.mark.parametrize("at", [BUILT, OTHER], ids=str)
+def test_normalised_over_the_heads_a_bias_stays_a_function_of_the_displacement(kind, at):
+    encoding = HeadNormalizedBias(BIASES[kind]()).double()
+    torch.nn.init.normal_(encoding.norm.weight)
+    torch.nn.init.normal_(encoding.norm.bias)
+    assert_depends_on_the_displacement_alone(encoding(at)[:, 1:, 1:], at)
+    over_keys = by_displacement(NormalizedBias(BIASES[kind]()).double().forward(at)[:, 1:, 1:], at)
+    spread = max((torch.stack(values) - values[0]).abs().max().item() for values in over_keys.values())
+    assert spread > 1e-2  # which a norm over the keys does not leave it
+
+
+@torch.no_grad()
+def test_what_is_the_same_for_all_heads_is_lost_in_a_norm_over_them():
+    encoding = HeadNormalizedBias(drawn(RelativeBias(BUILT, HEADS))).double()
+    before = encoding(BUILT)
+    encoding.bias.relative_position_bias_table += torch.randn(45, 1)
+    torch.testing.assert_close(encoding(BUILT), before, rtol=0, atol=1e-10)
+
+
+@biases
+def test_a_norm_over_one_head_is_refused(kind):
+    one = RelativeBias(BUILT, 1) if kind == "relative" else ContinuousBias(BUILT, 1)
+    with pytest.raises(ValueError, match="`bias_norm` must be 'keys' where there is one head"):
+        HeadNormalizedBias(one)
+
+
+@biases
+def test_the_parameters_of_a_norm_over_the_heads_do_not_depend_on_the_grid(kind):
+    encoding = HeadNormalizedBias(BIASES[kind]()).double()
+    asked = encoding(OTHER).detach().clone()
+    encoding.set_grid(OTHER)
+    assert encoding.grid == OTHER and encoding.norm.weight.shape == (HEADS,)
+    torch.testing.assert_close(encoding(OTHER), asked, rtol=0, atol=1e-12)
+
+
+# By name
+
+
+@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias"])
+@pytest.mark.parametrize(
+    ("choice", "kind"), [(None, NormalizedBias), ("keys", NormalizedBias), ("heads", HeadNormalizedBias)]
+)
+def test_the_norm_of_a_bias_is_over_the_keys_unless_it_is_said_to_be_over_the_heads(encoding, choice, kind):
+    model = tiny(encoding, "lape", bias_norm=choice)
+    assert [type(one) for one in model.position.encodings] == [kind] * DEPTH
+    beside = tiny(f"{encoding}+peg", "lape", bias_norm=choice)
+    assert [type(one) for one in beside.position.parts[0].encodings] == [kind] * DEPTH
+
+
+@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias"])
+def test_a_model_normalises_its_bias_over_the_heads(encoding):
+    model = draw(tiny(encoding, "lape", bias_norm="heads")).double().eval()
+    told = model.position(model.grid)
+    assert len(told) == DEPTH
+    for given, one in zip(told, model.position.encodings, strict=True):
+        by_hand = F.layer_norm(one.bias.patch_bias(model.grid).permute(1, 2, 0), (3,), one.norm.weight, one.norm.bias)
+        torch.testing.assert_close(given.bias[:, 1:, 1:], by_hand.permute(2, 0, 1), rtol=0, atol=1e-12)
+    x = images(24, 40, dtype=torch.float64)
+    before = model(x)
+    torch.testing.assert_close(graticule.fold(model, (24, 40))(x), before, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["keys", "heads"])
+@pytest.mark.parametrize(
+    ("encoding", "joining"),
+    [
+        ("relative_bias", "default"),
+        ("continuous_bias", "default"),
+        ("learnable", "lape"),
+        ("learnable+relative_bias", "lape"),
+        ("sinusoidal_2d+continuous_bias", "lape"),
+    ],
+)
+def test_a_norm_of_a_bias_without_lape_or_beside_a_table_is_refused(encoding, joining, norm):
+    with pytest.raises(ValueError, match="`bias_norm` must go with joining 'lape' and a relative bias without"):
+        tiny(encoding, joining, bias_norm=norm)
+
+
+def test_an_unknown_norm_of_a_bias_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"`bias_norm` must be one of keys, heads; got 'head'; did you mean 'heads'"):
+        tiny("relative_bias", "lape", bias_norm="head")
+
+
+def test_a_model_of_one_head_is_told_to_norm_over_the_keys():
+    with pytest.raises(ValueError, match="`bias_norm` must be 'keys' where there is one head"):
+        tiny("relative_bias", "lape", bias_norm="heads", num_heads=1)
+    assert isinstance(tiny("relative_bias", "lape", num_heads=1).position.encodings[0], NormalizedBias)
+
+
+# Windows of another size
+
+
+def swin(**kwargs):
+    """Two stages of 8 x 8 and 4 x 4 patches in windows of 4."""
+    small = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4, "num_classes": 5}
+    return graticule.create_model("swin_tiny_patch4_window7_224", **{**small, **kwargs})
+
+
+@pytest.mark.parametrize("choice", [{}, {"joining": "lape"}, {"joining": "lape", "bias_norm": "heads"}], ids=str)
+def test_loading_the_tables_of_other_windows_is_setting_the_windows(tmp_path, choice):
+    model = draw(swin(**choice)).double().eval()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    other = swin(img_size=48, window_size=6, **choice).double().eval()
+    with pytest.raises(ValueError, match=r"resize=True"):
+        graticule.load_checkpoint(other, tmp_path / "model.pt")
+    graticule.load_checkpoint(other, tmp_path / "model.pt", resize=True)
+    model.set_input_size(48, window_size=6)
+    assert model.state_dict().keys() == other.state_dict().keys()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=1e-12, msg=name)
+    x = images(48, 48, dtype=torch.float64)
+    torch.testing.assert_close(other(x), model(x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "contextual_product"])
+@pytest.mark.parametrize("size", [(32, 32), (64, 48), (48, 96)])
+def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, size):
+    model = draw(swin(encoding=encoding)).double().eval()
+    told = zip(model.position(model.grid_at(size)), model.position(model.grid), (3, 3, 6), strict=True)
+    for there, here, heads in told:
+        queries = torch.randn(1, heads, 16, 4, dtype=torch.float64)
+        two = [one.bias if isinstance(one.bias, torch.Tensor) else one.bias(queries) for one in (there, here)]
+        assert two[0].shape[-3:] == (heads, 16, 16)
+        assert torch.equal(*two)
