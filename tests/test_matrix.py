@@ -21,6 +21,8 @@ def allowed(family, encoding, joining):
         return False
     if family == "PVT" and not absolute and encoding not in ("none", "peg"):
         return False  # its keys are fewer than its queries
+    if family == "Swin" and encoding == "convolutional_projection":
+        return False  # its queries are those of windows, which have borders inside of the image
     if joining == "default":
         return True
     if absolute:

@@ -24,7 +24,7 @@ def test_the_weights_are_those_that_mix_the_values(encoding):
     attention.register_forward_pre_hook(lambda module, args: inputs.append(args))
     attention.register_forward_hook(lambda module, args, output: mixed.append(output))
     (found,) = attention_maps(model, x, [1])
-    tokens, position = inputs[-1]
+    tokens, position, _ = inputs[-1]
     seen = tokens if position.inputs is None else position.inputs(tokens)[2]
     v = nn.functional.linear(seen, attention.qkv.weight.chunk(3)[2], attention.qkv.bias.chunk(3)[2])
     v = v.unflatten(-1, (3, 8)).transpose(1, 2)
@@ -79,16 +79,17 @@ def test_a_pyramid_has_coarser_keys():
 @pytest.mark.parametrize("size", [64, 96])
 def test_swin_has_a_map_a_window_and_it_mixes_the_values(size):
     model = draw(graticule.create_model("swin_tiny_patch4_window7_224", num_classes=5, **SWIN)).double().eval()
-    attention = model.layers[0].blocks[1].attn  # of shifted windows
+    attention = model.layers[0].blocks[0].attn
     inputs, mixed = [], []
-    attention.register_forward_pre_hook(lambda module, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True)
+    attention.register_forward_pre_hook(lambda module, args: inputs.append(args))
     attention.register_forward_hook(lambda module, args, output: mixed.append(output))
-    (found,) = attention_maps(model, images(size, size, dtype=torch.float64), [1])
-    assert found.weights.shape == (2 * (size // 16) ** 2, 1, 16, 16) and found.queries == Grid(4, 4)
-    (windows, *_), _ = inputs[-1]
-    v = attention.qkv(windows).chunk(3, -1)[2].unflatten(-1, (1, 12)).transpose(1, 2)
-    again = attention.proj((torch.from_numpy(found.weights) @ v).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(again, mixed[-1], rtol=0, atol=1e-10)
+    (found,) = attention_maps(model, images(size, size, dtype=torch.float64), [0])
+    side = size // 16  # windows a side
+    assert found.weights.shape == (2 * side**2, 1, 16, 16) and found.queries == Grid(4, 4)
+    tokens, *_ = inputs[-1]
+    v = attention.qkv(tokens).chunk(3, -1)[2].view(2, side, 4, side, 4, 12).transpose(2, 3).reshape(-1, 1, 16, 12)
+    windows = (torch.from_numpy(found.weights) @ v).view(2, side, side, 4, 4, 12).transpose(2, 3)
+    torch.testing.assert_close(attention.proj(windows.reshape(2, -1, 12)), mixed[-1], rtol=0, atol=1e-10)
 
 
 def one_map(weights, queries, keys=None, layer=0):

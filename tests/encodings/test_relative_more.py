@@ -208,12 +208,12 @@ def test_a_copy_of_a_continuous_bias_is_its_own():
     torch.testing.assert_close(second.patch_bias(OTHER), torch.full((HEADS, 24, 24), 8.0).double())
 
 
-def test_the_state_of_a_continuous_bias_does_not_depend_on_the_grid():
+def test_the_state_of_a_continuous_bias_is_the_whole_function_whatever_grid_it_is_built_for():
     first, second = continuous(), ContinuousBias(OTHER, HEADS, hidden=16).double()
     second.load_state_dict(first.state_dict())
-    assert second.state_dict().keys() == {"cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight"}
-    grid = Grid(1, 1)  # a patch with itself has no displacement, on any scale
-    assert torch.equal(first(grid), second(grid))
+    assert second.state_dict().keys() == {"reference", "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight"}
+    for grid in (first.grid, OTHER, Grid(1, 1)):
+        assert torch.equal(first(grid), second(grid))
 
 
 # The contextual product

@@ -10,7 +10,7 @@ from torch import nn
 import graticule
 from graticule import fold, unfold
 from graticule.backbones import VisionTransformer
-from graticule.encodings import ConvolutionalProjection, Peg, ShawBias
+from graticule.encodings import ContextualProduct, ConvolutionalProjection, Peg, ShawBias
 from graticule.joining import LayerPosition
 from graticule.position import BiasPosition, FoldedPosition, Position
 from tiny import CHOICES, DEPTH, DIM, SIZE, draw, images, tiny
@@ -110,10 +110,10 @@ def test_no_gradient_reaches_a_constant_of_a_folded_model_and_what_is_made_from_
 ):
     model = fold(draw(tiny(encoding, joining)))
     model(images()).sum().backward()
-    kinds = (Peg, ConvolutionalProjection, ShawBias)
+    kinds = (Peg, ConvolutionalProjection, ShawBias, ContextualProduct)
     made = [module for module in model.position.modules() if isinstance(module, kinds)]
     functions = {id(parameter) for module in made for parameter in module.parameters()}
-    assert bool(functions) == any(name in encoding for name in ("peg", "convolutional_projection", "shaw"))
+    assert bool(functions) == any(name in encoding for name in ("peg", "convolutional_projection", "shaw", "product"))
     for name, parameter in model.position.named_parameters():
         assert (parameter.grad is not None) == (id(parameter) in functions), name
     assert not any(buffer.requires_grad for buffer in model.position.buffers())

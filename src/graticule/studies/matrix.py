@@ -27,7 +27,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "CeiT": ("ceit_tiny_patch16_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
     "PVT": (
         "pvt_tiny",
-        {"img_size": 16, "embed_dims": (8, 16), "depths": (1, 2), "num_heads": (1, 2), "sr_ratios": (2, 1)}
+        {"img_size": 16, "embed_dims": (8, 16), "depths": (2, 2), "num_heads": (1, 2), "sr_ratios": (2, 1)}
         | {"mlp_ratios": (2, 2)},
     ),
     "Swin": (
@@ -37,7 +37,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "gMLP": ("gmlp_s16_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
     "PosMLP": (
         "posmlp_tiny_224",
-        {"img_size": 16, "embed_dim": 8, "depths": (1, 2), "windows": (2, 2), "groups": (2, 2), "mlp_ratios": (2, 2)},
+        {"img_size": 16, "embed_dim": 8, "depths": (2, 2), "windows": (2, 2), "groups": (2, 2), "mlp_ratios": (2, 2)},
     ),
 }
 
