@@ -12,8 +12,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
 
+# Two processes of one thread each: the tests are many and small.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Old versions warn of what newer ones have mended, so warnings are no errors here.
 test-lowest:

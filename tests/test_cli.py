@@ -228,12 +228,6 @@ def test_the_deit_recipe_runs_on_an_image_folder_and_names_a_broken_image(capsys
     assert recipe.mixing.mixup == 0.8 and recipe.augmentation.rand_augment and recipe.img_size == (224, 224)
 
 
-@pytest.mark.parametrize("recipe", ["vit_lite_cifar10", "vit_lite_cifar100"])
-def test_a_recipe_whose_backbone_is_not_there_yet_says_so(capsys, tmp_path, recipe):
-    code, _, err = run_command(capsys, "train", recipe, "--output", tmp_path / "run", "--dataset", "digits")
-    assert code == 1 and "vit_lite_7_4_32" in err and not (tmp_path / "run").exists()
-
-
 def test_a_recipe_of_ones_own_is_a_file_with_a_function(capsys, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("from graticule.tasks import Recipe\n\ndef recipe():\n    return Recipe(joining='shared')\n")
