@@ -14,7 +14,7 @@ demo: $(VENV)/.installed
 
 # Two processes of one thread each: the tests are many and small.
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Old versions warn of what newer ones have mended, so warnings are no errors here.
 test-lowest:

@@ -272,7 +272,7 @@ def test_the_options_of_a_peg_are_those_of_cpvt_by_default():
         ({"frozen": True}, lambda p: not any(parameter.requires_grad for parameter in p.parameters())),
         ({"acts_on": "queries_keys"}, lambda p: isinstance(p, BeforeProjections) and list(p.inputs) == ["1"]),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "effect",
 )
 def test_every_option_of_a_peg_has_its_effect(form, found):
     plain = build("peg")
