@@ -194,10 +194,10 @@ def test_compare_makes_one_table_and_goes_on_where_it_stood(capsys, tmp_path):
     found = json.loads((tmp_path / "comparison.json").read_text())
     assert [len(scores) for scores in found["top1"].values()] == [2, 2]
     assert found["parameters"]["joining=lape,joined-layers=3"] - found["parameters"]["joining=default"] == 3 * 2 * 64
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.ckpt")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")}
     assert len(before) == 4
     code, again, _ = run_command(capsys, *command)
-    assert code == 0 and {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.ckpt")} == before
+    assert code == 0 and {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")} == before
     assert again.splitlines()[-6:] == out.splitlines()[-6:]
 
 
@@ -222,7 +222,7 @@ def test_the_deit_recipe_runs_on_an_image_folder_and_names_a_broken_image(capsys
     root = write_image_folder(tmp_path / "data")
     (root / "train" / "cat" / "1.JPEG").write_bytes(b"no image")
     command = ["train", "deit_tiny_imagenet", "--quick", "--data-root", root, "--output", tmp_path / "run"]
-    code, out, _ = run_command(capsys, *command, "--epochs", "1", "--warmup-epochs", "0", "--joining", "lape")
+    code, out, _ = run_command(capsys, *command, "--epochs", "1", "--warmup-epochs", "0", "--aug-repeats", "1")
     assert code == 0 and "1 broken images were left out" in out and "1.JPEG" in out
     recipe = Run.open(tmp_path / "run").recipe()
     assert recipe.mixing.mixup == 0.8 and recipe.augmentation.rand_augment and recipe.img_size == (224, 224)
@@ -317,7 +317,8 @@ def copy_with_checkpoint(run: Run, folder: Path, write) -> Run:
     folder.mkdir()
     (folder / "recipe.json").write_bytes(run.recipe_file.read_bytes())
     copy = Run(folder)
-    copy.best.parent.mkdir()
+    copy.checkpoints.mkdir()
+    (copy.checkpoints / "best.json").write_text('{"checkpoint": "step-000000001.ckpt", "val_top1": 10.0}')
     write(copy.best)
     return copy
 
@@ -381,4 +382,4 @@ def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert "could not be written" in done.stderr and "disk full" in done.stderr and "Traceback" not in done.stderr
-    assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("last.ckpt"))
+    assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("weights.safetensors"))

@@ -2,6 +2,7 @@
 
 from graticule.analysis.attention import AttentionMap, attention_maps, save_attention
 from graticule.analysis.attention_sheet import attention_sheet
+from graticule.analysis.convergence import convergence_plot
 from graticule.analysis.correlation import (
     Correlations,
     cosine_similarity,
@@ -31,6 +32,7 @@ __all__ = [
     "attention_maps",
     "attention_sheet",
     "bias_sheet",
+    "convergence_plot",
     "correlation_sheet",
     "cosine_similarity",
     "curves",

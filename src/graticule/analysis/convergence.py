@@ -1,0 +1,87 @@
+"""Convergence curves: what a metric was as training went on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from graticule.analysis.plots import curves
+
+#: What can be followed -> what stands beside the axis.
+METRICS = {
+    "val_top1": "top-1 on validation (%)",
+    "train_loss": "loss in training",
+    "val_loss": "loss on validation",
+    "lr": "learning rate",
+}
+MOST_LINES = 28  # that look different
+
+
+def convergence_plot(
+    lines: Mapping[str, Sequence[tuple[float, float, float | None]]],
+    metric: str = "val_top1",
+    against: str = "epoch",
+    title: str = "",
+) -> Figure:
+    """Draw a metric against the epoch or the seconds of training, a line a run, or a mean with a band.
+
+    A line has a gap where its value is not finite; a point between two gaps is a dot.
+
+    Reference: LaPE (Yu et al., 2023), Figure 5; CPVT (Chu et al., 2023), Figure 4.
+
+    Args:
+        lines: label -> (epoch or seconds, value, standard deviation or None) in order; labels are drawn as they are.
+        metric: what the values are, one of `METRICS`.
+        against: epoch, or seconds, which are drawn in minutes or hours if they are many.
+        title: above the plot.
+    """
+    if metric not in METRICS or against not in ("epoch", "seconds"):
+        every = ", ".join(METRICS)
+        raise ValueError(f"`metric` must be one of {every}, and `against` epoch or seconds, got {metric}, {against}.")
+    if not 1 <= len(lines) <= MOST_LINES:
+        raise ValueError(f"`lines` must be 1 to {MOST_LINES}, so that no two look the same, got {len(lines)}.")
+    if empty := [label for label, points in lines.items() if not points]:
+        raise ValueError(f"`lines` must have a point each, got none for {empty[0]!r}.")
+    longest = max(points[-1][0] for points in lines.values())
+    unit, size = ("epoch", 1.0) if against == "epoch" else _unit(longest)
+    # matplotlib leaves labels out that begin with _, and reads $ as mathematics: they are put in when all else is there
+    drawn = {str(index).rjust(len(label), "m"): label for index, label in enumerate(lines)}
+    figure = curves(
+        {stand: [_scaled(point, size) for point in lines[label]] for stand, label in drawn.items()},
+        unit if against == "epoch" else f"time of training ({unit})",
+        METRICS[metric],
+        title,
+    )
+    ax = figure.axes[0]
+    ax.title.set_parse_math(False)
+    if against == "epoch":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for line, label, text in zip(list(ax.lines), lines, figure.legends[0].get_texts(), strict=True):
+        line.set_label(label)
+        text.set_text(label)
+        text.set_parse_math(False)
+        x, y = np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
+        known = np.pad(np.isfinite(y), 1)
+        alone = known[1:-1] & ~known[:-2] & ~known[2:]
+        if alone.any() and line.get_marker() in (None, "None", ""):
+            ax.plot(x[alone], y[alone], ".", color=line.get_color(), markersize=5)
+    rows = math.ceil(len(lines) / max(1, 72 // (max(map(len, lines)) + 6)))
+    figure.set_size_inches(6.4, 4.2 + 0.2 * max(0, rows - 3))  # a long legend takes nothing from the axes
+    return figure
+
+
+def _scaled(point: tuple[float, float, float | None], size: float) -> tuple[float, float, float | None]:
+    """Give x in units of `size`, and NaN for what is not finite."""
+    x, y, deviation = point
+    if not math.isfinite(y):
+        y, deviation = math.nan, None if deviation is None else math.nan
+    return x / size, y, deviation
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """The unit that so many seconds are best told in, and its seconds."""
+    return ("s", 1.0) if seconds < 600 else ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)

@@ -1,0 +1,86 @@
+"""`graticule compare`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from graticule.commands.options import parse, parse_sizes, print_table
+
+
+@dataclass
+class Compare:
+    """Train several choices with several seeds: one table with mean, standard deviation and a paired test.
+
+    A choice is overrides of the recipe, as on the command line of train, with commas between:
+    graticule compare digits_quick --choices joining=default joining=lape encoding=sinusoidal_2d,joining=lape
+    Several values of one option have spaces between: "encoding=peg,peg.places=0 1 2"
+    An argument of the backbone: model_kwargs=windows=[8,4]
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """name of a recipe, or a Python file"""
+    choices: list[str]
+    """the choices; the first is what the others are held against"""
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
+    """seeds, the same for every choice"""
+    output: Path | None = None
+    """folder of the runs (default: runs/compare-RECIPE)"""
+    sizes: list[str] = dataclasses.field(default_factory=list)
+    """evaluate every run at these sides too, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
+    quick: bool = False
+    """a few steps only, to see that everything works"""
+
+
+def run(arguments: list[str]) -> int:
+    """Train several choices with several seeds, and make one table."""
+    options = parse(Compare, "compare", arguments)
+    from graticule.recipes import load_recipe
+    from graticule.studies import compare, resolutions
+    from graticule.studies.compare import COLUMNS
+    from graticule.tasks import Interrupted, Recipe, build_model, check_sizes
+
+    sizes = parse_sizes(options.sizes)
+    base = load_recipe(options.recipe)
+    base = base.quick() if options.quick else base
+    choices = {}
+    for choice in options.choices:
+        pairs = [pair.partition("=") for pair in re.split(r",(?![^\[]*\])", choice)]  # not those inside [ ]
+        if not all(key and equals for key, equals, _ in pairs):
+            raise ValueError(f"`choices` must be like joining=lape,joined_layers=3, got {choice!r}.")
+        flags = [text for key, _, value in pairs for text in _flag(key, value)]
+        if choice in choices:
+            raise ValueError(f"`choices` must differ, got {choice!r} twice.")
+        choices[choice] = parse(Recipe, "compare --choices", flags, default=base)
+    for recipe in choices.values() if sizes else ():  # before any training
+        check_sizes(build_model(recipe, 10, 1), sizes)
+    folder = options.output or Path("runs") / f"compare-{Path(options.recipe).stem}"
+    try:
+        comparison = compare(choices, options.seeds, folder)
+    except Interrupted:
+        print("stopped; the same command goes on where it stood.", file=sys.stderr)
+        return 130
+    print_table(COLUMNS, comparison.rows())
+    print(*comparison.verdict(), sep="\n")
+    print(f"wrote {folder / 'comparison.md'} and {folder / 'comparison.json'}")
+    if sizes:
+        found = resolutions(comparison, sizes)
+        columns, *rows = found.rows()
+        print("\ntop-1 (%) at other sizes, mean and standard deviation")
+        print_table(columns, rows)
+        print(f"wrote {' and '.join(map(str, found.write(folder)))}")
+    return 0
+
+
+def _flag(key: str, value: str) -> list[str]:
+    """Turn one override of a choice into options as tyro has them: a truth value is --option or --no-option."""
+    *group, name = key.replace("_", "-").split(".")
+    truth = value.lower()
+    if truth in ("true", "false"):
+        return ["--" + ".".join([*group, name if truth == "true" else f"no-{name}"])]
+    return [f"--{'.'.join([*group, name])}", *value.split()]

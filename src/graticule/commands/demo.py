@@ -1,0 +1,29 @@
+"""`graticule demo`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from graticule.commands.options import parse
+
+
+@dataclass
+class Demo:
+    """Train a small ViT on embedded digits with the default joining and with LaPE, and write report.html."""
+
+    output: Path = Path("runs/demo")
+    """folder of the runs and the report"""
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
+    """seeds, the same for both"""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the whole chain on embedded digits."""
+    options = parse(Demo, "demo", arguments)
+    from graticule.studies.demo import demo
+
+    report = demo(options.output, options.seeds)
+    print(f"wrote {report}; open it in a browser. The runs are beside it, in {options.output}")
+    return 0

@@ -1,0 +1,103 @@
+"""`graticule mixing`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from graticule.commands.options import open_runs, parse, parse_checkpoint, parse_sizes, print_table, run_labels
+
+
+@dataclass
+class Mixing:
+    """Draw what the layers of gated MLPs mix: the weights around a token, the bias maps, and their non-locality."""
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders"""
+    layers: list[int] = dataclasses.field(default_factory=list)
+    """layers, the first being 1 (default: all, six of them drawn)"""
+    groups: list[int] = dataclasses.field(default_factory=list)
+    """groups of channels, the first being 1 (default: eight at even distances)"""
+    query: str | None = None
+    """ROWxCOLUMN of the token within its grid or window, from 0x0 on (default: the centre)"""
+    values: Literal["weights", "logits"] = "weights"
+    """weights, or the logits that their softmax is of"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
+    checkpoint: str = "best"
+    """best or last"""
+    output: Path | None = None
+    """folder for the pictures and the arrays (default: the first run's)"""
+
+
+def run(arguments: list[str]) -> int:
+    """Draw what the layers of gated MLPs mix."""
+    options = parse(Mixing, "mixing", arguments)
+    from graticule.analysis import (
+        bias_sheet,
+        mixing_maps,
+        mixing_sheet,
+        non_locality_plot,
+        save_figure,
+        save_mixing,
+        sheet_layers,
+    )
+    from graticule.tasks import check_sizes
+
+    runs = open_runs(options.runs, "mixing")
+    if min([*options.layers, *options.groups], default=1) < 1:
+        raise ValueError(f"`layers` and `groups` must count from 1, got {options.layers} and {options.groups}.")
+    layers, groups = ([index - 1 for index in given] or None for given in (options.layers, options.groups))
+    query = _query(options.query) if options.query else None
+    size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
+    maps = {}
+    figures: dict[str, Any] = {}
+    for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True), start=1):
+        model = run.model(checkpoint=parse_checkpoint(options.checkpoint))
+        if size:
+            check_sizes(model, [size])
+        depth = sum(model.depths) if hasattr(model, "depths") else 0
+        if depth and max(options.layers, default=1) > depth:
+            raise ValueError(f"`layers` must be from 1 to {depth} in {run.folder}, got {max(options.layers)}.")
+        found = maps[label] = mixing_maps(model, size, query, layers)
+        most = max(one.groups for one in found)
+        if max(options.groups, default=1) > most:
+            raise ValueError(f"`groups` must be from 1 to {most} in {run.folder}, got {max(options.groups)}.")
+        drawn = found if layers else [found[index] for index in sheet_layers(len(found))]
+        mark = f"-{number}" if len(runs) > 1 else ""
+        recipe = run.recipe()
+        title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}"
+        sheet = mixing_sheet(drawn, groups, options.values, f"Mixing {options.values}, {title}")
+        figures[f"mixing{mark}.png"] = sheet
+        if any(one.bias is not None for one in maps[label]):
+            figures[f"mixing-bias{mark}.png"] = bias_sheet(maps[label], f"Bias, {title}")
+    figures["mixing-locality.png"] = non_locality_plot(maps)
+    folder = options.output or runs[0].folder
+    written: list[Path] = []
+    for number, (label, found) in enumerate(maps.items(), start=1):
+        print(label)
+        rows = []
+        for one in found:
+            g, kept = one.non_locality()
+            shown = "-" if not kept else f"{g:.3f}"
+            counted = "-" if one.matrices is None else f"{kept} of {one.groups}"
+            grid = f"{one.grid.height}x{one.grid.width}"
+            rows.append((str(one.layer + 1), grid, str(one.groups), f"{one.distance():.2f}", shown, counted))
+        print_table(("layer", "tokens", "groups", "distance", "g", "groups in g"), rows)
+        written.append(save_mixing(found, folder / (f"mixing-{number}.npz" if len(maps) > 1 else "mixing.npz")))
+    token = "the centre token" if query is None else f"token {options.query}"
+    print(f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local")
+    written += [save_figure(figure, folder / name) for name, figure in figures.items()]
+    print(f"wrote {', '.join(map(str, written))}")
+    return 0
+
+
+def _query(text: str) -> tuple[int, int]:
+    sides = text.lower().split("x")
+    if len(sides) != 2 or not all(side.isdecimal() for side in sides):
+        raise ValueError(f"`query` must be ROWxCOLUMN, as 0x3, got {text!r}.")
+    return int(sides[0]), int(sides[1])

@@ -1,0 +1,103 @@
+"""What commands share: reading options, opening runs, printing tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+
+def parse(kind: Any, name: str, arguments: list[str], **kwargs: Any) -> Any:
+    """Parse typed options; an unknown one is an error that lists the known ones."""
+    parsed, unknown = tyro.cli(kind, prog=f"graticule {name}", args=arguments, return_unknown_args=True, **kwargs)
+    if unknown:
+        options = option_names(kind)
+        close = difflib.get_close_matches(unknown[0].replace("_", "-").partition("=")[0], options, n=2)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        known = textwrap.fill(" ".join(options), 100, subsequent_indent="  ", break_on_hyphens=False)
+        raise ValueError(f"unknown option {unknown[0]!r}; {hint}The options are:\n  {known}")
+    return parsed
+
+
+def option_names(kind: Any, prefix: str = "--") -> list[str]:
+    """List the options of a dataclass, those of a recipe in it without its name."""
+    found = []
+    for field in dataclasses.fields(kind):
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        name = prefix + ("" if field.name == "recipe" else field.name.replace("_", "-"))
+        if dataclasses.is_dataclass(default):
+            found += option_names(type(default), name if name == prefix else name + ".")
+        elif "Positional" not in str(field.type):
+            found.append(name)
+            if default is True:
+                found.append(f"{prefix}no-{field.name.replace('_', '-')}")
+    return found
+
+
+def parse_sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, int]]:
+    """Read sizes of images, SIDE or HEIGHTxWIDTH in pixels, as (height, width)."""
+    sizes = []
+    for text in given:
+        sides = text.lower().split("x")
+        if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+            raise ValueError(f"`{name}` must be sides in pixels or HEIGHTxWIDTH, as 224 or 320x224, got {text!r}.")
+        sizes.append((int(sides[0]), int(sides[-1])))
+    return sizes
+
+
+def parse_checkpoint(given: str) -> Any:
+    """Check that it is best or last."""
+    if given not in ("best", "last"):
+        raise ValueError(f"`checkpoint` must be best or last, got {given!r}.")
+    return given
+
+
+def choose_device(given: str) -> str:
+    """Turn auto into cuda where there is a GPU, and into cpu elsewhere."""
+    import torch
+
+    return ("cuda" if torch.cuda.is_available() else "cpu") if given == "auto" else given
+
+
+def open_runs(folders: Sequence[Path], command: str) -> list[Any]:
+    """Open runs, at least one and all different."""
+    from graticule.tasks import Run
+
+    if not folders:
+        raise ValueError(f"`runs` must be one run folder or more, got none; see graticule {command} --help.")
+    if len(set(folders)) < len(folders):
+        raise ValueError(f"`runs` must differ, got {', '.join(map(str, folders))}.")
+    return [Run.open(folder) for folder in folders]
+
+
+def run_labels(runs: Sequence[Any]) -> list[str]:
+    """Name runs by what tells their folders apart."""
+    folders = [run.folder.resolve() for run in runs]
+    if len(folders) == 1:
+        return [folders[0].name]
+    common = Path(os.path.commonpath(folders))
+    names = [folder.relative_to(common).parts for folder in folders]
+    while len({parts[-1:] for parts in names}) == 1 and all(len(parts) > 1 for parts in names):
+        names = [parts[:-1] for parts in names]
+    return ["/".join(parts) or common.name for parts in names]
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table, the first column to the left and the others to the right."""
+    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+    for row in [columns, ["-" * width for width in widths], *rows]:
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal or a picture cannot show in a name: line ends, control codes, bytes that are no text."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

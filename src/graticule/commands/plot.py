@@ -1,0 +1,139 @@
+"""`graticule plot`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from graticule.commands.options import open_runs, parse, print_table, printable, run_labels
+
+if TYPE_CHECKING:
+    from graticule.studies.runs import Metrics, Point
+
+
+@dataclass
+class Plot:
+    """Draw the training of runs in one picture, finished or not, and write its numbers beside it."""
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders"""
+    metric: Literal["val_top1", "train_loss", "val_loss", "lr"] = "val_top1"
+    """what is drawn"""
+    against: Literal["epoch", "seconds"] = "epoch"
+    """epochs, or the seconds that their training took"""
+    group: bool = False
+    """draw runs whose recipes differ only in `seed` as one line, their mean, with a band of one standard deviation"""
+    output: Path | None = None
+    """the picture; a CSV of the same name is beside it (default: convergence.png in the first run)"""
+
+
+def run(arguments: list[str]) -> int:
+    """Draw the training of runs in one picture."""
+    options = parse(Plot, "plot", arguments)
+    from graticule.analysis import convergence_plot, save_figure
+    from graticule.analysis.convergence import MOST_LINES
+    from graticule.files import write_text
+    from graticule.studies.runs import curve, group_seeds, read_recipe
+
+    runs = open_runs(options.runs, "plot")
+    picture = options.output or runs[0].folder / "convergence.png"
+    if picture.suffix != ".png" or picture.stem == "metrics" or picture.is_dir():  # a run keeps its own metrics.csv
+        raise ValueError(f"`output` must be a file NAME.png, and NAME not metrics, got {str(picture)!r}.")
+    names = [printable(name) for name in run_labels(runs)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"`runs` must differ, got {', '.join(map(str, options.runs))}.")
+    named = dict(zip(names, runs, strict=True))
+    metrics = {name: _read(one.metrics_file, options.metric, options.against) for name, one in named.items()}
+    groups = {name: [name] for name in names}
+    if options.group:
+        recipes = {}
+        for name, one in named.items():
+            try:
+                recipes[name] = read_recipe(one.recipe_file)
+            except ValueError as error:
+                raise ValueError(f"{one.folder} is damaged: {error}.") from None
+        groups = {
+            label + (f" ({len(members)} seeds)" if len(members) > 1 else ""): members
+            for label, members in group_seeds(recipes).items()
+        }
+    if len(groups) > MOST_LINES:
+        raise ValueError(
+            f"`runs` must make 1 to {MOST_LINES} lines, so that no two look the same, got {len(groups)}; "
+            "--group makes one of runs that differ in the seed alone."
+        )
+    lines = {label: curve([metrics[name] for name in members], options.metric) for label, members in groups.items()}
+    if empty := next((label for label, points in lines.items() if not points), None):
+        raise ValueError(f"`runs` must have an epoch in common to be grouped, got {', '.join(groups[empty])}.")
+    figure = convergence_plot(
+        {label: [_drawn(point, options.against) for point in points] for label, points in lines.items()},
+        options.metric,
+        options.against,
+    )
+    _print_ends(lines, options.metric)
+    for label, members in groups.items():
+        most = max(metrics[name]["epoch"][-1] for name in members)
+        if most > lines[label][-1].epoch:
+            print(f"{label}: drawn to epoch {lines[label][-1].epoch} of {most:.0f}, as far as all of its runs are")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # of a name in a script that the font has not
+        written = save_figure(figure, picture)
+    table = write_text(picture.with_suffix(".csv"), _table(lines, groups, options.metric))
+    print(f"wrote {written} and {table}")
+    return 0
+
+
+def _read(path: Path, metric: str, against: str) -> Metrics:
+    """Read the metrics of a run, which must have an epoch, `metric` and what it is drawn against."""
+    from graticule.studies.runs import read_metrics
+
+    try:
+        found = read_metrics(path)
+    except FileNotFoundError:
+        found = {"epoch": []}
+    except ValueError as error:
+        raise ValueError(f"{path.parent} is damaged: {error}.") from None
+    if not found["epoch"]:
+        raise ValueError(f"`runs` must have come to the end of an epoch, got {str(path.parent)!r}, which has not yet.")
+    if metric not in found:
+        raise ValueError(f"`metric` must be one that {path.parent} has, {', '.join(found)}, got {metric!r}.")
+    if against == "seconds" and not all(map(math.isfinite, found.get("seconds", [math.nan]))):
+        raise ValueError(f"`against` must be epoch, for {path.parent} lacks the seconds of some epochs, got 'seconds'.")
+    return found
+
+
+def _drawn(point: Point, against: str) -> tuple[float, float, float | None]:
+    return point.seconds if against == "seconds" else point.epoch, point.mean, point.deviation
+
+
+def _print_ends(lines: Mapping[str, Sequence[Point]], metric: str) -> None:
+    """Print where every line ends, and its best point."""
+    rows = []
+    shown = ".2f" if metric == "val_top1" else ".4g"
+    for label, points in lines.items():
+        known = [point for point in points if math.isfinite(point.mean)]
+        best = "-"
+        if known and metric != "lr":
+            top = (max if metric == "val_top1" else min)(known, key=lambda point: point.mean)
+            best = f"{top.mean:{shown}} ({top.epoch})"
+        rows.append((label, str(points[-1].epoch), f"{points[-1].mean:{shown}}", best))
+    print_table(("run", "epochs", metric, "best (epoch)"), rows)
+
+
+def _table(lines: Mapping[str, Sequence[Point]], groups: Mapping[str, Sequence[str]], metric: str) -> str:
+    """Write what is drawn as CSV, a row a point; a cell is empty where there is no number."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("run", "runs", "epoch", "seconds", metric, "deviation"))
+    for label, points in lines.items():
+        for epoch, *values in points:
+            cells = ["" if value is None or not math.isfinite(value) else f"{value:.10g}" for value in values]
+            writer.writerow((label, len(groups[label]), epoch, *cells))
+    return text.getvalue()

@@ -1,0 +1,128 @@
+"""`graticule train`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from graticule.commands.options import parse
+
+USAGE = """\
+usage: graticule train RECIPE [--output FOLDER] [--auto-resume] [--quick] [overrides of the recipe]
+       graticule train --resume RUN [overrides of what does not decide the result, as --devices 4]
+
+On SIGTERM or SIGUSR1, as clusters send them, a run saves a checkpoint and exits with 75 (or what the environment
+variable GRATICULE_REQUEUE_CODE says), for the scheduler to queue it again; with --output and --auto-resume the same
+command then goes on where it stood. Several devices: --devices 4; several machines: --nodes 2 --devices 4, the same
+command on each, by torchrun or SLURM.
+
+A recipe is a name, a Python file of yours with a function recipe(), or a run folder, to repeat it. The names:
+"""
+
+#: What a scheduler takes for "try again": EX_TEMPFAIL of sysexits.h.
+REQUEUE = 75
+
+
+def run(arguments: list[str]) -> int:
+    """Train a recipe, or go on with a run."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    from graticule.recipes import list_recipes, load_recipe
+    from graticule.tasks import Interrupted, Preempted, Run, train
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        for name, about in list_recipes().items():
+            print(f"  {name:20s} {about}")
+        print("\ngraticule train RECIPE --help lists every option with its value in that recipe.")
+        return 0 if arguments else 2
+    requeue = _requeue_code()
+    if arguments[0] == "--resume" or arguments[0].startswith("--resume="):
+        given = [part for part in [*arguments[0].partition("=")[2:], *arguments[1:]] if part]
+        if not given or given[0].startswith("-"):
+            raise ValueError(f"`--resume` must be followed by a run folder, got {given}.")
+        run = Run.open(given[0])
+        recipe, resume = run.recipe(), True
+        if given[1:]:
+            recipe = _overridden(recipe, given[1:], f"train --resume {given[0]}").recipe
+    else:
+        quick = "--quick" in arguments  # first, so that what is said beside it has the last word
+        loaded = load_recipe(arguments[0]).quick() if quick else load_recipe(arguments[0])
+        options = _overridden(loaded, arguments[1:], f"train {arguments[0]}")
+        recipe, resume = options.recipe, options.auto_resume
+        if resume and options.output is None:
+            raise ValueError("`--auto-resume` must have --output, the folder to go on in, got none.")
+        name = f"{Path(arguments[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        run = Run(options.output or _shared(Path("runs") / name))
+    already = run.finished
+    try:
+        run = train(recipe, run.folder, resume=resume)
+    except Interrupted as reason:
+        again = f"graticule train --resume {run.folder}"
+        if isinstance(reason, Preempted):
+            print(f"saved and stopped on a signal; go on with: {again}", file=sys.stderr)
+            return requeue
+        print(f"stopped; go on with: {again}", file=sys.stderr)
+        return 130
+    if getattr(rank_zero_only, "rank", 0):  # the first process says what came of it
+        return 0
+    result = run.result()
+    if already:
+        print("this run was finished already.")
+    print(f"top-1 {result['last_top1']:.2f} % after the last epoch, {result['best_top1']:.2f} % in the best ", end="")
+    print(f"(epoch {result['best_epoch']} of {result['epochs']}), {result['seconds']:.0f} s")
+    if skipped := result["skipped_images"]:
+        print(f"{len(skipped)} broken images were left out: {', '.join(skipped[:5])}{', ...' if skipped[5:] else ''}")
+    if steps := result.get("skipped_steps"):
+        print(f"{steps} steps were left out, for their loss was not finite: see {run.folder}/nonfinite-*.json")
+    print(f"wrote {run.folder}: recipe.json, metrics.csv, log.txt, weights.safetensors, checkpoints/, tensorboard/")
+    return 0
+
+
+def _overridden(loaded: Any, arguments: list[str], command: str) -> Any:
+    """Parse options with the values of a recipe as defaults."""
+    from graticule.tasks import Recipe
+
+    @dataclass
+    class Train:
+        __doc__ = f"{command}: every value of the recipe can be overridden."
+
+        recipe: Annotated[Recipe, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: loaded)
+        output: Path | None = None
+        """run folder (default: runs/RECIPE-DATE-TIME)"""
+        auto_resume: bool = False
+        """go on with the run in the output folder if there is one, else start it"""
+        quick: bool = False
+        """a few steps only, to see that everything works"""
+
+    Train.__annotations__ |= {
+        "recipe": Annotated[Recipe, tyro.conf.arg(name="")],
+        "output": Path | None,
+        "auto_resume": bool,
+        "quick": bool,
+    }
+    return parse(Train, command, arguments)
+
+
+def _shared(folder: Path) -> Path:
+    """Return the folder of the first process in those that it starts for further devices."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        os.environ["GRATICULE_RUN"] = str(folder)
+        return folder
+    if "GRATICULE_RUN" in os.environ:
+        return Path(os.environ["GRATICULE_RUN"])
+    raise ValueError("`--output` must be given where several processes were started from outside, got none.")
+
+
+def _requeue_code() -> int:
+    given = os.environ.get("GRATICULE_REQUEUE_CODE", str(REQUEUE))
+    if not given.isdecimal() or int(given) > 255:
+        raise ValueError(f"`GRATICULE_REQUEUE_CODE` must be an exit code from 0 to 255, got {given!r}.")
+    return int(given)

@@ -1,0 +1,249 @@
+"""What is in run folders: how far each run is and what came of it, from its recipe and metrics alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal, NamedTuple
+
+from graticule.tasks.run import Run
+
+#: Column -> its value in every epoch, NaN where there is none.
+Metrics = dict[str, list[float]]
+State = Literal["finished", "running", "stopped", "no epoch yet", "damaged"]
+
+LONGEST_LABEL = 60  # characters; a longer one leaves a legend no room
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Find the run folders in `folder`, which may be one itself.
+
+    Links are not followed, and neither what is in a run nor what is hidden is looked at.
+
+    Raises:
+        FileNotFoundError: if there is no such folder.
+    """
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "is not there"
+        raise FileNotFoundError(f"`folders` must be folders with runs, got {str(folder)!r}, which {what}.")
+    for place, folders, files in os.walk(folder):
+        if "recipe.json" in files:
+            folders.clear()
+            yield Path(place)
+        else:
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run at a glance.
+
+    state: damaged, if its recipe or metrics cannot be read; `damage` then says why.
+    recipe, metrics: empty where they cannot be read.
+    changed: when its metrics or its log last changed, in seconds since 1970.
+    """
+
+    folder: Path
+    state: State
+    recipe: dict[str, Any]
+    metrics: Metrics
+    changed: float
+    damage: str = ""
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch that came to its end; 0 before the first."""
+        return int(self.metrics["epoch"][-1]) if self.metrics.get("epoch") else 0
+
+    @property
+    def epochs(self) -> int | None:
+        """How many epochs the recipe asks for."""
+        return self.recipe["epochs"] + self.recipe.get("cooldown_epochs", 0) if self.recipe else None
+
+    @property
+    def best(self) -> tuple[float, int] | None:
+        """The best top-1 in percent and its epoch, the first of equals; None if no epoch has one."""
+        scored = zip(self.metrics.get("val_top1", []), self.metrics.get("epoch", []), strict=False)
+        found = [(top1, -int(epoch)) for top1, epoch in scored if math.isfinite(top1)]
+        return (max(found)[0], -max(found)[1]) if found else None
+
+    @property
+    def last(self) -> float | None:
+        """Top-1 of the last epoch in percent; None if it has none."""
+        values = self.metrics.get("val_top1", [])
+        return values[-1] if values and math.isfinite(values[-1]) else None
+
+
+def summarise(folder: Path) -> Summary:
+    """Read how far the run in `folder` is; what is damaged is said in the summary, not raised."""
+    run = Run(folder)
+    recipe: dict[str, Any] = {}
+    metrics: Metrics = {}
+    damage = []
+    try:
+        recipe = read_recipe(run.recipe_file)
+    except (ValueError, OSError) as error:
+        damage.append(_reason(error))
+    try:
+        metrics = read_metrics(run.metrics_file)
+    except FileNotFoundError:
+        pass  # it is written at the end of the first epoch
+    except (ValueError, OSError) as error:
+        damage.append(_reason(error))
+    state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
+    if damage:
+        state = "damaged"
+    elif run.finished:
+        state = "finished"
+    elif _held(folder):
+        state = "running"
+    times = [_changed(path) for path in (run.metrics_file, run.log_file)]
+    return Summary(folder, state, recipe, metrics, max(times) or _changed(run.recipe_file), "; ".join(damage))
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Read the recipe of a run as plain values, whatever version wrote it.
+
+    Raises:
+        ValueError: if it is no recipe.
+    """
+    try:
+        recipe = json.loads(path.read_bytes())["recipe"]
+        counts = [recipe["epochs"], recipe.get("cooldown_epochs", 0)]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path.name}: no JSON, line {error.lineno}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path.name}: no recipe with epochs in it") from None
+    if not all(type(count) is int for count in counts):
+        raise ValueError(f"{path.name}: no number of epochs, got {recipe['epochs']!r}")
+    return recipe
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read the metrics of a run: columns of as many values, of which `epoch` is one; an empty cell is NaN.
+
+    Raises:
+        FileNotFoundError: if there are none yet.
+        ValueError: if something else is in the file.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            header, *rows = csv.reader(file)
+    except (ValueError, csv.Error):  # nothing in it, or no text
+        raise ValueError(f"{path.name}: no table") from None
+    if "epoch" not in header or len(set(header)) < len(header):
+        raise ValueError(f"{path.name}: no header with epoch, got {','.join(header)[:40]!r}")
+    found: Metrics = {name: [] for name in header}
+    for line, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise ValueError(f"{path.name}, line {line}: {len(row)} of {len(header)} columns")
+        for name, cell in zip(header, row, strict=True):
+            try:
+                found[name].append(float(cell) if cell else math.nan)
+            except ValueError:
+                raise ValueError(f"{path.name}, line {line}: no number, got {cell[:20]!r}") from None
+    epochs = found["epoch"]
+    if not all(math.isfinite(epoch) and epoch == int(epoch) for epoch in epochs) or epochs != sorted(set(epochs)):
+        raise ValueError(f"{path.name}: epochs out of order")
+    return found
+
+
+class Point(NamedTuple):
+    """A metric at the end of an epoch: mean over runs, and standard deviation if there are several.
+
+    seconds: of training up to here, mean over runs.
+    """
+
+    epoch: int
+    seconds: float
+    mean: float
+    deviation: float | None
+
+
+def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
+    """Follow `metric` over the epochs that all `runs` have come to; NaN where one of them has no number."""
+    shared = set.intersection(*[set(run["epoch"]) for run in runs])
+    points = []
+    clocks = [list(accumulate(run.get("seconds", [math.nan] * len(run["epoch"])))) for run in runs]
+    for epoch in sorted(shared):
+        rows = [run["epoch"].index(epoch) for run in runs]
+        values = [run[metric][row] for run, row in zip(runs, rows, strict=True)]
+        values = values if all(map(math.isfinite, values)) else [math.nan] * len(values)
+        mean = fmean(values)
+        deviation = None if len(values) < 2 else math.nan if math.isnan(mean) else stdev(values)
+        seconds = fmean(clock[row] for clock, row in zip(clocks, rows, strict=True))
+        points.append(Point(int(epoch), seconds, mean, deviation))
+    return points
+
+
+def group_seeds(recipes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """Put runs together whose recipes differ only in `seed`.
+
+    Args:
+        recipes: name of a run -> its recipe, as plain values.
+
+    Returns:
+        What tells a group from the others, as joining=lape -> the names of its runs.
+    """
+    groups: list[tuple[dict[str, str], list[str]]] = []
+    for name, recipe in recipes.items():
+        values = _flat({key: value for key, value in recipe.items() if key != "seed"})
+        for other, names in groups:
+            if other == values:
+                names.append(name)
+                break
+        else:
+            groups.append((values, [name]))
+    keys = dict.fromkeys(key for values, _ in groups for key in values)
+    differing = [key for key in keys if len({values.get(key) for values, _ in groups}) > 1]
+    found = {}
+    for values, names in groups:
+        label = ", ".join(f"{key}={values.get(key, '-')}" for key in differing)
+        label = label or f"{values.get('model')}, {values.get('joining')}"  # there is one group alone
+        found[label if len(label) <= LONGEST_LABEL else f"as {names[0]}"] = names
+    return found
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Name every value as on the command line: {"peg": {"bias": True}} -> {"peg.bias": "True"}."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return found
+
+
+def _held(folder: Path) -> bool:
+    """Whether a process trains in `folder`: as `Run.running`, but nothing is written, for it may be another's."""
+    try:
+        import fcntl
+
+        with (folder / ".lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{Path(error.filename or '').name}: {error.strerror}"
+    return str(error)

@@ -1,0 +1,242 @@
+"""What a run folder says without its model: how far it is, what came of it, which runs differ in the seed alone."""
+
+import json
+import math
+import os
+import time
+
+import pytest
+
+from graticule.files import locked
+from graticule.studies.runs import Point, curve, find_runs, group_seeds, read_metrics, read_recipe, summarise
+from graticule.tasks import Recipe, Run
+
+HEADER = "epoch,train_loss,val_loss,val_top1,lr,seconds"
+
+
+def write_run(folder, top1=(), **recipe):
+    """Write a run as training leaves it; returns its folder."""
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").write_text(json.dumps({"recipe": Recipe(**recipe).to_dict(), "parameters": 10}))
+    if top1:
+        rows = [f"{epoch},{2 / epoch},{3 / epoch},{score},0.001,{10 + epoch}" for epoch, score in enumerate(top1, 1)]
+        (folder / "metrics.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    return folder
+
+
+# Finding them
+
+
+def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_in_a_run(tmp_path):
+    for name in ("b", "a/seed-1", "a/seed-0", "x/y/z"):
+        write_run(tmp_path / name)
+    write_run(tmp_path / "b" / "checkpoints" / "inner")
+    write_run(tmp_path / ".trash" / "old")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "circle").symlink_to(tmp_path)
+    found = [str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)]
+    assert sorted(found) == ["a/seed-0", "a/seed-1", "b", "x/y/z"]
+    assert list(find_runs(tmp_path / "b")) == [tmp_path / "b"]
+    assert list(find_runs(tmp_path / "empty")) == []
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match=r"`folders`.*nowhere.*is not there"):
+        list(find_runs(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match=r"file', which is no folder"):
+        list(find_runs(tmp_path / "file"))
+
+
+# How far one is
+
+
+def test_a_run_is_finished_running_stopped_or_has_no_epoch_yet(tmp_path):
+    new, stopped, finished, running = (
+        write_run(tmp_path / name, top1) for name, top1 in (("n", ()), ("s", (50,)), ("f", (50, 60)), ("r", (50,)))
+    )
+    (finished / "result.json").write_text("{}")
+    with locked(running) as free:
+        assert free
+        assert [summarise(path).state for path in (new, stopped, finished)] == ["no epoch yet", "stopped", "finished"]
+        assert summarise(running).state == "running" and Run(running).running
+    assert summarise(running).state == "stopped"
+
+
+def test_a_run_is_not_touched_by_looking_at_it(tmp_path):
+    folder = write_run(tmp_path / "run", (50,))
+    before = sorted(folder.iterdir())
+    summarise(folder)
+    assert sorted(folder.iterdir()) == before
+    with locked(folder):
+        pass
+    os.chmod(folder / ".lock", 0o444)  # another's run, which may be read alone
+    assert summarise(folder).state == "stopped"
+
+
+def test_epochs_and_top1_are_those_of_the_metrics(tmp_path):
+    one = summarise(write_run(tmp_path / "run", (50, 70.5, 70.5, 60.25), epochs=30, cooldown_epochs=5))
+    assert (one.epoch, one.epochs, one.best, one.last) == (4, 35, (70.5, 2), 60.25)
+    assert one.recipe["model"] == "vit_nano_patch4_28" and one.damage == ""
+    one = summarise(write_run(tmp_path / "new"))
+    assert (one.epoch, one.epochs, one.best, one.last) == (0, 10, None, None)
+
+
+def test_a_score_that_is_no_number_is_neither_best_nor_last(tmp_path):
+    one = summarise(write_run(tmp_path / "run", ("nan", 40, "")))
+    assert (one.epoch, one.best, one.last, one.state) == (3, (40.0, 2), None, "stopped")
+    assert summarise(write_run(tmp_path / "other", ("nan",))).best is None
+
+
+def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
+    folder = write_run(tmp_path / "run", (50,))
+    (folder / "log.txt").touch()
+    now = int(time.time())
+    for name, age in (("recipe.json", 0), ("metrics.csv", 500), ("log.txt", 300)):
+        os.utime(folder / name, (now - age, now - age))
+    assert summarise(folder).changed == now - 300
+    (folder / "log.txt").unlink()
+    assert summarise(folder).changed == now - 500
+    (folder / "metrics.csv").unlink()
+    assert summarise(folder).changed == now
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "no table"),
+        (b"\x00\xff\xfe\x80", "no table"),
+        (b"hello\n", "no header with epoch, got 'hello'"),
+        (b"epoch,epoch\n1,1\n", "no header with epoch"),
+        (b"epoch,val_top1\n1,50\n2\n", "line 3: 1 of 2 columns"),
+        (b"epoch,val_top1\n1,50,60\n", "line 2: 3 of 2 columns"),
+        (b"epoch,val_top1\n1,good\n", "line 2: no number, got 'good'"),
+        (b"epoch,val_top1\n1,50\n1,50\n", "epochs out of order"),
+        (b"epoch,val_top1\n2,50\n1,50\n", "epochs out of order"),
+        (b"epoch,val_top1\nnan,50\n", "epochs out of order"),
+        (b"epoch,val_top1\n,50\n", "epochs out of order"),
+        (b"epoch,val_top1\n1.5,50\n", "epochs out of order"),
+    ],
+)
+def test_damaged_metrics_are_told_in_the_summary(tmp_path, text, said):
+    folder = write_run(tmp_path / "run", (50,))
+    (folder / "metrics.csv").write_bytes(text)
+    with pytest.raises(ValueError, match=r"metrics\.csv") as told:
+        read_metrics(folder / "metrics.csv")
+    one = summarise(folder)
+    assert said in str(told.value) and one.damage == str(told.value) and "\n" not in one.damage
+    assert (one.state, one.epoch, one.epochs, one.best) == ("damaged", 0, 10, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "no JSON, line 1"),
+        (b'{"recipe": {\n"epochs": 3,', "no JSON, line 2"),
+        (b"\xff\xfe\x80", "no recipe"),
+        (b"[]", "no recipe"),
+        (b"{}", "no recipe"),
+        (b'{"recipe": 3}', "no recipe"),
+        (b'{"recipe": {}}', "no recipe"),
+        (b'{"recipe": {"epochs": "ten"}}', "no number of epochs, got 'ten'"),
+        (b'{"recipe": {"epochs": 3, "cooldown_epochs": null}}', "no number of epochs"),
+        (b"[" * 100_000, "no recipe"),
+    ],
+)
+def test_a_damaged_recipe_is_told_in_the_summary(tmp_path, text, said):
+    folder = write_run(tmp_path / "run", (50, 60))
+    (folder / "recipe.json").write_bytes(text)
+    one = summarise(folder)
+    assert one.state == "damaged" and one.damage.startswith("recipe.json: ") and said in one.damage
+    assert (one.epoch, one.epochs, one.best, one.recipe) == (2, None, (60.0, 2), {})
+
+
+def test_what_is_gone_or_is_no_file_is_damaged_too(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.csv").mkdir()
+    (folder / "recipe.json").unlink()
+    assert summarise(folder).damage == "recipe.json: No such file or directory; metrics.csv: Is a directory"
+
+
+def test_a_recipe_of_another_version_is_read(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "recipe.json").write_text('{"recipe": {"epochs": 7, "model": "vit", "invented_later": 1}}')
+    assert read_recipe(folder / "recipe.json")["invented_later"] == 1
+    assert summarise(folder).epochs == 7 and summarise(folder).state == "no epoch yet"
+
+
+def test_hundreds_of_runs_are_summarised_at_once(tmp_path):
+    text = "\n".join([HEADER, *[f"{epoch},1,1,50,0.1,10" for epoch in range(1, 101)]])
+    for i in range(200):
+        (write_run(tmp_path / str(i)) / "metrics.csv").write_text(text)
+    start = time.perf_counter()
+    assert len([summarise(path) for path in find_runs(tmp_path)]) == 200
+    assert time.perf_counter() - start < 5  # 0.2 s where nothing else runs
+
+
+# Following them
+
+
+def metrics(*top1, seconds=10.0):
+    return {
+        "epoch": [float(epoch) for epoch in range(1, len(top1) + 1)],
+        "val_top1": list(map(float, top1)),
+        "seconds": [seconds] * len(top1),
+    }
+
+
+def test_one_run_is_followed_as_it_is():
+    assert curve([metrics(50, 60)], "val_top1") == [Point(1, 10, 50, None), Point(2, 20, 60, None)]
+
+
+def test_several_runs_are_a_mean_and_a_deviation_over_the_epochs_that_all_have():
+    points = curve([metrics(50, 60, 70), metrics(54, 64, seconds=20)], "val_top1")
+    assert points == [Point(1, 15, 52, pytest.approx(8**0.5)), Point(2, 30, 62, pytest.approx(8**0.5))]
+    assert curve([metrics(50), metrics()], "val_top1") == []
+
+
+@pytest.mark.parametrize("missing", [math.nan, math.inf])
+def test_where_one_run_has_no_number_there_is_none(missing):
+    first, second = curve([metrics(50, missing), metrics(54, 64)], "val_top1")
+    assert first.mean == 52 and math.isnan(second.mean) and math.isnan(second.deviation)
+
+
+def test_seconds_that_are_not_there_are_no_number():
+    without = metrics(50, 60)
+    del without["seconds"]
+    assert [point.epoch for point in curve([without], "val_top1")] == [1, 2]
+    assert all(math.isnan(point.seconds) for point in curve([without], "val_top1"))
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group_named_by_what_tells_it_from_others():
+    recipes = {
+        f"{joining}/{seed}": Recipe(joining=joining, seed=seed).to_dict()
+        for seed in (0, 1)
+        for joining in ("default", "lape")
+    }
+    assert group_seeds(recipes) == {
+        "joining=default": ["default/0", "default/1"],
+        "joining=lape": ["lape/0", "lape/1"],
+    }
+    recipes["other"] = Recipe(img_size=(28, 56), share_seed=1).to_dict()
+    assert list(group_seeds(recipes))[-1] == "joining=default, img_size=28 56, share_seed=1"
+
+
+def test_one_group_is_named_by_its_model_and_joining():
+    recipes = {str(seed): Recipe(seed=seed).to_dict() for seed in range(3)}
+    assert group_seeds(recipes) == {"vit_nano_patch4_28, default": ["0", "1", "2"]}
+
+
+def test_nested_values_and_keys_of_one_version_alone_tell_groups_apart():
+    old = Recipe().to_dict()
+    del old["peg"]["bias"]
+    new = Recipe().to_dict()
+    assert group_seeds({"old": old, "new": new}) == {"peg.bias=-": ["old"], "peg.bias=True": ["new"]}
+
+
+def test_a_group_that_would_have_a_long_name_is_named_by_its_first_run():
+    first = Recipe()
+    second = Recipe(model="vit_nano_patch4_28", lr=1e-4, epochs=300, batch_size=1024, weight_decay=0.1, warmup_epochs=5)
+    recipes = {"a": first.to_dict(), "b": second.to_dict()}
+    assert group_seeds(recipes) == {"as a": ["a"], "as b": ["b"]}
