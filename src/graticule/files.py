@@ -1,10 +1,11 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and folders that one process alone works in."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,26 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
 def write_json(path: Path, values: Any) -> Path:
     """Write `values` as JSON to `path`, whole or not at all; returns `path`."""
     return write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Hold `folder` for this process, until the block or the process ends, however it ends; yields whether it could.
+
+    Where the system has no such locks (Windows), it always can.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield True
+        return
+    with (folder / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
 
 
 def _first_line(error: Exception) -> str:

@@ -20,7 +20,15 @@ def labels_of(loader):
 
 
 def test_the_names_are_listed():
-    assert set(list_datasets()) == {"cifar10", "cifar100", "digits", "fashion_mnist", "image_folder"}
+    assert set(list_datasets()) == {
+        "cifar10",
+        "cifar100",
+        "digits",
+        "fashion_mnist",
+        "hf_disk",
+        "image_folder",
+        "shards",
+    }
 
 
 @pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=2)])

@@ -5,7 +5,18 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from graticule.data import ArrayImages, Augmentation, DatasetInfo, EpochSampler, SeededImages, training_transform
+from graticule.data import (
+    PADDING,
+    ArrayImages,
+    Augmentation,
+    BatchOrder,
+    DatasetInfo,
+    EpochSampler,
+    EvaluationOrder,
+    SeededImages,
+    training_transform,
+)
+from graticule.data.sampling import TensorImages, TransformedImages
 
 INFO = DatasetInfo("cifar10", ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
 AUGMENTATION = Augmentation(
@@ -99,3 +110,142 @@ def test_an_epoch_holds_every_index_once_and_names_itself(shuffle):
         assert sorted(orders[-1]) == list(range(50)) and len(sampler) == 50
     assert (orders[0] != orders[1]) == shuffle
     assert (orders[0] == list(range(50))) != shuffle
+
+
+SHARES = [(1, 1), (2, 1), (1, 3), (3, 2)]  # processes, and parts of a step in each
+
+
+def orders(length, batch_size, world_size, parts, **options):
+    kind = {name: options.pop(name) for name in ("repeats", "order", "shuffle") if name in options}
+    return [
+        BatchOrder(
+            EpochSampler(length, 7, **kind), batch_size, rank=rank, world_size=world_size, parts=parts, **options
+        )
+        for rank in range(world_size)
+    ]
+
+
+def steps_of(processes):
+    """The keys of every step, over all processes and parts."""
+    batches = [list(one) for one in processes]
+    parts = processes[0].parts
+    return [
+        [key for one in batches for batch in one[step * parts : (step + 1) * parts] for key in batch]
+        for step in range(processes[0].steps)
+    ]
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(("world_size", "parts"), SHARES)
+@pytest.mark.parametrize("length", [60, 64, 71])
+def test_a_step_has_the_same_images_however_many_share_it(length, world_size, parts, drop_last):
+    (alone,) = orders(length, 12, 1, 1, drop_last=drop_last)
+    together = orders(length, 12, world_size, parts, drop_last=drop_last)
+    single, shared = steps_of([alone]), steps_of(together)
+    assert all(len(one) == len(together[0]) for one in together)  # else one would wait for ever
+    # a rest that is not one image for each is left out
+    assert len(single) - len(shared) == (not drop_last and 0 < length % 12 < world_size * parts)
+    assert [sorted(step) for step in shared] == [sorted(step) for step in single][: len(shared)]
+    assert len({key for step in shared for key in step}) == sum(map(len, shared))
+
+
+@pytest.mark.parametrize(("world_size", "parts"), SHARES)
+def test_the_weights_make_the_mean_of_the_shares_that_of_the_step(world_size, parts):
+    values = np.random.default_rng(0).normal(size=71)
+    together = orders(71, 12, world_size, parts)
+    for step in range(together[0].steps):
+        numbers = range(step * parts, (step + 1) * parts)
+        shares = [one.weight(n) * values[one.places(n)].mean() for one in together for n in numbers]
+        assert np.mean(shares) == pytest.approx(values[step * 12 : (step + 1) * 12].mean(), abs=1e-14)
+    assert orders(72, 12, world_size, parts)[0].weight(0) == 1
+
+
+def test_what_is_skipped_is_skipped_once_and_the_rest_is_as_it_was():
+    (order,) = orders(64, 12, 1, 1)
+    whole = list(order)
+    order.skip(2)
+    assert list(order) == whole[2:] and list(order) == whole and len(order) == 6
+    assert [order.keys(0, number) for number in range(6)] == whole
+
+
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_repeated_augmentation_gives_every_image_so_many_times_in_turn(repeats):
+    (order,) = orders(60, 12, 1, 1, repeats=repeats)
+    keys = [key for batch in order for key in batch]
+    assert len(keys) == 60 and len(set(keys)) == 60
+    for first in range(0, 60, repeats):
+        assert len({key[1] for key in keys[first : first + repeats]}) == 1
+        assert [key[2] for key in keys[first : first + repeats]] == list(range(repeats))
+    assert len({key[1] for key in keys}) == 60 // repeats
+    single = EpochSampler(60, 7)
+    assert [key[1] for key in keys[::repeats]] == [index for _, index in single][: 60 // repeats]
+
+
+def test_the_repeats_of_an_image_go_to_different_processes_and_are_augmented_apart():
+    three = orders(60, 12, 3, 1, repeats=3)
+    assert [[key[2] for batch in one for key in batch] for one in three] == [[rank] * 20 for rank in range(3)]
+    data = images()
+    drawn = [data[0, 5, repeat][0] for repeat in range(3)]
+    assert torch.equal(drawn[0], data[0, 5][0])
+    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
+
+
+def test_an_order_of_the_images_own_is_taken():
+    (order,) = orders(10, 5, 1, 1, order=lambda epoch: np.roll(np.arange(10), epoch))
+    order.sampler.set_epoch(3)
+    assert list(order) == [[(3, i) for i in (7, 8, 9, 0, 1)], [(3, i) for i in (2, 3, 4, 5, 6)]]
+
+
+def test_batches_that_cannot_be_dealt_out_are_refused():
+    with pytest.raises(ValueError, match=r"`batch_size` must be a multiple.*2 x 3.*got 16"):
+        orders(60, 16, 2, 3)
+    with pytest.raises(ValueError, match=r"`batch_size` must not exceed.*10.*got 12"):
+        orders(10, 12, 1, 1, drop_last=True)
+    with pytest.raises(ValueError, match="`repeats` must be at least 1"):
+        EpochSampler(10, 0, repeats=0)
+
+
+@pytest.mark.parametrize("length", [1, 10, 11, 12])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("held", [True, False])
+def test_evaluation_counts_every_image_once_and_gives_all_processes_as_many(length, world_size, held):
+    pixels = np.arange(length, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 2), np.uint8)
+    kind = TensorImages if held else TransformedImages
+    data = kind(ArrayImages(pixels, np.arange(length)), lambda image: torch.from_numpy(np.array(image)).float())
+    seen, counts = [], set()
+    for rank in range(world_size):
+        order = EvaluationOrder(length, rank, world_size)
+        loaded = [data[index] for index in order]
+        assert len(order) == len(loaded)
+        counts.add(len(loaded))
+        for image, label in loaded:
+            if label == PADDING:
+                assert image[0, 0] == length - 1
+            else:
+                assert image[0, 0] == label
+                seen.append(int(label))
+    assert sorted(seen) == list(range(length)) and len(counts) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12's, of a process with threads
+@pytest.mark.parametrize("skipped", [0, 1, 3])
+def test_two_processes_with_two_workers_each_see_every_image_once_an_epoch(skipped):
+    data = images()
+    for epoch in range(3):
+        seen = []
+        for order in orders(12, 4, 2, 1):
+            order.sampler.set_epoch(epoch)
+            before = [key[1] for n in range(skipped) for key in order.keys(epoch, n)]
+            order.skip(skipped)
+            loader = DataLoader(_Indices(data), batch_sampler=order, num_workers=2)
+            seen += before + [int(index) for batch in loader for index in batch]
+        assert sorted(seen) == list(range(12))
+
+
+class _Indices(torch.utils.data.Dataset):
+    def __init__(self, images):
+        self.images = images
+
+    def __getitem__(self, key):
+        assert self.images[key][0].shape == (3, 16, 16)
+        return key[1]

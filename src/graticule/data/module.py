@@ -17,8 +17,18 @@ from graticule.data.cifar import cifar
 from graticule.data.digits import digits
 from graticule.data.fashion_mnist import fashion_mnist
 from graticule.data.folder import image_folder
+from graticule.data.hugging_face import hf_disk
 from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share
-from graticule.data.sampling import EpochSampler, SeededImages, TensorImages, TransformedImages
+from graticule.data.sampling import (
+    BatchOrder,
+    EpochSampler,
+    EvaluationOrder,
+    SeededImages,
+    TensorImages,
+    TransformedImages,
+)
+from graticule.data.shards import shards
+from graticule.data.shifted import ShiftedImages, shifts_only
 from graticule.data.transforms import Augmentation, evaluation_transform, training_transform
 from graticule.factory import known_name
 
@@ -31,6 +41,8 @@ _DATASETS: dict[str, Callable[[Split, Path | None], tuple[Any, DatasetInfo]]] = 
     "cifar10": partial(cifar, "cifar10"),
     "cifar100": partial(cifar, "cifar100"),
     "image_folder": image_folder,
+    "shards": shards,
+    "hf_disk": hf_disk,
 }
 
 
@@ -85,6 +97,7 @@ class DataModule(L.LightningDataModule):
         limit_train: use so many training images only, balanced over the classes.
         limit_test: use so many test images only, balanced over the classes.
         drop_last: leave out a last training batch that is not full, as mixing in pairs needs.
+        repeats: repeated augmentation: every training image comes so many times in turn, in epochs as long as without.
     """
 
     info: DatasetInfo
@@ -105,6 +118,7 @@ class DataModule(L.LightningDataModule):
         limit_train: int | None = None,
         limit_test: int | None = None,
         drop_last: bool = False,
+        repeats: int = 1,
     ) -> None:
         super().__init__()
         if drop_last and batch_size % 2:
@@ -122,6 +136,7 @@ class DataModule(L.LightningDataModule):
         self.share_seed = share_seed
         self.limits = {"train": limit_train, "test": limit_test}
         self.drop_last = drop_last
+        self.repeats = repeats
         self._images: dict[Split, Any] = {}
         self._train: Any = None
 
@@ -149,28 +164,57 @@ class DataModule(L.LightningDataModule):
         """The broken images that training has met and left out."""
         return getattr(self._images.get("train"), "skipped", [])
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
+        """Return which images make up the batches of one of `world_size` processes.
+
+        Raises:
+            ValueError: if a batch cannot be dealt out to so many processes and parts, or there is not one batch.
+        """
+        images = self._images["train"]
+        shares = world_size * accumulate
+        if self.drop_last and self.batch_size % (2 * shares):
+            raise ValueError(
+                f"`batch_size` must give every one of {shares} processes and parts an even number of images where they "
+                f"are mixed in pairs, got {self.batch_size}."
+            )
+        order = partial(images.order, self.seed) if hasattr(images, "order") else None
+        return BatchOrder(
+            EpochSampler(len(images), self.seed, repeats=self.repeats, order=order),
+            self.batch_size,
+            rank=rank,
+            world_size=world_size,
+            parts=accumulate,
+            drop_last=self.drop_last,
+        )
+
+    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Batches of images (B, C, height, width) and labels (B,), in an order of their own each epoch."""
         if self._train is None:
             images = self._images["train"]
             if not self.augmentation.random and self._fits_in_memory(images, self.size):
                 self._train = TensorImages(images, evaluation_transform(self.info, self.size, self.augmentation))
+            elif shifts_only(self.augmentation) and self._fits_in_memory(images, self.size):
+                transform = evaluation_transform(self.info, self.size, self.augmentation)
+                self._train = ShiftedImages(images, transform, self.augmentation, self.info, self.seed)
             else:
                 transform = training_transform(self.info, self.size, self.augmentation)
                 self._train = SeededImages(images, transform, self.seed)
-        sampler = EpochSampler(len(self._train), self.seed)
-        return self._loader(self._train, self.batch_size, sampler=sampler, drop_last=self.drop_last)
+        return self._loader(self._train, batch_sampler=order or self.train_order())
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Batches of the test images at the training size."""
         return self.eval_dataloader(self.size)
 
-    def eval_dataloader(self, size: tuple[int, int]) -> DataLoader[Any]:
-        """Batches of the test images at `size` = (height, width), every image once."""
+    def eval_dataloader(self, size: tuple[int, int], rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
+        """Batches of the test images at `size` = (height, width), every image once over all processes.
+
+        Every process gets as many; an image that only fills up has the label `PADDING`.
+        """
         images = self._images["test"]
         transform = evaluation_transform(self.info, size, self.augmentation)
         kind = TensorImages if self._fits_in_memory(images, size) else TransformedImages
-        return self._loader(kind(images, transform), self.eval_batch_size)
+        sampler = EvaluationOrder(len(images), rank, world_size) if world_size > 1 else None
+        return self._loader(kind(images, transform), batch_size=self.eval_batch_size, sampler=sampler)
 
     @property
     def num_test(self) -> int:
@@ -209,12 +253,13 @@ class DataModule(L.LightningDataModule):
         held = isinstance(source, ArrayImages)
         return held and len(images) * size[0] * size[1] * self.info.channels <= _IN_MEMORY_PIXELS
 
-    def _loader(self, images: Any, batch_size: int, **kwargs: Any) -> DataLoader[Any]:
-        whole = isinstance(images, TensorImages)  # already batches: nothing is left for workers or collation
+    def _loader(self, images: Any, **kwargs: Any) -> DataLoader[Any]:
+        whole = isinstance(
+            images, TensorImages | ShiftedImages
+        )  # already batches: nothing is left for workers or collation
         workers = 0 if whole else self.workers
         return DataLoader(
             images,
-            batch_size,
             num_workers=workers,
             collate_fn=_as_it_is if whole else None,
             persistent_workers=workers > 0,
@@ -230,10 +275,19 @@ class _Chosen(Subset[Any]):
         super().__init__(images, indices)
         self.source = images
         self.labels = np.asarray(images.labels)[indices]
+        if hasattr(images, "order"):
+            self.order = self._order
 
     @property
     def skipped(self) -> list[Path]:
         return getattr(self.source, "skipped", [])
+
+    def _order(self, seed: int, epoch: int) -> np.ndarray:
+        """Keep the order of the whole, so that what lies together is read together."""
+        place = np.full(len(self.source), -1)
+        place[self.indices] = np.arange(len(self.indices))
+        found = place[self.source.order(seed, epoch)]
+        return found[found >= 0]
 
 
 def _as_it_is(batch: Any) -> Any:

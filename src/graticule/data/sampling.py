@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,37 @@ from torch.utils.data import Dataset, Sampler
 
 from graticule.data.transforms import Transform
 
-Key = tuple[int, int]
+#: (epoch, index), or (epoch, index, which repeat) where an image comes several times an epoch.
+Key = tuple[int, ...]
+#: From an epoch to the order of its images.
+Order = Callable[[int], np.ndarray]
 
 
 class EpochSampler(Sampler[Key]):
-    """Yields (epoch, index) for every image once, in an order that is a function of seed and epoch.
+    """Yields the key of every image once, in an order that is a function of seed and epoch.
 
     The epoch travels with the index, and so reaches workers that live longer than an epoch.
+
+    Args:
+        length: number of images.
+        seed: decides the order.
+        shuffle: whether there is one; else they come as they lie.
+        repeats: repeated augmentation (Hoffer et al., 2020; Berman et al., 2019): every image comes so many times in
+            turn, each time with randomness of its own. An epoch is as long as without, and so sees fewer images,
+            as in DeiT's code.
+        order: makes the order of an epoch, in place of a permutation of all.
     """
 
-    def __init__(self, length: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(
+        self, length: int, seed: int, shuffle: bool = True, *, repeats: int = 1, order: Order | None = None
+    ) -> None:
+        if repeats < 1:
+            raise ValueError(f"`repeats` must be at least 1, got {repeats}.")
         self.length = length
         self.seed = seed
         self.shuffle = shuffle
+        self.repeats = repeats
+        self.order = order
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -35,15 +53,131 @@ class EpochSampler(Sampler[Key]):
     def __len__(self) -> int:
         return self.length
 
+    def indices(self, epoch: int) -> np.ndarray:
+        """Return the order of an epoch, before repeats: (length,)."""
+        if not self.shuffle:
+            return np.arange(self.length)
+        if self.order is not None:
+            return self.order(epoch)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.length)
+
+    def keys(self, epoch: int, places: np.ndarray, indices: np.ndarray | None = None) -> list[Key]:
+        """Return the keys at `places` of an epoch; `indices` is its order, where it is at hand."""
+        indices = self.indices(epoch) if indices is None else indices
+        if self.repeats == 1:
+            return [(epoch, index) for index in indices[places].tolist()]
+        pairs = zip(indices[places // self.repeats].tolist(), (places % self.repeats).tolist(), strict=True)
+        return [(epoch, index, repeat) for index, repeat in pairs]
+
     def __iter__(self) -> Iterator[Key]:
-        order: Sequence[int] = range(self.length)
-        if self.shuffle:
-            order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length).tolist()
-        return ((self.epoch, index) for index in order)
+        return iter(self.keys(self.epoch, np.arange(self.length)))
+
+
+class BatchOrder(Sampler[list[Key]]):
+    """The training batches of one process, cut from global batches that do not depend on how many processes there are.
+
+    Step s takes the s-th `batch_size` images of the epoch. They are dealt out to the processes, and within each to the
+    parts whose gradients are accumulated, so that the repeats of an image go to different processes. A last batch that
+    is not full is dealt out as far as it goes (`weight` makes its mean right), or left out if there is not one image
+    for each.
+
+    Args:
+        sampler: order of the images.
+        batch_size: images a step, over all processes and parts.
+        rank: which process this is.
+        world_size: number of processes.
+        parts: number of parts of a step in each process.
+        drop_last: leave out a last batch that is not full.
+    """
+
+    def __init__(
+        self,
+        sampler: EpochSampler,
+        batch_size: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        parts: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        shares = world_size * parts
+        if batch_size % shares:
+            raise ValueError(
+                f"`batch_size` must be a multiple of devices x nodes x accumulate, {world_size} x {parts}, got "
+                f"{batch_size}."
+            )
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.parts = parts
+        full, rest = divmod(len(sampler), batch_size)
+        self.steps = full + (not drop_last and rest >= shares)
+        if not self.steps:
+            raise ValueError(
+                f"`batch_size` must not exceed the number of training images, {len(sampler)}, where a batch must be "
+                f"full or be dealt out, got {batch_size}."
+            )
+        self._first = 0
+
+    def __len__(self) -> int:
+        return self.steps * self.parts
+
+    def skip(self, batches: int) -> None:
+        """Let the next pass begin behind `batches`, as a run does that goes on in the middle of an epoch."""
+        self._first = batches
+
+    def places(self, number: int) -> np.ndarray:
+        """Return the places in the epoch of this process's images of batch `number`."""
+        step, part = divmod(number, self.parts)
+        stop = min((step + 1) * self.batch_size, len(self.sampler))
+        return np.arange(
+            step * self.batch_size + self.rank + part * self.world_size, stop, self.world_size * self.parts
+        )
+
+    def weight(self, number: int) -> float:
+        """Return what the mean of batch `number` counts, so that the mean over all shares is that of the whole step."""
+        step = number // self.parts
+        images = min(self.batch_size, len(self.sampler) - step * self.batch_size)
+        return len(self.places(number)) * self.world_size * self.parts / images
+
+    def keys(self, epoch: int, number: int) -> list[Key]:
+        """Return the keys of batch `number` of an epoch."""
+        return self.sampler.keys(epoch, self.places(number))
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch, first, self._first = self.sampler.epoch, self._first, 0
+        indices = self.sampler.indices(epoch)
+        for number in range(first, len(self)):
+            yield self.sampler.keys(epoch, self.places(number), indices)
+
+
+#: The label of an image that only fills a batch up, and is not counted.
+PADDING = -1
+
+
+class EvaluationOrder(Sampler[int]):
+    """The images of one process in evaluation: all processes get as many, and every image is counted once.
+
+    Where the number does not go into equal parts, the last image comes again as -1 - its index: `TransformedImages`
+    and `TensorImages` then give it the label `PADDING`.
+    """
+
+    def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
+        self.length = length
+        self.rank = rank
+        self.world_size = world_size
+
+    def __len__(self) -> int:
+        return -(-self.length // self.world_size)
+
+    def __iter__(self) -> Iterator[int]:
+        for place in range(self.rank, len(self) * self.world_size, self.world_size):
+            yield place if place < self.length else -self.length
 
 
 class SeededImages(Dataset[tuple[Tensor, int]]):
-    """Transformed images, where the randomness of one is a function of (seed, epoch, index) alone.
+    """Transformed images, where the randomness of one is a function of seed and key alone.
 
     The same images come whatever the number of workers, and the randomness of the process is left as it was.
     """
@@ -57,9 +191,8 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
         return len(self.images)
 
     def __getitem__(self, key: Key) -> tuple[Tensor, int]:
-        epoch, index = key
-        image, label = self.images[index]
-        seed = int(np.random.SeedSequence([self.seed, epoch, index]).generate_state(1)[0])
+        image, label = self.images[key[1]]
+        seed = int(np.random.SeedSequence([self.seed, *key]).generate_state(1)[0])
         states = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
             random.seed(seed)
@@ -83,8 +216,8 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, label = self.images[index]
-        return self.transform(image), label
+        image, label = self.images[index if index >= 0 else -1 - index]
+        return self.transform(image), label if index >= 0 else PADDING
 
 
 class TensorImages(Dataset[tuple[Tensor, Tensor]]):
@@ -101,10 +234,12 @@ class TensorImages(Dataset[tuple[Tensor, Tensor]]):
         return len(self.labels)
 
     def __getitem__(self, key: int | Key) -> tuple[Tensor, Tensor]:
-        index = key[1] if isinstance(key, tuple) else key
-        return self.tensors[index], self.labels[index]
+        images, labels = self.__getitems__([key])
+        return images[0], labels[0]
 
-    def __getitems__(self, keys: Sequence[int] | Sequence[Key]) -> tuple[Tensor, Tensor]:
+    def __getitems__(self, keys: Sequence[int | Key]) -> tuple[Tensor, Tensor]:
         """Return the images (B, C, H, W) and labels (B,) of a whole batch."""
         indices = torch.tensor([key[1] if isinstance(key, tuple) else key for key in keys])
-        return self.tensors[indices], self.labels[indices]
+        padding = indices < 0
+        indices = torch.where(padding, -1 - indices, indices)
+        return self.tensors[indices], self.labels[indices].masked_fill(padding, PADDING)

@@ -1,0 +1,85 @@
+"""Images as files hold them, decoded when they are asked for, and what becomes of those that cannot be."""
+
+from __future__ import annotations
+
+import io
+import logging
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageFile
+from torch.utils.data import Dataset
+
+log = logging.getLogger(__name__)
+
+#: What an image may be, whatever its name says; Pillow would start other programs for some of the rest.
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+
+
+class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
+    """Pairs of an image, RGB, and its label; `labels` (n,) are known without reading an image.
+
+    An image that cannot be decoded is counted in `skipped`, named in the log and replaced by the next one of its
+    class in training (`skip_broken`); in evaluation it is an error. Bytes that the disk does not give are an error
+    in both.
+    """
+
+    def __init__(self, labels: np.ndarray, skip_broken: bool) -> None:
+        self.labels = labels
+        self.skip_broken = skip_broken
+        self._broken = torch.zeros(len(labels), dtype=torch.bool).share_memory_()  # workers report here
+
+    @abstractmethod
+    def read(self, index: int) -> bytes:
+        """Return the bytes of an image as they are stored."""
+
+    @abstractmethod
+    def place(self, index: int) -> Path:
+        """Return what an image is called in messages: its file, or the file that it is in and its name there."""
+
+    @property
+    def skipped(self) -> list[Path]:
+        """The broken images that were met, in this process or in a worker of it."""
+        return [self.place(index) for index in self._broken.nonzero().flatten().tolist()]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        label = int(self.labels[index])
+        for step in range(len(self)):
+            candidate = (index + step) % len(self)
+            if self.labels[candidate] != label or self._broken[candidate]:
+                continue
+            content = self.read(candidate)
+            try:
+                return decode(content), label
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                place = self.place(candidate)
+                reason = str(error).replace(repr(content), place.name) or type(error).__name__
+                if not self.skip_broken:
+                    raise ValueError(
+                        f"{place} cannot be read as an image ({reason}); an evaluation must see every image, so mend "
+                        "or remove it."
+                    ) from None
+                self._broken[candidate] = True
+                log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
+        raise ValueError(f"no image of class {label} can be read, the last of them {self.place(index)}.")
+
+
+def decode(content: bytes) -> Image.Image:
+    """Decode a whole image to RGB, 8 bits a channel; a truncated one is an error, whatever the process told Pillow.
+
+    Of 16 bits the upper 8 are kept, in grey as in colour; Pillow's own conversion of grey would clip at 255.
+    """
+    allowed, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            if image.mode.startswith("I"):  # grey of 16 bits; by Pillow's version I;16 or, as integers of 32 bits, I
+                grey = np.asarray(image).astype(np.int64).clip(0, 65535) >> 8
+                return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+            return image.convert("RGB")
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = allowed
