@@ -4,13 +4,14 @@ from graticule.backbones import create_model, list_models, published_state_dict
 from graticule.factory import build_position, list_decompositions, list_encodings, list_joinings
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
-from graticule.surgery import fold, load_checkpoint, unfold
+from graticule.surgery import Transfer, fold, load_checkpoint, transfer, unfold
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Grid",
     "LayerPosition",
+    "Transfer",
     "build_position",
     "create_model",
     "fold",
@@ -20,5 +21,6 @@ __all__ = [
     "list_models",
     "load_checkpoint",
     "published_state_dict",
+    "transfer",
     "unfold",
 ]

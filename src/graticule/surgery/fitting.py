@@ -1,0 +1,143 @@
+"""Make tensors of a checkpoint fit a model of another grid, window, patch, encoding or number of channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.layers import resample_patch_embed
+from torch import Tensor, nn
+
+from graticule.encodings import AbsoluteEncoding, Learnable
+from graticule.grid import Grid
+
+#: Prefix tokens, in the order of their rows in a table.
+_PREFIX = ("cls_token", "dist_token", "reg_token")
+#: How far a table may be from a formula and still be taken for it: half precision, sines of rounded angles.
+_FORMULA = 1e-2
+
+
+class Fitting:
+    """Makes tensors of a checkpoint fit a model.
+
+    Args:
+        model: the model.
+        there: the checkpoint, under our names.
+    """
+
+    def __init__(self, model: nn.Module, there: Mapping[str, Tensor]) -> None:
+        self.model: Any = model
+        self.own = model.state_dict()
+        self.modules = dict(model.named_modules())
+        self.parameters = dict(model.named_parameters())
+        self.prefix_there, self.prefix_here = _prefix_rows(there), _prefix_rows(self.own)
+
+    def __call__(self, name: str, value: Tensor) -> tuple[Tensor | None, str, str]:
+        """Return `value` as the tensor `name` of the model, or None, and a status and detail of `Transferred`."""
+        own, value = self.own[name], value.detach()
+        if value.is_floating_point() != own.is_floating_point():
+            return None, "new", f"{str(value.dtype).removeprefix('torch.')} there"
+        if value.layout != own.layout or value.is_meta:
+            return None, "new", "not dense there"
+        module = self.modules[name.rpartition(".")[0]]
+        fitted: tuple[Tensor | None, str, str] | None = None
+        if isinstance(module, Learnable):
+            fitted = self._table(module, value)
+        elif isinstance(module, AbsoluteEncoding):
+            fitted = _formula(module, value)
+        elif value.shape == own.shape:
+            fitted = value, "loaded", ""
+        elif value.numel() and name.startswith("position.") and name in self.parameters:
+            resampled = self.model.position.fit(name.removeprefix("position."), value)
+            if resampled is not None and resampled.shape == own.shape:
+                fitted = resampled, "resized", f"{tuple(value.shape)} -> {tuple(own.shape)}"
+        elif value.numel() and isinstance(module, nn.Conv2d):
+            fitted = self._kernel(module, value, own)
+        return (None, "new", f"shape {tuple(value.shape)} there") if fitted is None else fitted
+
+    def _table(self, encoding: Learnable, value: Tensor) -> tuple[Tensor, str, str] | None:
+        """Resample the rows of patches, and match those of prefix tokens by name."""
+        if value.ndim < 2 or not value.numel() or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
+            return None
+        rows = value.reshape(-1, encoding.dim)
+        here = self.prefix_here[: encoding.grid.prefix]
+        tokens = self.prefix_there
+        grid = Grid(*encoding.grid.shape)
+        for prefix in (tokens, here, []):  # the first stages of a pyramid have none, whatever the last one has
+            if old := _grid(len(rows) - len(prefix), grid):
+                break
+        else:
+            return None
+        new = encoding.pos_embed[0].to(rows)
+        ahead = []
+        for row, token in enumerate(here):
+            if token in prefix:
+                ahead.append(rows[prefix.index(token)])
+            else:
+                ahead.append(torch.zeros_like(new[row]) if token in tokens else new[row])
+        patches = old.resize(rows[len(prefix) :], grid, encoding.interpolation)
+        table = torch.cat([*(row[None] for row in ahead), patches])[None]
+        details = [f"{old.height}x{old.width} -> {grid.height}x{grid.width}"] if old != grid else []
+        details += [f"without {token}" for token in prefix if token not in here]
+        details += [f"{token} {'zero' if token in tokens else 'new'}" for token in here if token not in prefix]
+        return table, "resized" if details else "loaded", ", ".join(details)
+
+    def _kernel(self, layer: nn.Conv2d, value: Tensor, own: Tensor) -> tuple[Tensor, str, str] | None:
+        """Bring the first convolution to another number of channels, a patch embedding to another patch."""
+        if value.ndim != 4 or value.shape[0] != own.shape[0] or layer.groups != 1:
+            return None
+        status, details = "resized", []
+        if value.shape[1] != own.shape[1]:
+            if own.shape[1] != self.model.in_chans:
+                return None
+            status, details = "adapted", [f"{value.shape[1]} -> {own.shape[1]} channels"]
+            value = _with_channels(value, own.shape[1])
+        old, new = tuple(value.shape[2:]), tuple(own.shape[2:])
+        if old != new:
+            if layer.kernel_size != layer.stride or layer.padding not in ((0, 0), "valid"):
+                return None  # no patches side by side
+            details.append(f"{old[0]}x{old[1]} -> {new[0]}x{new[1]} pixels")
+            value = resample_patch_embed(value, list(new))
+        return value, status, ", ".join(details)
+
+
+def _formula(encoding: AbsoluteEncoding, value: Tensor) -> tuple[Tensor | None, str, str]:
+    """Take a table that is the formula's, up to rounding; any other is left to the formula."""
+    own = encoding.pos_embed
+    if value.numel() == own.numel() and value.shape[-1:] == own.shape[-1:]:
+        value = value.reshape(own.shape)
+        if (value.to(own) - own).abs().max() < _FORMULA:
+            return value, "loaded", ""
+    return None, "new", "given by its formula"
+
+
+def _prefix_rows(state: Mapping[str, Tensor]) -> list[str]:
+    """Name the prefix tokens of a state dict, a name a row of a table."""
+    rows = []
+    for name in _PREFIX:
+        if name in state and state[name].ndim == 3:
+            count = state[name].shape[1]
+            rows += [name] if count == 1 else [f"{name} {i}" for i in range(count)]
+    return rows
+
+
+def _grid(patches: int, grid: Grid) -> Grid | None:
+    """The grid of so many patches: `grid` if it has as many, else the square one, if there is one."""
+    side = math.isqrt(max(patches, 0))
+    if patches == grid.patches:
+        return grid
+    return Grid(side, side) if side and side * side == patches else None
+
+
+def _with_channels(weight: Tensor, channels: int) -> Tensor:
+    """Bring a kernel (D, C, h, w) to `channels` channels: summed to one, else repeated and scaled, as timm does it.
+
+    So an image whose channels are all the same gives the same.
+    """
+    wide, before = weight.to(torch.promote_types(weight.dtype, torch.float32)), weight.shape[1]
+    if channels == 1:
+        return wide.sum(1, keepdim=True).to(weight.dtype)
+    repeated = wide.repeat(1, -(-channels // before), 1, 1)[:, :channels]
+    return (repeated * (before / channels)).to(weight.dtype)

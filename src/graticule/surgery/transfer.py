@@ -1,0 +1,206 @@
+"""Start a model from the checkpoint of another: what fits is loaded, resampled or copied, and all of it is told."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones.published import unwrap_checkpoint
+from graticule.position import FoldedPosition, Position, PyramidPosition
+from graticule.surgery.fitting import Fitting
+from graticule.surgery.load import read_checkpoint
+from graticule.surgery.transferred import Transfer, Transferred
+
+#: The table of an absolute encoding, under the name that `_place` gives it.
+_TABLE = re.compile(r"(position\.(?:stages\.\d+\.)?)encodings\.(\d+)\.pos_embed")
+_BLOCK = re.compile(r"(?:^|\.)blocks\.\d+\.")
+
+
+@torch.no_grad()
+def transfer(model: nn.Module, source: str | Path | Mapping[str, Tensor], *, classifier: bool = True) -> Transfer:
+    """Load as much of the checkpoint `source` into `model` as makes sense, whole or not at all; returns what was done.
+
+    The checkpoint may be of another image, patch or window size, class count, number of channels, depth, encoding or
+    joining; names are those of `load_checkpoint`. Each tensor of the model is taken under its name if its shape is
+    the checkpoint's. Else, what has a way is brought over:
+
+    - Position parameters of another grid or window are resampled by the `fit` of their position. Rows of prefix
+      tokens are matched by token: those that the model has not are left out, those that the checkpoint has not are
+      as the model drew them (zero if the checkpoint has the token and gives it no position).
+    - The joinings hold the same table w: LaPE's norms are new beside it, or unused. Where every layer has a table of
+      its own, each starts as a copy of the one that was shared; the other way round, the first layer's is taken.
+    - A table that a formula gives is left to its formula, and one that was learned is then unused. The other way
+      round, the formula's values are what a learnable table starts from.
+    - The first convolution of another number of channels is summed for gray images, else repeated and scaled, as
+      timm does. A patch embedding of another patch size is resampled as FlexiViT (Beyer et al., 2023) does.
+
+    All else is new: a classifier of another class count, a layer beyond the checkpoint's depth, a module of which one
+    tensor does not fit. The norm before average pooling is another parameter than that behind it, and new.
+
+    Args:
+        model: one of our backbones, not folded.
+        source: a checkpoint's path, or what was read from one.
+        classifier: whether a classifier of the same class count is taken too.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file cannot be read, or none of the weights of the model's blocks fit: a checkpoint of
+            another width or family. The model is then as it was.
+    """
+    _check(model)
+    there = _read(source)
+    keys = _own_names(model, there)  # our name -> name in the checkpoint
+    found = {name: (origin, keys[origin]) for name, origin in _origins(model.state_dict(), keys).items()}
+    fitting = Fitting(model, {name: there[key] for name, key in keys.items()})
+    heads = _classifier_names(model)
+    state: dict[str, Tensor] = {}
+    rows: dict[str, Transferred] = {}
+    for name, own in model.state_dict().items():
+        fitted, status, detail, key = None, "new", "not in the checkpoint", ""
+        if name in heads and not classifier:
+            detail = "as asked"
+        elif name in found:
+            origin, key = found[name]
+            fitted, status, detail = fitting(name, there[key])
+            if fitted is None and name in heads:
+                detail = _classes(there[key], own) or detail
+            elif fitted is not None and _layer(name) != _layer(origin):
+                status, detail = "copied", ", ".join(filter(None, [f"from {key}", detail]))
+        if fitted is not None:
+            state[name] = fitted
+        rows[name] = Transferred(name, status, detail, own.numel(), key if fitted is not None else "")
+    _leave_halves(rows, state, [name for name in found if name not in state])
+    _check_blocks(model, source, state, {name: there[key] for name, (_, key) in found.items()})
+    model.load_state_dict({**model.state_dict(), **state})
+    used = {row.source for row in rows.values()}
+    unused = [Transferred(key, "unused", "", value.numel(), key) for key, value in there.items() if key not in used]
+    return Transfer((*rows.values(), *unused))
+
+
+def _check(model: nn.Module) -> None:
+    position = getattr(model, "position", None)
+    if not isinstance(position, Position):
+        raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
+    if isinstance(position, FoldedPosition):
+        raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
+
+
+def _read(source: str | Path | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read the tensors of a checkpoint under their names there."""
+    if isinstance(source, Mapping):
+        return unwrap_checkpoint(source)
+    if not isinstance(source, str | Path):
+        raise ValueError(f"`source` must be a path or a mapping of names to tensors, got {type(source).__name__}.")
+    checkpoint = read_checkpoint(source)
+    try:
+        return unwrap_checkpoint(checkpoint)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
+def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
+    """Map our names to those of a checkpoint, published or ours.
+
+    Tables stay as they are, where `rename_published` would resample them or put the model's own in their place.
+    A checkpoint may have one table where the model has one a layer, and the other way round.
+    """
+    position = model.position
+    stages = len(position.stages) if isinstance(position, PyramidPosition) else 1
+    published: dict[str, str] = {}
+    for name, _ in position.named_parameters():
+        table = _TABLE.fullmatch(_place(f"position.{name}"))
+        if table and table[2] == "0":
+            stage = name.split(".")[1]  # of several; PVT's code counts from one
+            theirs = ("pos_embed", "pos_embed0") if stages == 1 else (f"pos_embed{int(stage) + 1}",)
+            published |= dict.fromkeys(theirs, name)
+    published |= position.published_names()
+    rename = getattr(model, "own_name", str)
+    names = {}
+    for key in keys:
+        name = rename(key)
+        names[f"position.{published[name]}" if name in published else name] = key
+    return names
+
+
+def _place(name: str) -> str:
+    """Name a parameter of a position by what it is, whatever other encoding stands beside it or norm behind it."""
+    name = re.sub(r"^(position\.(?:stages\.\d+\.)?)parts\.\d+\.", r"\1", name)
+    return re.sub(r"^(position\.(?:.*\.)?encodings\.\d+)\.bias\.", r"\1.", name)
+
+
+def _layer(name: str) -> str | None:
+    """Which layer a table is of, if it is one."""
+    table = _TABLE.fullmatch(_place(name))
+    return table and table[2]
+
+
+def _origins(own: Iterable[str], there: Iterable[str]) -> dict[str, str]:
+    """Map names of the model to those, of ours, under which the checkpoint has what they are to become."""
+    own, there = list(own), list(there)
+    origins = {name: name for name in set(own).intersection(there)}
+    wanted = Counter(_place(name) for name in own if name not in origins)
+    left = [name for name in there if name not in origins]
+    offered = Counter(map(_place, left))
+    at = {_place(name): name for name in left if offered[_place(name)] == 1}
+    tables: dict[str, list[str]] = {}
+    for name in there:
+        if table := _TABLE.fullmatch(_place(name)):
+            tables.setdefault(table[1], []).append(name)
+    for name in own:
+        if name in origins:
+            continue
+        place = _place(name)
+        table = _TABLE.fullmatch(place)
+        if place in at and wanted[place] == 1:
+            origins[name] = at[place]
+        elif table and len(tables.get(table[1], [])) == 1:
+            (origins[name],) = tables[table[1]]
+    return origins
+
+
+def _classifier_names(model: Any) -> set[str]:
+    """Names of what the classifiers hold."""
+    held = model.get_classifier()
+    classifiers = held if isinstance(held, tuple) else (held,)
+    modules = {name for name, module in model.named_modules() if any(module is one for one in classifiers)}
+    return {name for name in model.state_dict() if name.rpartition(".")[0] in modules}
+
+
+def _classes(value: Tensor, own: Tensor) -> str:
+    """Say that the class counts differ, '' if it is something else that does."""
+    if value.ndim != own.ndim or value.shape[1:] != own.shape[1:]:
+        return ""
+    return f"{value.shape[0]:,} -> {own.shape[0]:,} classes"
+
+
+def _leave_halves(rows: dict[str, Transferred], state: dict[str, Tensor], misfits: Iterable[str]) -> None:
+    """Leave new, in place, what belongs to a module of which another tensor does not fit."""
+    modules = {name.rpartition(".")[0] for name in misfits} - {""}
+    for name in [name for name in state if name.rpartition(".")[0] in modules]:
+        del state[name]
+        rows[name] = rows[name]._replace(status="new", detail="as the rest of its module", source="")
+
+
+def _check_blocks(model: nn.Module, source: Any, state: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> None:
+    """Refuse a checkpoint of which no weight of the model's blocks was taken."""
+    weights = {
+        name: value
+        for name, value in model.state_dict().items()
+        if value.ndim > 1 and _BLOCK.search(name) and not name.startswith("position.")
+    }
+    if weights.keys() & state.keys():
+        return
+    shapes = [
+        f"{name} is {tuple(there[name].shape)} where the model has {tuple(value.shape)}"
+        for name, value in weights.items()
+        if name in there
+    ]
+    why = shapes[0] if shapes else f"it has none of them, {next(iter(weights), 'blocks')} for one"
+    what = "the checkpoint" if isinstance(source, Mapping) else str(source)
+    raise ValueError(f"{what} does not fit {type(model).__name__}: no weight of its blocks does; {why}.")

@@ -1,0 +1,116 @@
+"""What became of the tensors of a model and of a checkpoint, as rows and as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Transferred(NamedTuple):
+    """What became of a tensor, or of several that went the same way.
+
+    name: in the model; of what is unused, in the checkpoint. Neighbours are put together as `blocks.0-11`.
+    status: 'loaded' (same shape), 'resized' (resampled for another grid, window or patch), 'adapted' (to another
+        number of channels), 'copied' (from the one table that there was for all layers), 'new' (as the model drew it)
+        or 'unused' (in the checkpoint alone).
+    detail: from what to what, or why not.
+    values: how many numbers.
+    source: name in the checkpoint, '' if it comes from none, or from several.
+    """
+
+    name: str
+    status: str
+    detail: str
+    values: int
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What became of every tensor of a model and of every one of the checkpoint that it was started from.
+
+    Args:
+        rows: every parameter and persistent buffer of the model once, in its order, then what is unused.
+    """
+
+    rows: tuple[Transferred, ...]
+
+    def table(self) -> list[Transferred]:
+        """Return the rows with all that went the same way put together, module by module; what is unused stands last.
+
+        Blocks that went the same way in all their parts are one, as `blocks.0-11`.
+        """
+        taken = [row for row in self.rows if row.status != "unused"]
+        # what is used stands beside what is not, so that a module of which a part is used is not shown as one
+        used = [Transferred(source, "used", "", 0) for source in dict.fromkeys(row.source for row in taken) if source]
+        left = _grouped([*used, *(row for row in self.rows if row.status == "unused")])
+        return _grouped(taken) + [row for row in left if row.status != "used"]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """How many values have each status, in the order in which they come."""
+        totals: Counter[str] = Counter()
+        for row in self.rows:
+            totals[row.status] += row.values
+        return dict(totals)
+
+    def __str__(self) -> str:
+        """Return the table as text, a line a group, and the sums below."""
+        lines = [(row.name, row.status, f"{row.values:,}", row.detail) for row in self.table()]
+        name, status, values = (max((len(line[i]) for line in lines), default=0) for i in range(3))
+        shown = [f"{a:<{name}}  {b:<{status}}  {c:>{values}}  {d}".rstrip() for a, b, c, d in lines]
+        return "\n".join([*shown, "values: " + ", ".join(f"{n:,} {status}" for status, n in self.totals.items())])
+
+
+def _grouped(rows: Iterable[Transferred]) -> list[Transferred]:
+    return _lines("", [(tuple(row.name.split(".")), row) for row in rows])
+
+
+#: Rows, each with what is left of its name.
+_Rows = list[tuple[tuple[str, ...], Transferred]]
+
+
+def _lines(prefix: str, rows: _Rows) -> list[Transferred]:
+    """Put rows together from the top down, each given with what is left of its name below `prefix`."""
+    children: dict[str, _Rows] = {}
+    for parts, row in rows:  # a name may be the start of another
+        children.setdefault(parts[0] if parts else "", []).append((parts[1:], row))
+    lines = []
+    for labels in _alike(children):
+        held = [row for label in labels for row in children[label]]
+        name = (prefix + _span(labels)).rstrip(".")
+        kinds = {(row.status, row.detail) for _, row in held}
+        if len(kinds) > 1:
+            lines += _lines(f"{name}.", held)
+            continue
+        inner = list(dict.fromkeys(rest[0] if rest else "" for rest, _ in held))
+        if len(inner) > 1 and all(_follows(a, b) for a, b in pairwise(inner)):
+            name += f".{_span(inner)}"
+        sources = {row.source for _, row in held}
+        source = sources.pop() if len(sources) == 1 else ""
+        lines.append(Transferred(name, *kinds.pop(), sum(row.values for _, row in held), source))
+    return lines
+
+
+def _alike(children: Mapping[str, _Rows]) -> list[list[str]]:
+    """Put neighbours that are numbered one after another together where all their parts went the same way."""
+    went = {label: {(rest, row.status, row.detail) for rest, row in held} for label, held in children.items()}
+    groups: list[list[str]] = []
+    for label in children:
+        before = groups[-1][-1] if groups else ""
+        if _follows(before, label) and went[before] == went[label]:
+            groups[-1].append(label)
+        else:
+            groups.append([label])
+    return groups
+
+
+def _follows(before: str, label: str) -> bool:
+    return before.isdecimal() and label.isdecimal() and int(label) == int(before) + 1
+
+
+def _span(labels: list[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{labels[0]}-{labels[-1]}"
