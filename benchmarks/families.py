@@ -18,6 +18,7 @@ from typing import Any
 
 import timm
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from turns import in_turns, inference_step, print_ratios, training_step
 
@@ -38,6 +39,7 @@ def plain_attention(self: Any, x: Tensor, *_: Any) -> Tensor:
     batch, tokens, dim = x.shape
     q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
     weights = (q @ k.transpose(-2, -1) * self.scale).softmax(-1)
+    weights = F.dropout(weights, self.attn_drop, self.training)
     return self.proj((weights @ v).transpose(1, 2).reshape(batch, tokens, dim))
 
 
