@@ -48,7 +48,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp
     assert not killed.finished
 
     process = start("--resume", str(killed.folder))
-    wait_for(killed.last.exists, process)
+    wait_for(lambda: killed.last is not None, process)
     time.sleep(0.1)
     process.send_signal(signal.SIGKILL)  # in the middle of an epoch, or where one ends
     process.communicate()

@@ -16,7 +16,7 @@ def small(**kwargs) -> Recipe:
 
 
 def task_of(recipe: Recipe) -> Classification:
-    return Classification(build_model(recipe, 10, 1), recipe, None, steps_per_epoch=3)
+    return Classification(build_model(recipe, 10, 1), recipe, build_data(recipe).train_order(), None)
 
 
 def rates(recipe: Recipe, steps: int) -> list[float]:
@@ -85,8 +85,8 @@ def test_the_order_of_the_images_is_that_of_the_seed_and_the_epoch():
     loader = build_data(small()).train_dataloader()
     orders = []
     for epoch in (0, 0, 1):
-        loader.sampler.set_epoch(epoch)
-        orders.append([key[1] for key in loader.sampler])
+        loader.batch_sampler.sampler.set_epoch(epoch)
+        orders.append([key[1] for batch in loader.batch_sampler for key in batch])
     assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == list(range(60))
 
 

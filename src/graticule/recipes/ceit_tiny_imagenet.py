@@ -6,8 +6,8 @@ Command: graticule train ceit_tiny_imagenet --data-root IMAGENET [--joining lape
 Cost: not measured.
 Result: not measured.
 
-The table's learning rate is taken as DeiT's option before it is scaled by batch / 512, as CeiT's code does. Repeated
-augmentation comes with training on several GPUs.
+The table's learning rate is taken as DeiT's option before it is scaled by batch / 512, as CeiT's code does, which is
+DeiT's: hence repeated augmentation, too.
 """
 
 from pathlib import Path
@@ -34,6 +34,7 @@ def recipe() -> Recipe:
             crop_pct=0.875,
             interpolation="bicubic",
         ),
+        aug_repeats=3,
         mixing=Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
         label_smoothing=0.1,
         batch_size=batch_size,

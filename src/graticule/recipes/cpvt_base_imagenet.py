@@ -6,8 +6,7 @@ Command: graticule train cpvt_base_imagenet --data-root IMAGENET [--peg.places 0
 Cost: the paper reports 2.5 days on eight V100s.
 Result: not measured.
 
-LAMB, for the base model "is not always stably trained using AdamW" (appendix B.2). Repeated augmentation comes with
-training on several GPUs.
+LAMB, for the base model "is not always stably trained using AdamW" (appendix B.2).
 """
 
 from pathlib import Path
@@ -34,6 +33,7 @@ def recipe() -> Recipe:
             crop_pct=0.875,
             interpolation="bicubic",
         ),
+        aug_repeats=3,
         mixing=Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
         label_smoothing=0.1,
         batch_size=batch_size,

@@ -6,8 +6,7 @@ Command: graticule train cpvt_small_imagenet --data-root IMAGENET [--peg.places 
 Cost: the paper reports 1.6 days on eight V100s.
 Result: not measured.
 
-AdamW and a batch of 1024, as cpvt_tiny_imagenet, which says why. Repeated augmentation comes with training on
-several GPUs.
+AdamW and a batch of 1024, as cpvt_tiny_imagenet, which says why.
 """
 
 from pathlib import Path
@@ -34,6 +33,7 @@ def recipe() -> Recipe:
             crop_pct=0.875,
             interpolation="bicubic",
         ),
+        aug_repeats=3,
         mixing=Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
         label_smoothing=0.1,
         batch_size=batch_size,

@@ -8,8 +8,7 @@ Result: not measured.
 
 Where the paper disagrees with itself: Table 10 names LAMB and a batch of 1024, section 4.1 AdamW (for all but base)
 and a batch of 2048, and appendix B.2 says "exactly the same hyperparameters as DeiT except for the base model".
-AdamW and DeiT's batch are taken; the learning rate is 5e-4 a batch of 512 by all three. Repeated augmentation comes
-with training on several GPUs.
+AdamW and DeiT's batch are taken; the learning rate is 5e-4 a batch of 512 by all three.
 """
 
 from pathlib import Path
@@ -36,6 +35,7 @@ def recipe() -> Recipe:
             crop_pct=0.875,
             interpolation="bicubic",
         ),
+        aug_repeats=3,
         mixing=Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
         label_smoothing=0.1,
         batch_size=batch_size,

@@ -7,7 +7,7 @@ Cost: the paper reports 410 s an epoch on four V100s, 34 h in all.
 Result: not measured.
 
 The table's learning rate, 5e-4 at a batch of 1024, is DeiT's option before it is scaled: DeiT's code and CPVT's
-Table 10 multiply it by batch / 512, and so do we. Repeated augmentation comes with training on several GPUs.
+Table 10 multiply it by batch / 512, and so do we.
 """
 
 from pathlib import Path
@@ -34,6 +34,7 @@ def recipe() -> Recipe:
             crop_pct=0.875,
             interpolation="bicubic",
         ),
+        aug_repeats=3,
         mixing=Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
         label_smoothing=0.1,
         batch_size=batch_size,

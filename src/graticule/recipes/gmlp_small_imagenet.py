@@ -10,7 +10,7 @@ Result: not measured.
 The paper gives 1e-3 at a batch of 120 on each of four or eight GPUs, and no rule between the two; a batch of 960 is
 taken and the rate left as it is. Stochastic depth and the decay of the moving average are not given: gMLP's
 0.05 (Liu et al., 2021, Table 1) and DeiT's 0.99996 are taken. Which half of the images it was is not said:
-`share_seed` chooses one. Repeated augmentation comes with training on several GPUs.
+`share_seed` chooses one.
 """
 
 from pathlib import Path
@@ -38,6 +38,7 @@ def recipe() -> Recipe:
             crop_pct=0.875,
             interpolation="bicubic",
         ),
+        aug_repeats=3,
         mixing=Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
         label_smoothing=0.1,
         batch_size=batch_size,

@@ -7,8 +7,7 @@ Cost: not reported.
 Result: not measured.
 
 The settings are those of PVT's code, which are DeiT's, but for ten epochs of cool-down that its option names and
-CPVT's Table 10 does not. For pvt_small likewise; pvt_medium takes --drop-path-rate 0.3 there. Repeated augmentation
-comes with training on several GPUs.
+CPVT's Table 10 does not. For pvt_small likewise; pvt_medium takes --drop-path-rate 0.3 there.
 """
 
 from pathlib import Path
@@ -35,6 +34,7 @@ def recipe() -> Recipe:
             crop_pct=0.875,
             interpolation="bicubic",
         ),
+        aug_repeats=3,
         mixing=Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
         label_smoothing=0.1,
         batch_size=batch_size,

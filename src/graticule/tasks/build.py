@@ -27,6 +27,7 @@ def build_data(recipe: Recipe) -> DataModule:
         limit_train=recipe.limit_train,
         limit_test=recipe.limit_test,
         drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
+        repeats=recipe.aug_repeats,
     )
     data.setup("fit")
     return data

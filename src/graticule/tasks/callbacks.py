@@ -1,108 +1,142 @@
-"""What happens beside the training steps: a history, a progress bar, checkpoints that are whole."""
+"""What is seen of a training run: a history, a plain log, a progress bar."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from tqdm.auto import tqdm
 
-from graticule.files import write_text, write_whole
-from graticule.surgery import read_checkpoint
-
-
-class WholeFileCheckpoints(TorchCheckpointIO):
-    """Checkpoints that are whole or not there, and are read without running code that is in them."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write beside `path`, then put in its place."""
-        write_whole(Path(path), lambda temporary: torch.save(checkpoint, temporary))
-
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read tensors and plain values only, whatever `weights_only` says."""
-        return read_checkpoint(path)
+from graticule.files import write_text
 
 
 class History(L.Callback):
-    """One row an epoch, kept in the checkpoint and in a CSV file, so that a resumed run has a whole history."""
+    """One row an epoch, kept in the checkpoint and in a CSV file, so that a resumed run has a whole history.
 
-    def __init__(self, path: Path) -> None:
+    A plain log beside it gets a line an epoch, and one where the run starts, goes on or stops.
+    """
+
+    def __init__(self, path: Path, log_file: Path) -> None:
         self.path = path
+        self.log_file = log_file
         self.rows: list[dict[str, float]] = []
-        self._start = 0.0
+        self._before = 0.0  # seconds of the epoch before the run was resumed
+        self._start = time.perf_counter()
 
     @property
     def state_key(self) -> str:
         """The name under which a checkpoint keeps the rows."""
         return "History"
 
+    def say(self, text: str) -> None:
+        """Add a line to the log, with date and time."""
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock, and say where the run stands."""
+        self._start = time.perf_counter()
+        if trainer.is_global_zero:
+            step = trainer.global_step
+            where = (
+                f"on {trainer.world_size} device{'s' * (trainer.world_size > 1)}, {trainer.strategy.root_device.type}"
+            )
+            self.say(f"{f'goes on behind step {step}' if step else 'starts'} {where}")
+
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
-        self._start = time.perf_counter()
+        self._start, self._before = time.perf_counter(), 0.0
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add the row of the epoch and write the file, whole or not at all."""
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        seconds = time.perf_counter() - self._start
+        seconds = self._before + time.perf_counter() - self._start
         self.rows = [row for row in self.rows if row["epoch"] <= trainer.current_epoch]
         self.rows.append({"epoch": trainer.current_epoch + 1, **metrics, "seconds": seconds})
+        if not trainer.is_global_zero:
+            return
         text = io.StringIO()
         writer = csv.DictWriter(text, list(self.rows[-1]), restval="", extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
         write_text(self.path, text.getvalue())
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in self.rows[-1].items() if name != "epoch")
+        self.say(f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}: {shown}")
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Say why the run stopped."""
+        if trainer.is_global_zero:
+            with contextlib.suppress(OSError):  # of a full disk, which may be the reason
+                reason = str(exception).strip().splitlines()
+                self.say(f"stopped by {type(exception).__name__}{': ' + reason[0] if reason else ''}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows so far."""
-        return {"rows": self.rows}
+        """The rows so far, and the seconds of the epoch that is under way."""
+        return {"rows": self.rows, "seconds": self._before + time.perf_counter() - self._start}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the rows of a checkpoint."""
         self.rows = list(state_dict["rows"])
+        self._before = state_dict.get("seconds", 0.0)
 
 
 class Progress(L.Callback):
-    """One bar for the whole run, with the time that is left, the epoch, the loss and the best top-1."""
+    """One bar for the whole run: the time that is left, images a second, memory, loss, the best top-1."""
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
         self._best = 0.0
+        self._shown: dict[str, str] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar where training stands."""
-        self._bar = tqdm(
-            total=int(trainer.estimated_stepping_batches),
-            initial=trainer.global_step,
-            unit="step",
-            dynamic_ncols=True,
-            mininterval=0.5,
-        )
+        if trainer.is_global_zero:
+            self._bar = tqdm(
+                total=int(trainer.estimated_stepping_batches),
+                initial=trainer.global_step,
+                unit="step",
+                dynamic_ncols=True,
+                mininterval=0.5,
+            )
+            self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Move the bar on by a step."""
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Name the epoch."""
         if self._bar is not None:
-            self._bar.update()
-            if batch_idx == 0:
-                self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
+            self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Move the bar on by a step."""
+        bar = self._bar
+        if bar is None or trainer.global_step == bar.n:
+            return
+        if time.time() - bar.last_print_t >= bar.mininterval:  # it is about to be drawn
+            rate = bar.format_dict["rate"]
+            if rate:
+                self._shown["img/s"] = f"{rate * pl_module.recipe.batch_size:,.0f}"
+            self._shown["mem"] = f"{memory(trainer.strategy.root_device) / 2**30:.1f}G"
+            bar.set_postfix(self._shown, refresh=False)
+        bar.update(trainer.global_step - bar.n)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show what the epoch came to."""
         metrics = trainer.callback_metrics
         self._best = max(self._best, float(metrics.get("val_top1", 0.0)))
+        self._shown |= {
+            "loss": f"{float(metrics['train_loss']):.3f}",
+            "top1": f"{float(metrics.get('val_top1', 0.0)):.2f}",
+            "best": f"{self._best:.2f}",
+        }
         if self._bar is not None:
-            self._bar.set_postfix(
-                loss=f"{float(metrics['train_loss']):.3f}",
-                top1=f"{float(metrics.get('val_top1', 0.0)):.2f}",
-                best=f"{self._best:.2f}",
-            )
+            self._bar.set_postfix(self._shown)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""
@@ -116,3 +150,15 @@ class Progress(L.Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def memory(device: torch.device) -> int:
+    """Return the most bytes that were in use so far: tensors on a GPU, the whole process on a CPU; 0 on Windows."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -12,11 +15,18 @@ import torch.nn.functional as F
 from timm.data import Mixup
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics.aggregation import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from graticule.data import PADDING, BatchOrder
+from graticule.files import write_json
+from graticule.tasks.distillation import Teacher
+from graticule.tasks.machines import shard
 from graticule.tasks.recipe import Recipe
+
+#: So many steps with a loss that is not finite may be skipped one after the other.
+_MOST_SKIPPED = 50
 
 
 class Classification(L.LightningModule):
@@ -25,27 +35,51 @@ class Classification(L.LightningModule):
     Args:
         model: the backbone.
         recipe: optimiser, schedule, smoothing.
+        batches: which images each batch of this process has.
         mixup: timm's Mixup, or None; it makes soft labels, smoothing included.
-        steps_per_epoch: number of training batches.
+        teacher: what is learned from beside the labels, or None.
     """
 
-    def __init__(self, model: Any, recipe: Recipe, mixup: Mixup | None, steps_per_epoch: int) -> None:
+    teacher: Teacher | None
+
+    def __init__(
+        self, model: Any, recipe: Recipe, batches: BatchOrder, mixup: Mixup | None, teacher: Teacher | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.recipe = recipe
+        self.batches = batches
         self.mixup = mixup
-        self.steps_per_epoch = steps_per_epoch
-        classes = model.num_classes
+        # not a part of the module: it is neither trained nor saved
+        object.__setattr__(self, "teacher", teacher)
         self.val_loss = MeanMetric()
-        self.top1 = MulticlassAccuracy(classes, average="micro")
+        self.top1 = MulticlassAccuracy(model.num_classes, average="micro", ignore_index=PADDING)
+        self.skipped_steps = 0
+        self._skipped_in_a_row = 0
+        self._skip = False
+        self._loss: Tensor | float = 0.0  # sums over the epoch so far, in this process
+        self._images = 0.0
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Classify images (B, C, height, width): (B, num_classes)."""
+    def forward(self, images: Tensor) -> Any:
+        """Classify images (B, C, height, width): (B, num_classes), or two of them where a token is for a teacher."""
         return self.model(images)
 
+    def on_fit_start(self) -> None:
+        """Bring the teacher to where the model is."""
+        if self.teacher is not None:
+            self.teacher.to(self.device)
+            if hasattr(self.model, "set_distilled_training"):
+                self.model.set_distilled_training(True)
+
+    def on_train_epoch_start(self) -> None:
+        """Count from nothing."""
+        self._loss, self._images = 0.0, 0.0
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Make dropout and mixing a function of seed and step, so that a resumed run repeats the same."""
-        seed = np.random.SeedSequence([self.recipe.seed, self.current_epoch, batch_idx]).generate_state(1)[0]
+        """Make dropout and mixing a function of seed, step and process, so that a resumed run repeats the same."""
+        process = [self.global_rank] if self.global_rank else []
+        key = [self.recipe.seed, self.current_epoch, batch_idx, *process]
+        seed = np.random.SeedSequence(key).generate_state(1)[0]
         random.seed(int(seed))
         np.random.seed(seed)
         torch.manual_seed(int(seed))
@@ -53,33 +87,131 @@ class Classification(L.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the loss of a batch: images (B, C, height, width) and labels (B,)."""
         images, labels = batch
+        smoothing = self.recipe.label_smoothing
         if self.mixup is not None:
             images, labels = self.mixup(images, labels)  # labels: (B, num_classes)
-            loss = F.cross_entropy(self(images), labels)
+            smoothing = 0.0
+        with self._statistics_kept():
+            outputs = self(images)
+            # a model with a token for it learns from the teacher there, any other in its one classifier
+            logits, distilled = outputs if isinstance(outputs, tuple) else (outputs, outputs)
+            loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+            if self.teacher is not None:
+                loss = self.teacher.combine(loss, distilled, self.teacher(images))
+            if not self._finite(loss, batch_idx):
+                self._skip = True
+        if self._skip:
+            return torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0.0
+        self._loss = self._loss + loss.detach() * len(images)
+        self._images += len(images)
+        weight = self.batches.weight(batch_idx)
+        return loss if weight == 1 else loss * weight
+
+    def _finite(self, loss: Tensor, batch_idx: int) -> bool:
+        """Whether the loss is finite, in all processes where the step may be skipped.
+
+        Raises:
+            FloatingPointError: if it is not, and may not be skipped (any more); the images are in a file by then.
+        """
+        finite = torch.isfinite(loss.detach())
+        if self.recipe.nonfinite == "skip" and self.trainer.world_size > 1:
+            everywhere = self.trainer.strategy.reduce((~finite).float(), reduce_op="max") == 0
+            finite, here = everywhere, finite
         else:
-            loss = F.cross_entropy(self(images), labels, label_smoothing=self.recipe.label_smoothing)
-        if not torch.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss is {loss.item()} in epoch {self.current_epoch + 1}, step {batch_idx}; a smaller `lr`, a "
-                "longer warm-up or `clip_grad` may help. The last checkpoint is as it was."
-            )
-        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(images))
-        return loss
+            here = finite
+        if finite:
+            self._skipped_in_a_row = 0
+            return True
+        kept = self._keep_batch(loss, batch_idx) if not here else None
+        self._skipped_in_a_row += not self._skip
+        if self.recipe.nonfinite == "skip" and self._skipped_in_a_row <= _MOST_SKIPPED:
+            return False
+        row = f", the {self._skipped_in_a_row}th step in a row" if self.recipe.nonfinite == "skip" else ""
+        raise FloatingPointError(
+            f"the loss is {loss.item()} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}{row}; a smaller `lr`, "
+            "a longer warm-up or `clip_grad` may help, and `nonfinite` skip leaves such steps out. The last checkpoint "
+            f"is as it was{'' if kept is None else f', and the images of the batch are named in {kept}'}."
+        )
+
+    def _keep_batch(self, loss: Tensor, batch_idx: int) -> Path:
+        """Write down which images the batch had."""
+        keys = self.batches.keys(self.current_epoch, batch_idx)
+        name = f"nonfinite-epoch{self.current_epoch + 1}-batch{batch_idx + 1}-process{self.global_rank}.json"
+        values = {
+            "epoch": self.current_epoch + 1,
+            "batch": batch_idx + 1,
+            "step": self.global_step,
+            "process": self.global_rank,
+            "loss": str(loss.item()),
+            "images": [key[1] for key in keys],
+        }
+        return write_json(Path(self.trainer.default_root_dir) / name, values)
+
+    @contextlib.contextmanager
+    def _statistics_kept(self) -> Iterator[None]:
+        """Put BatchNorm's statistics back behind a step that is skipped."""
+        if self.recipe.nonfinite != "skip":
+            yield
+            return
+        norms = [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+        yield
+        if self._skip:
+            for buffer, value in before:
+                buffer.copy_(value)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Let a step that is skipped change nothing: what has no gradient is left alone."""
+        if self._skip:
+            optimizer.zero_grad(set_to_none=True)
+            self.skipped_steps += 1
+            self._skip = False
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Count the loss and top-1 of a batch."""
+        """Count the loss and top-1 of a batch; images that only fill up are not counted."""
         images, labels = batch
         logits = self(images)
-        self.val_loss.update(F.cross_entropy(logits.float(), labels), len(images))
+        real = labels != PADDING
+        self.val_loss.update(F.cross_entropy(logits[real].float(), labels[real], reduction="none"))
         self.top1.update(logits, labels)
 
     def on_validation_epoch_end(self) -> None:
-        """Log `val_loss`, `val_top1` (percent) and the learning rate."""
-        metrics = {"val_loss": self.val_loss.compute(), "val_top1": 100 * self.top1.compute()}
+        """Log `train_loss`, `val_loss`, `val_top1` (percent), over all processes, and the learning rate."""
+        loss, images = self._sums()
+        metrics = {"train_loss": loss / max(images, 1.0), "val_loss": float(self.val_loss.compute())}
         rates = {"lr": self.trainer.optimizers[0].param_groups[0]["lr"]}
-        self.log_dict(metrics | rates)
+        self.log_dict(metrics | {"val_top1": 100 * float(self.top1.compute())} | rates)
         self.val_loss.reset()
         self.top1.reset()
+
+    def _sums(self) -> tuple[float, float]:
+        """The sum of the losses and the number of images of the epoch so far, over all processes."""
+        sums = torch.tensor([float(self._loss), self._images], dtype=torch.float64, device=self.device)
+        if self.trainer.world_size > 1:
+            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        loss, images = sums.tolist()
+        return loss, images
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what the epoch came to so far, and where in it the run stands."""
+        loss, images = self._sums()
+        progress: Any = self.trainer.fit_loop.epoch_progress.current
+        within = progress.processed < progress.ready
+        checkpoint["progress"] = {
+            "epoch": progress.processed,
+            "batches": self.trainer.fit_loop.epoch_loop.batch_progress.current.ready if within else 0,
+            "loss": loss,
+            "images": images,
+            "skipped_steps": self.skipped_steps,
+            "accumulate": self.recipe.accumulate,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the counts of a checkpoint; the first process goes on with those of all."""
+        progress = checkpoint["progress"]
+        first = self.global_rank == 0
+        self._loss, self._images = (progress["loss"], progress["images"]) if first else (0.0, 0.0)
+        self.skipped_steps = progress["skipped_steps"]
 
     def configure_optimizers(self) -> Any:
         """Build timm's optimiser, sparing what the model says takes no decay, and its cosine schedule by step."""
@@ -96,10 +228,23 @@ class Classification(L.LightningModule):
             warmup_epochs=recipe.warmup_epochs,
             cooldown_epochs=recipe.cooldown_epochs,
             step_on_epochs=False,
-            updates_per_epoch=self.steps_per_epoch,
+            updates_per_epoch=self.batches.steps,
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Move timm's schedule to the step that is next."""
         scheduler.step_update(self.global_step)
+
+
+class ShardedClassification(Classification):
+    """The same with the backbone's parameters shared out over the processes."""
+
+    def configure_model(self) -> None:
+        """Share them out, once."""
+        if not self._shared:
+            mesh: Any = self.device_mesh
+            shard(self.model, mesh["data_parallel"])
+            self._shared = True
+
+    _shared = False

@@ -12,6 +12,7 @@ from timm.optim import list_optimizers
 
 from graticule.data import Augmentation
 from graticule.factory import MixingOptions, PegOptions, known_name
+from graticule.tasks.distillation import Distillation
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,13 @@ class Mixing:
     """probability that a batch is mixed"""
     switch_prob: float = 0.5
     """probability of cutmix where both are on"""
+
+
+#: What a run may change when it goes on, for it does not decide what comes out.
+MACHINE = (
+    *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
+    *("keep", "checkpoint_steps", "data_root"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,9 @@ class Recipe:
     bias_norm: Literal["keys", "heads"] | None = None
     """what LaPE's norm of a relative bias is over (default: the keys)"""
     token_mixing: MixingOptions = field(default_factory=MixingOptions)
+    start_from: Path | None = None
+    """start with the weights of this checkpoint or run, of whatever size, classes, encoding or joining: what fits is
+    taken, resampled where it must be, and the rest is new"""
     position_from: Path | None = None
     """start with the position parameters of this checkpoint; with peg.frozen they stay as they are"""
     model_kwargs: tuple[str, ...] = ()
@@ -64,7 +75,7 @@ class Recipe:
     drop_path_rate: float = 0.0
     """stochastic depth of the last block"""
     dataset: str = "digits"
-    """data set, one of digits, fashion_mnist, cifar10, cifar100, image_folder"""
+    """data set, one of digits, fashion_mnist, cifar10, cifar100, image_folder, shards, hf_disk"""
     data_root: Path | None = None
     """folder of the data set (default: where the data set is looked for)"""
     train_share: float | None = None
@@ -76,9 +87,12 @@ class Recipe:
     limit_test: int | None = None
     """test on so many images only, balanced over the classes"""
     augmentation: Augmentation = field(default_factory=Augmentation)
+    aug_repeats: int = 1
+    """repeated augmentation: an image comes so many times in turn, in epochs as long as without; 3 for DeiT"""
     mixing: Mixing = field(default_factory=Mixing)
+    distillation: Distillation = field(default_factory=Distillation)
     batch_size: int = 64
-    """images a step"""
+    """images a step, over all devices, nodes and accumulated parts"""
     eval_batch_size: int = 256
     """images a batch in evaluation"""
     workers: int = 0
@@ -105,12 +119,30 @@ class Recipe:
     """largest norm of the gradient (default: no clipping)"""
     ema_decay: float | None = None
     """decay of the moving average of the weights, which is what is then evaluated (default: none)"""
-    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true"] = "32-true"
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] = "32-true"
     """Lightning's precision"""
     accelerator: str = "auto"
     """Lightning's accelerator: auto, cpu, gpu, ..."""
+    devices: int = 1
+    """GPUs (or processes, on CPUs) of a node"""
+    nodes: int = 1
+    """machines; start the same command on each, by torchrun or SLURM"""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """how several devices work together: ddp keeps a whole model on each (auto does, too), fsdp shares it out"""
+    accumulate: int = 1
+    """parts in which every device works through its share of a batch, where it does not fit at once"""
+    sync_batchnorm: bool = False
+    """let BatchNorm see the images of all GPUs"""
+    grad_checkpointing: bool = False
+    """compute the activations of blocks again in the backward pass instead of keeping them"""
     compile: bool = False
     """compile the model with torch.compile"""
+    keep: int = 1
+    """how many of the last checkpoints are kept, besides the best"""
+    checkpoint_steps: int | None = None
+    """save a checkpoint every so many steps too (default: at the end of an epoch only)"""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """what a loss that is not finite does: stop the run, or skip the step and count it"""
     seed: int = 0
     """decides initialisation, order and augmentation"""
 
@@ -124,9 +156,26 @@ class Recipe:
             ("cooldown_epochs", 0),
             ("seed", 0),
             ("share_seed", 0),
+            ("aug_repeats", 1),
+            ("devices", 1),
+            ("nodes", 1),
+            ("accumulate", 1),
+            ("keep", 1),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
+        if self.checkpoint_steps is not None and self.checkpoint_steps < 1:
+            raise ValueError(f"`checkpoint_steps` must be at least 1, got {self.checkpoint_steps}.")
+        if shares := self.batch_size % (self.devices * self.nodes * self.accumulate):
+            raise ValueError(
+                f"`batch_size` must be a multiple of devices x nodes x accumulate, {self.devices} x {self.nodes} x "
+                f"{self.accumulate}, got {self.batch_size}, which leaves {shares}."
+            )
+        if self.strategy == "fsdp" and self.ema_decay is not None:
+            raise ValueError(
+                f"`ema_decay` must be left out with strategy fsdp: Lightning's moving average is not shared out, got "
+                f"{self.ema_decay}."
+            )
         self.backbone_arguments()
         known_name("optimizer", self.optimizer, [str(name) for name in list_optimizers()])
         if self.train_share is not None and not 0 < self.train_share <= 1:
@@ -161,6 +210,10 @@ class Recipe:
                 )
         return found
 
+    def same_result(self, other: Recipe) -> bool:
+        """Whether the two differ at most in the machines that they run on, but for the order of sums."""
+        return dataclasses.replace(self, **{name: getattr(other, name) for name in MACHINE}) == other
+
     def quick(self) -> Recipe:
         """The same code path in a few steps: two epochs of some tens of images, on the CPU."""
         return dataclasses.replace(
@@ -175,6 +228,10 @@ class Recipe:
             workers=0,
             precision="32-true",
             accelerator="cpu",
+            devices=1,
+            nodes=1,
+            accumulate=1,
+            checkpoint_steps=None,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -196,14 +253,17 @@ class Recipe:
             "mixing": Mixing,
             "peg": PegOptions,
             "token_mixing": MixingOptions,
+            "distillation": Distillation,
         }
         for name in kinds.keys() & values.keys():
             given = {key: tuple(value) if isinstance(value, list) else value for key, value in values[name].items()}
+            if unknown := given.keys() - {f.name for f in dataclasses.fields(kinds[name])}:
+                raise ValueError(f"`{name}` of a recipe must not have the keys {', '.join(sorted(unknown))}.")
             values[name] = kinds[name](**given)
         for name in ("img_size", "model_kwargs"):
             if name in values:
                 values[name] = tuple(values[name])
-        for name in ("data_root", "position_from"):
+        for name in ("data_root", "position_from", "start_from"):
             if values.get(name) is not None:
                 values[name] = Path(values[name])
         return cls(**values)

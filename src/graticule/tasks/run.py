@@ -10,8 +10,10 @@ from typing import Any, Literal
 from torch import nn
 
 from graticule.data import DataModule
-from graticule.surgery import load_checkpoint
+from graticule.files import locked
 from graticule.tasks.build import build_data, build_model
+from graticule.tasks.checkpoints import best_checkpoint, saved_checkpoints
+from graticule.tasks.machines import load_weights
 from graticule.tasks.recipe import Recipe
 
 
@@ -45,14 +47,25 @@ class Run:
         return self.folder / "metrics.csv"
 
     @property
-    def last(self) -> Path:
-        """The checkpoint that training is resumed from."""
-        return self.folder / "checkpoints" / "last.ckpt"
+    def log_file(self) -> Path:
+        """What happened, a line each with date and time."""
+        return self.folder / "log.txt"
 
     @property
-    def best(self) -> Path:
-        """The checkpoint of the best top-1."""
-        return self.folder / "checkpoints" / "best.ckpt"
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def last(self) -> Path | None:
+        """The checkpoint that training is resumed from; None before the first."""
+        saved = saved_checkpoints(self.checkpoints)
+        return saved[-1] if saved else None
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint of the best top-1; None before the end of the first epoch."""
+        return best_checkpoint(self.checkpoints)
 
     @property
     def weights(self) -> Path:
@@ -69,6 +82,12 @@ class Run:
         """Whether training went to its end."""
         return self.result_file.is_file()
 
+    @property
+    def running(self) -> bool:
+        """Whether a process on this machine trains it now."""
+        with locked(self.folder) as free:
+            return not free
+
     def recipe(self) -> Recipe:
         """Read the recipe.
 
@@ -81,12 +100,12 @@ class Run:
             raise ValueError(f"{self.recipe_file} is no recipe that this version can read ({error}).") from None
 
     def check_recipe(self, recipe: Recipe) -> None:
-        """Check that a run that is here was made by `recipe`.
+        """Check that a run that is here was made by `recipe`, on whatever machines.
 
         Raises:
             ValueError: if another recipe made it.
         """
-        if self.recipe_file.exists() and self.recipe() != recipe:
+        if self.recipe_file.exists() and not self.recipe().same_result(recipe):
             raise ValueError(
                 f"`folder` must hold no run or one of the same recipe, got {str(self.folder)!r}, which another recipe "
                 "made; name another folder."
@@ -114,6 +133,8 @@ class Run:
         else:
             classes, channels = data.info.num_classes, data.info.channels
         path = self.best if checkpoint == "best" else self.last
-        if not path.is_file():
-            raise FileNotFoundError(f"{self.folder} has no checkpoint yet; its training ended before the first epoch.")
-        return load_checkpoint(build_model(recipe, classes, channels), path).eval()
+        if path is None or not path.exists():
+            raise FileNotFoundError(
+                f"{self.folder} has no {checkpoint} checkpoint yet; its training ended before the first epoch did."
+            )
+        return load_weights(build_model(recipe, classes, channels), path).eval()

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import warnings
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerStatus
 from safetensors.torch import save_file
 from torch import nn
 
-from graticule.data import DataModule, build_mixup
-from graticule.files import write_json, write_whole
-from graticule.surgery import load_position, read_checkpoint
+from graticule.data import BatchOrder, DataModule, build_mixup
+from graticule.files import locked, write_json, write_whole
+from graticule.surgery import Transfer, load_position, transfer
 from graticule.tasks.build import build_data, build_model
-from graticule.tasks.callbacks import History, Progress, WholeFileCheckpoints
-from graticule.tasks.classification import Classification
+from graticule.tasks.callbacks import History, Progress
+from graticule.tasks.checkpoints import Checkpoints, Interrupted, WholeFileCheckpoints, remove_leftovers
+from graticule.tasks.classification import Classification, ShardedClassification
+from graticule.tasks.distillation import build_teacher
+from graticule.tasks.machines import build_strategy, check_trainer, read_rest, read_shards
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.run import Run
 
@@ -31,36 +37,118 @@ _EXPECTED_WARNINGS = (
     r"Checkpoint directory .* exists and is not empty",
     r"The '.*_dataloader' does not have many workers",
     r".isinstance\(treespec, LeafSpec\). is deprecated",
+    r"It is recommended to use `self.log\(.*, sync_dist=True\)`",
+    r"You're resuming from a checkpoint that ended before the epoch ended",
 )
-
-
-class Interrupted(Exception):
-    """Training was stopped by the user; the run can be resumed."""
 
 
 def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Run:
     """Train as `recipe` says into `folder`; returns the run.
 
-    Randomness is a function of the seed and the step, and every epoch ends with a checkpoint that is whole or
-    not there, so that a run killed at any moment and resumed ends as one that was not.
+    Randomness is a function of the seed, the step and the process, and checkpoints are whole or not there, so that a
+    run killed at any moment and resumed ends as one that was not. Started by torchrun, SLURM or once on each node (then
+    Lightning starts a process for every device), all processes call this alike.
 
     Raises:
         FileExistsError: if `folder` holds a run already and `resume` is off.
+        BlockingIOError: if another process trains in `folder`.
         ValueError: if something in the recipe cannot be, or `folder` holds a run of another recipe.
+        Preempted: if the machine is taken away; a checkpoint was saved.
         Interrupted: if the user stopped it; it can be resumed.
-        OSError: if the disk is full.
+        OSError: if the disk is full, or a process that loads images died.
     """
     run = Run(Path(folder))
-    if run.recipe_file.exists() and not resume:
-        raise FileExistsError(
-            f"`folder` must not hold a run already, got {str(folder)!r}; resume it with --resume, or name another."
-        )
-    run.check_recipe(recipe)
+    history = History(run.metrics_file, run.log_file)
+    saver = Checkpoints(run.checkpoints, recipe.keep, recipe.checkpoint_steps)
+    trainer = build_trainer(recipe, run, [history, saver, *([Progress()] if progress else [])])
+    first = trainer.is_global_zero
+    if first:  # the others come when the folder is prepared
+        if run.recipe_file.exists() and not resume:
+            raise FileExistsError(
+                f"`folder` must not hold a run already, got {str(folder)!r}; resume it with --resume, or name another."
+            )
+        run.check_recipe(recipe)
     L.seed_everything(recipe.seed, verbose=False)
     data = build_data(recipe)
+    batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
     model = build_model(recipe, data.info.num_classes, data.info.channels)
-    if recipe.position_from is not None and not run.last.is_file():
+    if run.finished:
+        return run
+    taken = _start(model, recipe) if run.last is None else None
+    task = _task(model, recipe, data, batches)
+    with contextlib.ExitStack() as stack:
+        if first:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            if not stack.enter_context(locked(run.folder)):
+                raise BlockingIOError(
+                    f"`folder` must be of one run at a time, got {str(folder)!r}, where another process is training."
+                )
+            remove_leftovers(run.checkpoints)
+            if not run.recipe_file.exists():
+                write_json(run.recipe_file, _describe(recipe, data, model))
+            if taken is not None:
+                print(taken)
+                history.say(f"starts from {recipe.start_from}")
+        last = run.last
+        if last is not None:
+            _go_on(batches, read_rest(last)["progress"], recipe)
+        _fit(trainer, task, data, batches, last)
+        if first:
+            _finish(run, data, task)
+    return run
+
+
+def build_trainer(recipe: Recipe, run: Run, callbacks: list[L.Callback]) -> L.Trainer:
+    """Build Lightning's trainer of a recipe."""
+    if recipe.ema_decay is not None:
+        callbacks.insert(0, EMAWeightAveraging(decay=recipe.ema_decay))
+    plugins: list[Any] = [WholeFileCheckpoints()] if recipe.strategy != "fsdp" else []
+    if SLURMEnvironment.detect():
+        plugins.append(SLURMEnvironment(auto_requeue=False))  # the signals are ours: see `Checkpoints`
+    with _expected_warnings():
+        trainer = L.Trainer(
+            max_epochs=recipe.epochs + recipe.cooldown_epochs,
+            accelerator=recipe.accelerator,
+            devices=recipe.devices,
+            num_nodes=recipe.nodes,
+            strategy=build_strategy(recipe),
+            precision=recipe.precision,
+            gradient_clip_val=recipe.clip_grad,
+            accumulate_grad_batches=recipe.accumulate,
+            sync_batchnorm=recipe.sync_batchnorm,
+            use_distributed_sampler=False,
+            callbacks=callbacks,
+            logger=TensorBoardLogger(run.folder, name="", version="tensorboard"),
+            plugins=plugins,
+            default_root_dir=run.folder,
+            num_sanity_val_steps=0,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,  # of what is logged by step, which is nothing
+        )
+    check_trainer(trainer, recipe)
+    return trainer
+
+
+def _start(model: nn.Module, recipe: Recipe) -> Transfer | None:
+    """Take the weights to start from; returns what was taken from a whole checkpoint."""
+    taken = None
+    if recipe.start_from is not None:
+        source = recipe.start_from
+        if Run(source).recipe_file.is_file():
+            found = Run(source).best
+            if found is None:
+                raise FileNotFoundError(f"`start_from` must be a run that saved something, got {str(source)!r}.")
+            taken = transfer(model, found if found.is_file() else read_shards(found))
+        else:
+            taken = transfer(model, source)
+    if recipe.position_from is not None:
         load_position(model, recipe.position_from)
+    return taken
+
+
+def _task(model: Any, recipe: Recipe, data: DataModule, batches: BatchOrder) -> Classification:
+    teacher = build_teacher(recipe.distillation, data.info, recipe.img_size)
     mixup = build_mixup(
         mixup=recipe.mixing.mixup,
         cutmix=recipe.mixing.cutmix,
@@ -69,64 +157,62 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
         label_smoothing=recipe.label_smoothing,
         num_classes=data.info.num_classes,
     )
-    task = Classification(model, recipe, mixup, len(data.train_dataloader()))
+    if recipe.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+    kind = ShardedClassification if recipe.strategy == "fsdp" else Classification
+    task = kind(model, recipe, batches, mixup, teacher)
     if recipe.compile:
         model.compile()
-    if not run.recipe_file.exists():
-        write_json(run.recipe_file, _describe(recipe, data, model))
-    if run.finished:
-        return run
+    return task
 
-    epochs = recipe.epochs + recipe.cooldown_epochs
-    callbacks: list[L.Callback] = [
-        History(run.metrics_file),
-        ModelCheckpoint(
-            run.best.parent,
-            run.best.stem,
-            monitor="val_top1",
-            mode="max",
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
-        ),
-        ModelCheckpoint(run.last.parent, run.last.stem, save_on_train_epoch_end=True, enable_version_counter=False),
-    ]
-    if recipe.ema_decay is not None:
-        callbacks.insert(0, EMAWeightAveraging(decay=recipe.ema_decay))
-    if progress:
-        callbacks.append(Progress())
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        accelerator=recipe.accelerator,
-        devices=1,
-        precision=recipe.precision,
-        gradient_clip_val=recipe.clip_grad,
-        callbacks=callbacks,
-        logger=TensorBoardLogger(run.folder, name="", version="tensorboard"),
-        plugins=[WholeFileCheckpoints()],
-        default_root_dir=run.folder,
-        num_sanity_val_steps=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=max(1, len(data.train_dataloader()) // 10),
-    )
+
+def _go_on(batches: BatchOrder, progress: dict[str, Any], recipe: Recipe) -> None:
+    """Let the data begin where the checkpoint stands."""
+    if progress["batches"] and progress["accumulate"] != recipe.accumulate:
+        raise ValueError(
+            f"`accumulate` must be {progress['accumulate']} until the end of the epoch that is under way, got "
+            f"{recipe.accumulate}."
+        )
+    batches.sampler.set_epoch(progress["epoch"])
+    batches.skip(progress["batches"])
+
+
+def _fit(trainer: L.Trainer, task: Classification, data: DataModule, batches: BatchOrder, last: Path | None) -> None:
+    loader = data.train_dataloader(batches)
     try:
-        with warnings.catch_warnings():
-            for message in _EXPECTED_WARNINGS:
-                warnings.filterwarnings("ignore", message)
+        with _expected_warnings():
             trainer.fit(
                 task,
-                train_dataloaders=data.train_dataloader(),
-                val_dataloaders=data.val_dataloader(),
-                ckpt_path=run.last if run.last.is_file() else None,
+                train_dataloaders=loader,
+                val_dataloaders=data.eval_dataloader(data.size, trainer.global_rank, trainer.world_size),
+                ckpt_path=last,
                 weights_only=True,
             )
     except SystemExit:
         if trainer.state.status != TrainerStatus.INTERRUPTED:
             raise
+    except (ValueError, OSError) as error:  # of a process that loads images: without its traceback
+        said = str(error).rpartition(f"\n{type(error).__name__}: ")[2].strip()
+        if str(error).startswith("Caught ") and said:
+            raise type(error)(said) from error
+        raise
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error) or "exited unexpectedly" not in str(error):
+            raise
+        raise ChildProcessError(
+            f"a process that loads images died ({str(error).splitlines()[0]}); is there too little memory for "
+            "`workers`, or was it killed? The last checkpoint is as it was."
+        ) from error
     if trainer.state.status == TrainerStatus.INTERRUPTED:
-        raise Interrupted(str(run.folder))
-    _finish(run, data)
-    return run
+        raise Interrupted(str(trainer.default_root_dir))
+
+
+@contextlib.contextmanager
+def _expected_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        for message in _EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message)
+        yield
 
 
 def _describe(recipe: Recipe, data: DataModule, model: nn.Module) -> dict[str, Any]:
@@ -141,11 +227,12 @@ def _describe(recipe: Recipe, data: DataModule, model: nn.Module) -> dict[str, A
     }
 
 
-def _finish(run: Run, data: DataModule) -> None:
+def _finish(run: Run, data: DataModule, task: Classification) -> None:
     """Leave the best weights alone in a file, and say what came of it."""
     model = run.model()
     write_whole(run.weights, lambda path: save_file(model.state_dict(), path))
-    history = read_checkpoint(run.last)["callbacks"]["History"]["rows"]
+    assert run.last is not None  # every epoch leaves a checkpoint
+    history = read_rest(run.last)["callbacks"]["History"]["rows"]
     best = max(history, key=lambda row: row["val_top1"])
     write_json(
         run.result_file,
@@ -156,5 +243,6 @@ def _finish(run: Run, data: DataModule) -> None:
             "epochs": len(history),
             "seconds": sum(row["seconds"] for row in history),
             "skipped_images": [str(path) for path in data.skipped],
+            "skipped_steps": task.skipped_steps,
         },
     )

@@ -1,0 +1,166 @@
+"""Checkpoints that are whole or not there: behind epochs, every so many steps, and when a cluster takes its machine.
+
+A checkpoint is `step-000001234.ckpt`, a file, or a folder where each process writes its share (strategy fsdp). The
+last few are kept, and the one of the best epoch, which `best.json` names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from graticule.files import write_json, write_whole
+from graticule.surgery import read_checkpoint
+
+_NAME = re.compile(r"step-(\d{9})\.ckpt")
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+
+
+class Interrupted(Exception):
+    """Training was stopped; the run can be resumed."""
+
+
+class Preempted(Interrupted):
+    """The machine is taken away (SIGTERM, or SIGUSR1 as SLURM sends it); a checkpoint was saved first."""
+
+
+class WholeFileCheckpoints(TorchCheckpointIO):
+    """Checkpoints that are whole or not there, and are read without running code that is in them."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write beside `path`, then put in its place."""
+        write_whole(Path(path), lambda temporary: torch.save(checkpoint, temporary))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read tensors and plain values only, whatever `weights_only` says."""
+        return read_checkpoint(path)
+
+
+def saved_checkpoints(folder: Path) -> list[Path]:
+    """List the checkpoints in `folder`, the newest last."""
+    return sorted(path for path in folder.glob("step-*.ckpt") if _NAME.fullmatch(path.name))
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint of the best epoch, None before the first."""
+    pointer = folder / "best.json"
+    if not pointer.is_file():
+        return None
+    name = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{pointer} must name a checkpoint beside it, as step-000000100.ckpt, got {name!r}.")
+    return folder / name
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a process that was killed left half written in `folder`."""
+    for path in folder.glob(".step-*.tmp"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class Checkpoints(Checkpoint):
+    """Saves checkpoints in `folder`, keeps the last few and the best, and stops in good order on a signal.
+
+    A signal is obeyed behind the step that is under way; within an epoch's last step or its validation, behind the
+    epoch.
+
+    Args:
+        folder: where they lie.
+        keep: how many of the last ones stay.
+        every: save within epochs too, every so many steps.
+    """
+
+    def __init__(self, folder: Path, keep: int, every: int | None) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.every = every
+        self.best = float("-inf")
+        self._signalled = False
+        self._before: dict[int, Any] = {}
+
+    @property
+    def state_key(self) -> str:
+        """The name under which a checkpoint keeps the best top-1 so far."""
+        return "Checkpoints"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best top-1 so far."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the best top-1 of a checkpoint."""
+        self.best = state_dict["best"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Listen to the signals, in place of Lightning, which would stop without saving."""
+        try:
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        except ValueError:  # not the main thread: there is nothing to listen with
+            self._before = {}
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._signalled = True
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save behind a step if it is time to, or if a signal came."""
+        if trainer.fit_loop._should_accumulate():
+            return
+        stop = self._agreed(trainer)
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            return  # the epoch's end saves
+        if stop or (self.every is not None and trainer.global_step % self.every == 0):
+            self._save(trainer)
+        if stop:
+            raise Preempted
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save behind an epoch, and note whether it is the best."""
+        top1 = float(trainer.callback_metrics["val_top1"])
+        better = top1 > self.best
+        self.best = max(top1, self.best)
+        self._save(trainer, top1 if better else None)
+        if self._agreed(trainer):
+            raise Preempted
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Give the signals back."""
+        self._stop_listening()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Give the signals back."""
+        self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before = {}
+
+    def _agreed(self, trainer: L.Trainer) -> bool:
+        """Whether a signal came to any of the processes."""
+        if trainer.world_size == 1:
+            return self._signalled
+        noted = torch.tensor(int(self._signalled), device=trainer.strategy.root_device)
+        return bool(trainer.strategy.reduce(noted, reduce_op="max"))
+
+    def _save(self, trainer: L.Trainer, best_top1: float | None = None) -> None:
+        path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
+        trainer.save_checkpoint(path, weights_only=False)
+        if not trainer.is_global_zero:
+            return
+        if best_top1 is not None:
+            write_json(self.folder / "best.json", {"checkpoint": path.name, "val_top1": best_top1})
+        spared = {best_checkpoint(self.folder), *saved_checkpoints(self.folder)[-self.keep :]}
+        for old in saved_checkpoints(self.folder):
+            if old not in spared:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()

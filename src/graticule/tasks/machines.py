@@ -1,0 +1,200 @@
+"""Several devices and machines: how they share the work, and one file of what each of them saved."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed.checkpoint as dcp
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from torch import Tensor, nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+
+from graticule.surgery import load_checkpoint, read_checkpoint
+from graticule.tasks.recipe import Recipe
+
+#: A block of a backbone, by its name: blocks.3, layers.1.blocks.0, block2.1
+_BLOCK = re.compile(r"(?:^|\.)blocks?\d*\.\d+$")
+#: What Lightning shares out in.
+_SHARED_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+#: The file of a shared-out checkpoint that holds all but weights and optimiser; Lightning's name.
+_REST = "meta.pt"
+
+
+def build_strategy(recipe: Recipe) -> Strategy | str:
+    """Build Lightning's strategy of a recipe.
+
+    Raises:
+        ValueError: if the strategy cannot work with the rest of the recipe.
+    """
+    processes = recipe.devices * recipe.nodes
+    if recipe.strategy == "fsdp":
+        if recipe.precision not in _SHARED_PRECISIONS:
+            known = ", ".join(_SHARED_PRECISIONS)
+            raise ValueError(f"`precision` must be one of {known} with strategy fsdp, got {recipe.precision!r}.")
+        return ShardedStrategy(processes)
+    if processes > 1:
+        return DDPStrategy(gradient_as_bucket_view=True)
+    return "auto"
+
+
+def shard(model: nn.Module, mesh: Any) -> None:
+    """Share the parameters of a backbone out, a group for each block and one for the rest (PyTorch's fully_shard)."""
+    for name, module in model.named_modules():
+        if _BLOCK.search(name):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """Each process holds and saves a share of weights, gradients and optimiser; on CPUs, too.
+
+    A checkpoint is a folder, whole or not there. It is read without running code that is in it.
+    """
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(data_parallel_size=processes, tensor_parallel_size=1)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write every share beside `filepath`, then put all in their place."""
+        path = Path(self.broadcast(filepath))
+        temporary = path.with_name(f".{path.name}.tmp")
+        if self.global_rank == 0 and temporary.exists():
+            shutil.rmtree(temporary)
+        self.barrier()
+        super().save_checkpoint(checkpoint, temporary, storage_options)
+        self.barrier()
+        if self.global_rank == 0:
+            if path.exists():  # the same step once more: what is there is as good
+                shutil.rmtree(temporary)
+            else:
+                temporary.replace(path)
+        self.barrier()
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read weights and optimiser into their places, and return the rest."""
+        path = Path(self.broadcast(checkpoint_path))
+        check_shards(path)
+        model, (optimizer,) = self.model, self.optimizers
+        assert model is not None
+        state: dict[str, Any] = {"state_dict": get_model_state_dict(model)}
+        dcp.load(state, checkpoint_id=path, planner=_PlainValues())
+        model.load_state_dict(state["state_dict"])
+        state = {"optimizer_0": get_optimizer_state_dict(model, optimizer)}
+        dcp.load(state, checkpoint_id=path, planner=_PlainValues())
+        options = StateDictOptions(cpu_offload=True)
+        set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer_0"], options=options)
+        return read_checkpoint(path / _REST)
+
+
+class _PlainValues(DefaultLoadPlanner):
+    """Reads values that are no tensors as plain values only."""
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        torch.load(value, weights_only=True)  # raises for anything else; what it holds is then read again
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+class _Metadata(pickle.Unpickler):
+    """Knows the plain classes of PyTorch's own description of a shared-out checkpoint, and imports nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch.distributed.checkpoint.metadata" and isinstance(getattr(dcp.metadata, name, None), type):
+            return super().find_class(module, name)
+        if (module, name) in {
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+            ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
+            ("collections", "OrderedDict"),
+            ("pathlib", "PosixPath"),
+            ("pathlib", "WindowsPath"),
+            ("pathlib._local", "PosixPath"),
+        }:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), (torch.dtype, torch.memory_format)):
+            return getattr(torch, name)
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def check_shards(path: Path) -> None:
+    """Check that a shared-out checkpoint is whole and describes itself in plain data.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    described, rest = path / ".metadata", path / _REST
+    if not described.is_file() or not rest.is_file():
+        raise ValueError(
+            f"{path} is no checkpoint of strategy fsdp, or it is not whole: it lacks .metadata or {_REST}."
+        )
+    try:
+        with described.open("rb") as file:
+            _Metadata(file).load()
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{described} would import {error} when read, so it was not read.") from None
+    except Exception as error:  # a damaged pickle can raise almost anything
+        raise ValueError(f"{described} is damaged ({type(error).__name__}: {error}).") from None
+
+
+def read_shards(path: Path) -> dict[str, Tensor]:
+    """Read the weights of a shared-out checkpoint into one process, under the backbone's names.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    check_shards(path)
+    reader = dcp.FileSystemReader(path)
+    prefix = "state_dict.model."
+    found: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if name.startswith(prefix) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
+    }
+    try:
+        with warnings.catch_warnings():  # that there is one process only
+            warnings.simplefilter("ignore")
+            dcp.load(found, storage_reader=reader, planner=_PlainValues(), no_dist=True)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error}).") from None
+    return {name.removeprefix(prefix): value for name, value in found.items()}
+
+
+def load_weights(model: nn.Module, path: Path) -> nn.Module:
+    """Load the weights of a checkpoint, one file or shared out, into `model`; returns the model."""
+    if path.is_file():
+        return load_checkpoint(model, path)
+    model.load_state_dict(read_shards(path))
+    return model
+
+
+def read_rest(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's progress, histories and counters: all of one file, or what is not shared out."""
+    return read_checkpoint(path if path.is_file() else path / _REST)
+
+
+def check_trainer(trainer: L.Trainer, recipe: Recipe) -> None:
+    """Check that as many processes take part as the recipe says.
+
+    Raises:
+        ValueError: if torchrun or SLURM started another number.
+    """
+    if trainer.world_size != recipe.devices * recipe.nodes:
+        raise ValueError(
+            f"`devices` x `nodes` must be the number of processes that were started, {trainer.world_size}, got "
+            f"{recipe.devices} x {recipe.nodes}."
+        )
