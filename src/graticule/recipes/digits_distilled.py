@@ -4,7 +4,7 @@ Reproduces nothing; it follows DeiT (Touvron et al., 2021), Table 3, in small.
 Command: graticule train digits_posmlp --output runs/digits-teacher; then graticule compare digits_distilled
     --seeds 0 1 2 3 4 --choices distillation.form=hard distillation.teacher=runs/digits-teacher
     distillation.teacher=runs/digits-teacher,distillation.form=soft
-Cost: three to four minutes a run on a core that other work shares (2026-11-21).
+Cost: about a minute and a half a run on a core that other work shares (2026-11-21).
 Result: not measured.
 
 The first choice has no teacher, and so is the plain training. The teacher is the most accurate of docs/results.md
@@ -27,8 +27,8 @@ def recipe() -> Recipe:
         augmentation=Augmentation(),
         mixing=Mixing(mixup=0.8),
         batch_size=batch_size,
-        epochs=40,
-        warmup_epochs=4,
+        epochs=20,
+        warmup_epochs=2,
         lr=3e-3 * batch_size / 50,
         weight_decay=0.05,
     )
