@@ -4,7 +4,8 @@ Reproduces nothing; it follows LaPE (Yu et al., 2023), Table 2, in small.
 Command: graticule compare digits_compact --seeds 121 122 123 124 125 --choices model=vit_lite_2_4_32
     model=vit_lite_2_4_32,joining=lape ...
 Cost: half a minute to two minutes a run on one core (2026-11-21).
-Result: default against LaPE, five seeds: ViT-Lite 87.18 and 92.62, CVT 86.94 and 90.74, CCT 96.62 and 97.26 (docs/results.md).
+Result: default and LaPE, five seeds: ViT-Lite 87.18 and 92.62, CVT 86.94 and 90.74, CCT 96.62 and 97.26; all beyond
+    chance (docs/results.md).
 """
 
 from graticule.data import Augmentation
