@@ -1,0 +1,151 @@
+"""Images a second of the loaders alone, and what the models need, on this machine.
+
+    python benchmarks/data.py [--workers 2] [--images 2000] [--device cuda]
+
+Large images are crops of the two photographs that scikit-learn ships, as JPEG of 500 x 375, in a folder and packed into
+shards, with DeiT's augmentation. Small ones are 32 x 32 in colour, in memory, as CIFAR's: with the augmentation of
+CIFAR's recipes, with crops and flips an image at a time and a batch at a time, and with none.
+Every row is the median of several passes over all images, made in turns; the first pass of each is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch.utils.data import DataLoader
+from turns import training_step
+
+import graticule
+from graticule.data import ArrayImages, Augmentation, BatchOrder, DataModule, DatasetInfo, EpochSampler, SeededImages
+from graticule.data.pack import pack
+from graticule.data.sampling import TensorImages
+from graticule.data.shifted import ShiftedImages
+from graticule.data.transforms import evaluation_transform, training_transform
+from graticule.recipes import load_recipe
+
+SMALL = DatasetInfo("cifar10", tuple("0123456789"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
+
+
+def write_photographs(root: Path, count: int) -> None:
+    """Write crops of two photographs as a folder of two classes."""
+    random = np.random.default_rng(0)
+    for label, photograph in enumerate(load_sample_images().images):
+        height, width = photograph.shape[:2]
+        for split, number in (("train", count // 2), ("val", 4)):
+            folder = root / split / str(label)
+            folder.mkdir(parents=True)
+            for index in range(number):
+                top, left = random.integers(height - 375), random.integers(width - 500)
+                image = Image.fromarray(photograph[top : top + 375, left : left + 500])
+                image.save(folder / f"{index}.JPEG", quality=90)
+
+
+def seconds(loader: DataLoader) -> tuple[float, int]:
+    """Time a pass; returns the number of images too."""
+    start, images = time.perf_counter(), 0
+    for batch, _ in loader:
+        images += len(batch)
+    return time.perf_counter() - start, images
+
+
+def large(root: Path, workers: int) -> dict[str, Callable[[], DataLoader]]:
+    """The loaders of large images."""
+    augmentation = load_recipe("deit_tiny_imagenet").augmentation
+    found: dict[str, Callable[[], DataLoader]] = {}
+    for name, dataset, place in (("folder", "image_folder", root / "folder"), ("shards", "shards", root / "shards")):
+        data = DataModule(
+            dataset, root=place, size=(224, 224), batch_size=64, workers=workers, augmentation=augmentation
+        )
+        data.setup()
+        found[f"{name}, 500 x 375 to 224 x 224, DeiT's augmentation"] = data.train_dataloader
+    return found
+
+
+def small(images: int, workers: int) -> dict[str, Callable[[], DataLoader]]:
+    """The loaders of small images."""
+    random = np.random.default_rng(0)
+    source = ArrayImages(random.integers(0, 256, (images, 32, 32, 3), dtype=np.uint8), random.integers(0, 10, images))
+    shifts = Augmentation(random_crop_padding=4, hflip=0.5)
+    recipe = load_recipe("vit_lite_cifar10").augmentation
+    plain = evaluation_transform(SMALL, (32, 32), Augmentation())
+
+    def loader(data, workers: int) -> Callable[[], DataLoader]:
+        order = BatchOrder(EpochSampler(images, 0), 128)
+        whole = not isinstance(data, SeededImages)
+        return lambda: DataLoader(
+            data, batch_sampler=order, num_workers=workers, collate_fn=(lambda batch: batch) if whole else None
+        )
+
+    return {
+        "32 x 32 in memory, CIFAR's recipe": loader(
+            SeededImages(source, training_transform(SMALL, (32, 32), recipe), 0), workers
+        ),
+        "32 x 32 in memory, crops and flips by the image": loader(
+            SeededImages(source, training_transform(SMALL, (32, 32), shifts), 0), workers
+        ),
+        "32 x 32 in memory, crops and flips by the batch": loader(ShiftedImages(source, plain, shifts, SMALL, 0), 0),
+        "32 x 32 in memory, no augmentation": loader(TensorImages(source, plain), 0),
+    }
+
+
+def need(name: str, side: int, batch: int, device: str) -> float:
+    """Images a second that the training step of a model takes."""
+    torch.manual_seed(0)
+    model = graticule.create_model(name, num_classes=1000).to(device)
+    step = training_step(model, torch.randn(batch, 3, side, side, device=device), bf16=device == "cuda", compile=False)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return batch / statistics.median(times[1:])
+
+
+def main() -> None:
+    """Parse the options, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=1024)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    options = parser.parse_args()
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {options.images} images a pass\n")
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        write_photographs(root / "folder", options.images)
+        pack(root / "folder", root / "shards", images_per_shard=128, progress=False)
+        made = {
+            (name, workers): build
+            for workers in options.workers
+            for name, build in (large(root, workers) | small(options.images, workers)).items()
+            if workers == options.workers[0] or ("batch" not in name and "no aug" not in name)
+        }
+        rates: dict[tuple[str, int], list[float]] = {key: [] for key in made}
+        for round in range(options.passes + 1):
+            for key, build in made.items():
+                spent, images = seconds(build())
+                if round:
+                    rates[key].append(images / spent)
+    for (name, workers), found in sorted(rates.items()):
+        low, high = min(found), max(found)
+        how = f"{workers} workers" if "by the batch" not in name and "no aug" not in name else "by batches"
+        print(f"{name}, {how}: {statistics.median(found):,.0f} images/s ({low:,.0f} to {high:,.0f})")
+    print()
+    for name, side, batch in (("deit_tiny_patch16_224", 224, 16), ("vit_lite_7_4_32", 32, 64)):
+        where = torch.cuda.get_device_name() if options.device == "cuda" else "this CPU"
+        print(f"the training step of {name} needs {need(name, side, batch, options.device):,.0f} images/s on {where}")
+
+
+if __name__ == "__main__":
+    main()
