@@ -33,6 +33,10 @@ from graticule.tasks.checkpoints import Checkpoints
 from graticule.tasks.training import build_trainer
 
 
+class Enough(Exception):
+    """Everything is measured."""
+
+
 class Turns(L.Callback):
     """Times the loop's steps, and in between as many of the bare loop's."""
 
@@ -57,7 +61,7 @@ class Turns(L.Callback):
         if trainer.global_step > 2 * self.steps:  # two rounds to get warm
             self.times.append((ours, theirs))
         if len(self.times) == self.rounds:
-            raise StopIteration  # ends the epoch
+            raise Enough
         self.start = self.now()
 
 
@@ -100,8 +104,9 @@ def measure(recipe: Recipe, options: argparse.Namespace) -> list[tuple[float, fl
         trainer = build_trainer(recipe, run, [*callbacks, Checkpoints(run.checkpoints, 1, None)])
         warnings.filterwarnings("ignore")
         turns.start = time.perf_counter()
-        with contextlib.suppress(StopIteration):
-            trainer.fit(Classification(model, recipe, batches, None), data.train_dataloader(batches))
+        with contextlib.suppress(Enough):
+            task = Classification(model, recipe, batches, None)
+            trainer.fit(task, data.train_dataloader(batches), data.val_dataloader())
     return turns.times
 
 

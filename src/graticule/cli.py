@@ -20,6 +20,7 @@ COMMANDS = {
     "attention": "draw the attention maps of runs, with and without position",
     "mixing": "draw what gated MLPs mix: weights around a token, bias maps, non-locality",
     "compare": "several choices with several seeds, one table",
+    "consolidate": "put the weights of a run's checkpoint, shared out or not, into one safetensors file",
     "pack": "pack an image folder into shards, or check shards",
     "demo": "the whole chain on embedded digits, in minutes",
 }

@@ -51,7 +51,12 @@ def run(arguments: list[str]) -> int:
         run = Run.open(given[0])
         recipe, resume = run.recipe(), True
         if given[1:]:
-            recipe = _overridden(recipe, given[1:], f"train --resume {given[0]}").recipe
+            options = _overridden(recipe, given[1:], f"train --resume {given[0]}")
+            if options.output is not None or options.auto_resume or options.quick:
+                raise ValueError(
+                    "`--resume` must come without --output, --auto-resume and --quick: a run goes on in its folder."
+                )
+            recipe = options.recipe
     else:
         quick = "--quick" in arguments  # first, so that what is said beside it has the last word
         loaded = load_recipe(arguments[0]).quick() if quick else load_recipe(arguments[0])
@@ -65,11 +70,15 @@ def run(arguments: list[str]) -> int:
     try:
         run = train(recipe, run.folder, resume=resume)
     except Interrupted as reason:
+        rank = getattr(rank_zero_only, "rank", 0)
         again = f"graticule train --resume {run.folder}"
         if isinstance(reason, Preempted):
-            print(f"saved and stopped on a signal; go on with: {again}", file=sys.stderr)
-            return requeue
-        print(f"stopped; go on with: {again}", file=sys.stderr)
+            if not rank:
+                print(f"saved and stopped on a signal; go on with: {again}", file=sys.stderr)
+            # where Lightning started a process, one that fails would let it kill the first before that one has ended
+            return 0 if int(os.environ.get("LOCAL_RANK", 0)) else requeue
+        if not rank:
+            print(f"stopped; go on with: {again}", file=sys.stderr)
         return 130
     if getattr(rank_zero_only, "rank", 0):  # the first process says what came of it
         return 0

@@ -6,10 +6,12 @@ last few are kept, and the one of the best epoch, which `best.json` names.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +57,18 @@ def best_checkpoint(folder: Path) -> Path | None:
     pointer = folder / "best.json"
     if not pointer.is_file():
         return None
-    name = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]
-    if not _NAME.fullmatch(name):
+    try:
+        name = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{pointer} is damaged ({error}).") from None
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise ValueError(f"{pointer} must name a checkpoint beside it, as step-000000100.ckpt, got {name!r}.")
     return folder / name
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed left half written in `folder`."""
-    for path in folder.glob(".step-*.tmp"):
+    """Remove what a process that was killed left half written in `folder`, the checkpoints of a run."""
+    for path in folder.glob(".*.tmp"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -71,7 +76,7 @@ class Checkpoints(Checkpoint):
     """Saves checkpoints in `folder`, keeps the last few and the best, and stops in good order on a signal.
 
     A signal is obeyed behind the step that is under way; within an epoch's last step or its validation, behind the
-    epoch.
+    epoch; before the first step, at once.
 
     Args:
         folder: where they lie.
@@ -84,8 +89,10 @@ class Checkpoints(Checkpoint):
         self.keep = keep
         self.every = every
         self.best = float("-inf")
+        self.best_name: str | None = None
         self._signalled = False
-        self._before: dict[int, Any] = {}
+        self._listening = False
+        self._at_once = True
 
     @property
     def state_key(self) -> str:
@@ -93,22 +100,48 @@ class Checkpoints(Checkpoint):
         return "Checkpoints"
 
     def state_dict(self) -> dict[str, Any]:
-        """The best top-1 so far."""
-        return {"best": self.best}
+        """The best top-1 so far, and the checkpoint that has it."""
+        return {"best": self.best, "best_name": self.best_name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the best top-1 of a checkpoint."""
         self.best = state_dict["best"]
+        self.best_name = state_dict.get("best_name")
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Point to the best checkpoint again, which a process that was killed behind saving it did not."""
+        state = checkpoint["callbacks"].get(self.state_key, {})
+        name = state.get("best_name")
+        if trainer.is_global_zero and name is not None and (self.folder / name).exists():
+            self._point(name, state["best"])
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen to the signals within the block, and give them back behind it; in the main thread only."""
+        try:
+            before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        except ValueError:  # another thread: there is nothing to listen with
+            yield
+            return
+        self._listening = True
+        try:
+            yield
+        finally:
+            self._listening = False
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen to the signals, in place of Lightning, which would stop without saving."""
-        try:
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-        except ValueError:  # not the main thread: there is nothing to listen with
-            self._before = {}
+        """Listen in place of Lightning, which would stop without saving."""
+        self._at_once = False
+        if self._listening:
+            for number in _SIGNALS:
+                signal.signal(number, self._note)
 
     def _note(self, number: int, frame: Any) -> None:
         self._signalled = True
+        if self._at_once:  # there is nothing to save yet
+            raise Preempted
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -128,23 +161,11 @@ class Checkpoints(Checkpoint):
         """Save behind an epoch, and note whether it is the best."""
         top1 = float(trainer.callback_metrics["val_top1"])
         better = top1 > self.best
-        self.best = max(top1, self.best)
-        self._save(trainer, top1 if better else None)
+        if better:
+            self.best, self.best_name = top1, self._name(trainer)
+        self._save(trainer, better)
         if self._agreed(trainer):
             raise Preempted
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Give the signals back."""
-        self._stop_listening()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Give the signals back."""
-        self._stop_listening()
-
-    def _stop_listening(self) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        self._before = {}
 
     def _agreed(self, trainer: L.Trainer) -> bool:
         """Whether a signal came to any of the processes."""
@@ -153,13 +174,20 @@ class Checkpoints(Checkpoint):
         noted = torch.tensor(int(self._signalled), device=trainer.strategy.root_device)
         return bool(trainer.strategy.reduce(noted, reduce_op="max"))
 
-    def _save(self, trainer: L.Trainer, best_top1: float | None = None) -> None:
-        path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
+    @staticmethod
+    def _name(trainer: L.Trainer) -> str:
+        return f"step-{trainer.global_step:09d}.ckpt"
+
+    def _point(self, name: str, top1: float) -> None:
+        write_json(self.folder / "best.json", {"checkpoint": name, "val_top1": top1})
+
+    def _save(self, trainer: L.Trainer, best: bool = False) -> None:
+        path = self.folder / self._name(trainer)
         trainer.save_checkpoint(path, weights_only=False)
         if not trainer.is_global_zero:
             return
-        if best_top1 is not None:
-            write_json(self.folder / "best.json", {"checkpoint": path.name, "val_top1": best_top1})
+        if best:
+            self._point(path.name, self.best)
         spared = {best_checkpoint(self.folder), *saved_checkpoints(self.folder)[-self.keep :]}
         for old in saved_checkpoints(self.folder):
             if old not in spared:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +55,7 @@ class Classification(L.LightningModule):
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
         self._skip = False
+        self._before: Any = None  # what a step that is skipped puts back
         self._loss: Tensor | float = 0.0  # sums over the epoch so far, in this process
         self._images = 0.0
 
@@ -91,44 +90,43 @@ class Classification(L.LightningModule):
         if self.mixup is not None:
             images, labels = self.mixup(images, labels)  # labels: (B, num_classes)
             smoothing = 0.0
-        with self._statistics_kept():
-            outputs = self(images)
-            # a model with a token for it learns from the teacher there, any other in its one classifier
-            logits, distilled = outputs if isinstance(outputs, tuple) else (outputs, outputs)
-            loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-            if self.teacher is not None:
-                loss = self.teacher.combine(loss, distilled, self.teacher(images))
-            if not self._finite(loss, batch_idx):
-                self._skip = True
+        if self.recipe.nonfinite == "skip" and batch_idx % self.recipe.accumulate == 0:
+            self._remember()
+        outputs = self(images)
+        # a model with a token for it learns from the teacher there, any other in its one classifier
+        logits, distilled = outputs if isinstance(outputs, tuple) else (outputs, outputs)
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        if self.teacher is not None:
+            loss = self.teacher.combine(loss, distilled, self.teacher(images))
+        if not self._finite(loss, batch_idx):
+            self._skip = True
         if self._skip:
-            return torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0.0
+            return self._nothing(loss)
         self._loss = self._loss + loss.detach() * len(images)
         self._images += len(images)
         weight = self.batches.weight(batch_idx)
         return loss if weight == 1 else loss * weight
 
     def _finite(self, loss: Tensor, batch_idx: int) -> bool:
-        """Whether the loss is finite, in all processes where the step may be skipped.
+        """Whether the loss is finite, in all processes.
 
         Raises:
             FloatingPointError: if it is not, and may not be skipped (any more); the images are in a file by then.
         """
-        finite = torch.isfinite(loss.detach())
-        if self.recipe.nonfinite == "skip" and self.trainer.world_size > 1:
-            everywhere = self.trainer.strategy.reduce((~finite).float(), reduce_op="max") == 0
-            finite, here = everywhere, finite
-        else:
-            here = finite
+        here = torch.isfinite(loss.detach())
+        finite = here
+        if self.batches.world_size > 1:  # all skip or stop together, so that none waits for another
+            finite = self.trainer.strategy.reduce((~here).float(), reduce_op="max") == 0
         if finite:
-            self._skipped_in_a_row = 0
             return True
         kept = self._keep_batch(loss, batch_idx) if not here else None
-        self._skipped_in_a_row += not self._skip
-        if self.recipe.nonfinite == "skip" and self._skipped_in_a_row <= _MOST_SKIPPED:
+        skip = self.recipe.nonfinite == "skip"
+        if skip and self._skipped_in_a_row < _MOST_SKIPPED:
             return False
-        row = f", the {self._skipped_in_a_row}th step in a row" if self.recipe.nonfinite == "skip" else ""
+        row = f", in the {self._skipped_in_a_row + 1}. step in a row" if skip else ""
+        found = "the loss of another process is not finite" if kept is None else f"the loss is {loss.item()}"
         raise FloatingPointError(
-            f"the loss is {loss.item()} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}{row}; a smaller `lr`, "
+            f"{found} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}{row}; a smaller `lr`, "
             "a longer warm-up or `clip_grad` may help, and `nonfinite` skip leaves such steps out. The last checkpoint "
             f"is as it was{'' if kept is None else f', and the images of the batch are named in {kept}'}."
         )
@@ -147,25 +145,28 @@ class Classification(L.LightningModule):
         }
         return write_json(Path(self.trainer.default_root_dir) / name, values)
 
-    @contextlib.contextmanager
-    def _statistics_kept(self) -> Iterator[None]:
-        """Put BatchNorm's statistics back behind a step that is skipped."""
-        if self.recipe.nonfinite != "skip":
-            yield
-            return
+    def _remember(self) -> None:
+        """Keep what the forward passes of a step change: BatchNorm's statistics, and the epoch's sums."""
         norms = [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-        before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
-        yield
-        if self._skip:
-            for buffer, value in before:
-                buffer.copy_(value)
+        statistics = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+        self._before = statistics, self._loss, self._images
+
+    def _nothing(self, loss: Tensor) -> Tensor:
+        """Return a loss of which every parameter has a gradient of 0, as processes wait for each other's gradients."""
+        return torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0.0
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         """Let a step that is skipped change nothing: what has no gradient is left alone."""
-        if self._skip:
-            optimizer.zero_grad(set_to_none=True)
-            self.skipped_steps += 1
-            self._skip = False
+        if not self._skip:
+            self._skipped_in_a_row = 0
+            return
+        optimizer.zero_grad(set_to_none=True)
+        statistics, self._loss, self._images = self._before
+        for buffer, value in statistics:
+            buffer.copy_(value)
+        self.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        self._skip = False
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Count the loss and top-1 of a batch; images that only fill up are not counted."""
@@ -203,6 +204,7 @@ class Classification(L.LightningModule):
             "loss": loss,
             "images": images,
             "skipped_steps": self.skipped_steps,
+            "skipped_in_a_row": self._skipped_in_a_row,
             "accumulate": self.recipe.accumulate,
         }
 
@@ -212,6 +214,7 @@ class Classification(L.LightningModule):
         first = self.global_rank == 0
         self._loss, self._images = (progress["loss"], progress["images"]) if first else (0.0, 0.0)
         self.skipped_steps = progress["skipped_steps"]
+        self._skipped_in_a_row = progress.get("skipped_in_a_row", 0)
 
     def configure_optimizers(self) -> Any:
         """Build timm's optimiser, sparing what the model says takes no decay, and its cosine schedule by step."""
@@ -246,5 +249,9 @@ class ShardedClassification(Classification):
             mesh: Any = self.device_mesh
             shard(self.model, mesh["data_parallel"])
             self._shared = True
+
+    def _nothing(self, loss: Tensor) -> Tensor:
+        """Go back the way that the loss came, on which parameters are put together; the gradients are dropped."""
+        return loss * 0.0
 
     _shared = False

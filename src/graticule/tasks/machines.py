@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import shutil
@@ -12,8 +13,10 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed.checkpoint as dcp
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -69,14 +72,32 @@ class ShardedStrategy(ModelParallelStrategy):
         super().__init__(data_parallel_size=processes, tensor_parallel_size=1)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write every share beside `filepath`, then put all in their place."""
+        """Write every share beside `filepath`, then put all in their place.
+
+        Raises:
+            OSError: in all processes, if one of them cannot write, such as on a full disk.
+        """
         path = Path(self.broadcast(filepath))
         temporary = path.with_name(f".{path.name}.tmp")
         if self.global_rank == 0 and temporary.exists():
             shutil.rmtree(temporary)
         self.barrier()
-        super().save_checkpoint(checkpoint, temporary, storage_options)
-        self.barrier()
+        failure: BaseException | None = None
+        try:
+            super().save_checkpoint(checkpoint, temporary, storage_options)
+            if self.global_rank == 0:
+                with (temporary / _REST).open("rb") as file:
+                    os.fsync(file.fileno())
+        except (OSError, RuntimeError, CheckpointException) as error:
+            failure = error
+        failed = self.reduce(torch.tensor(float(failure is not None), device=self.root_device), reduce_op="max")
+        if failed:  # in any process: then in all, so that none waits for another
+            if self.global_rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+            reason = "by another process" if failure is None else f"({_reason(failure)})"
+            raise OSError(
+                f"{path} could not be written {reason}; is the disk full? The last one is as it was."
+            ) from failure
         if self.global_rank == 0:
             if path.exists():  # the same step once more: what is there is as good
                 shutil.rmtree(temporary)
@@ -91,12 +112,15 @@ class ShardedStrategy(ModelParallelStrategy):
         model, (optimizer,) = self.model, self.optimizers
         assert model is not None
         state: dict[str, Any] = {"state_dict": get_model_state_dict(model)}
-        dcp.load(state, checkpoint_id=path, planner=_PlainValues())
+        moments: dict[str, Any] = {"optimizer_0": get_optimizer_state_dict(model, optimizer)}
+        try:
+            dcp.load(state, checkpoint_id=path, planner=_PlainValues())
+            dcp.load(moments, checkpoint_id=path, planner=_PlainValues())
+        except CheckpointException as error:  # raised in all processes
+            raise ValueError(f"{path} cannot be read ({_reason(error)}).") from None
         model.load_state_dict(state["state_dict"])
-        state = {"optimizer_0": get_optimizer_state_dict(model, optimizer)}
-        dcp.load(state, checkpoint_id=path, planner=_PlainValues())
         options = StateDictOptions(cpu_offload=True)
-        set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer_0"], options=options)
+        set_optimizer_state_dict(model, optimizer, optim_state_dict=moments["optimizer_0"], options=options)
         return read_checkpoint(path / _REST)
 
 
@@ -169,8 +193,8 @@ def read_shards(path: Path) -> dict[str, Tensor]:
         with warnings.catch_warnings():  # that there is one process only
             warnings.simplefilter("ignore")
             dcp.load(found, storage_reader=reader, planner=_PlainValues(), no_dist=True)
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error}).") from None
+    except (Exception, CheckpointException) as error:  # which is no Exception
+        raise ValueError(f"{path} cannot be read ({_reason(error)}).") from None
     return {name.removeprefix(prefix): value for name, value in found.items()}
 
 
@@ -187,12 +211,30 @@ def read_rest(path: Path) -> dict[str, Any]:
     return read_checkpoint(path if path.is_file() else path / _REST)
 
 
+def _reason(error: BaseException) -> str:
+    """Say in a line what went wrong, in whichever process."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def check_trainer(trainer: L.Trainer, recipe: Recipe) -> None:
-    """Check that as many processes take part as the recipe says.
+    """Check that as many processes take part as the recipe says, and that they can find each other.
 
     Raises:
-        ValueError: if torchrun or SLURM started another number.
+        ValueError: if torchrun or SLURM started another number, or several machines are asked for and nothing says
+            where they are; also for what needs GPUs where there are none.
     """
+    if recipe.sync_batchnorm and trainer.strategy.root_device.type == "cpu":
+        raise ValueError("`sync_batchnorm` must be off on CPUs, for PyTorch has it for GPUs alone, got True.")
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if recipe.nodes > 1 and type(environment) is LightningEnvironment and "MASTER_ADDR" not in os.environ:
+        raise ValueError(
+            "`nodes` must be 1 where nothing says which machines take part: start the same command on each, by "
+            "torchrun or SLURM, or with MASTER_ADDR and MASTER_PORT (of the first machine) and NODE_RANK (0, 1, ...) "
+            f"in the environment; got {recipe.nodes}."
+        )
     if trainer.world_size != recipe.devices * recipe.nodes:
         raise ValueError(
             f"`devices` x `nodes` must be the number of processes that were started, {trainer.world_size}, got "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,9 +211,10 @@ class Recipe:
                 )
         return found
 
-    def same_result(self, other: Recipe) -> bool:
-        """Whether the two differ at most in the machines that they run on, but for the order of sums."""
-        return dataclasses.replace(self, **{name: getattr(other, name) for name in MACHINE}) == other
+    def differences(self, other: Recipe) -> list[str]:
+        """Name what differs and decides the result, which the machines do not, but for the order of sums."""
+        names = [f.name for f in dataclasses.fields(self) if f.name not in MACHINE]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
 
     def quick(self) -> Recipe:
         """The same code path in a few steps: two epochs of some tens of images, on the CPU."""
@@ -231,6 +233,7 @@ class Recipe:
             devices=1,
             nodes=1,
             accumulate=1,
+            sync_batchnorm=False,
             checkpoint_steps=None,
         )
 
@@ -247,7 +250,7 @@ class Recipe:
         """
         values = dict(values)
         if unknown := values.keys() - {f.name for f in dataclasses.fields(cls)}:
-            raise ValueError(f"a recipe must not have the keys {', '.join(sorted(unknown))}.")
+            raise ValueError(f"a recipe must not have the keys {_with_hints(unknown, cls)}.")
         kinds: dict[str, Any] = {
             "augmentation": Augmentation,
             "mixing": Mixing,
@@ -258,7 +261,7 @@ class Recipe:
         for name in kinds.keys() & values.keys():
             given = {key: tuple(value) if isinstance(value, list) else value for key, value in values[name].items()}
             if unknown := given.keys() - {f.name for f in dataclasses.fields(kinds[name])}:
-                raise ValueError(f"`{name}` of a recipe must not have the keys {', '.join(sorted(unknown))}.")
+                raise ValueError(f"`{name}` of a recipe must not have the keys {_with_hints(unknown, kinds[name])}.")
             values[name] = kinds[name](**given)
         for name in ("img_size", "model_kwargs"):
             if name in values:
@@ -267,6 +270,13 @@ class Recipe:
             if values.get(name) is not None:
                 values[name] = Path(values[name])
         return cls(**values)
+
+
+def _with_hints(unknown: set[str], kind: Any) -> str:
+    """List keys, each with the name of a field that looks like it."""
+    fields = [f.name for f in dataclasses.fields(kind)]
+    close = {key: difflib.get_close_matches(key, fields, n=1) for key in sorted(unknown)}
+    return ", ".join(f"{key} (did you mean {found[0]}?)" if found else key for key, found in close.items())
 
 
 def _refused(constant: str) -> None:

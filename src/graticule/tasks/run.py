@@ -96,7 +96,7 @@ class Run:
         """
         try:
             return Recipe.from_dict(json.loads(self.recipe_file.read_text(encoding="utf-8"))["recipe"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.recipe_file} is no recipe that this version can read ({error}).") from None
 
     def check_recipe(self, recipe: Recipe) -> None:
@@ -105,10 +105,10 @@ class Run:
         Raises:
             ValueError: if another recipe made it.
         """
-        if self.recipe_file.exists() and not self.recipe().same_result(recipe):
+        if self.recipe_file.exists() and (others := self.recipe().differences(recipe)):
             raise ValueError(
                 f"`folder` must hold no run or one of the same recipe, got {str(self.folder)!r}, which another recipe "
-                "made; name another folder."
+                f"made: {', '.join(f'`{name}`' for name in others)} would change; name another folder."
             )
 
     def result(self) -> dict[str, Any]:

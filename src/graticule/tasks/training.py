@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -24,7 +28,13 @@ from graticule.files import locked, write_json, write_whole
 from graticule.surgery import Transfer, load_position, transfer
 from graticule.tasks.build import build_data, build_model
 from graticule.tasks.callbacks import History, Progress
-from graticule.tasks.checkpoints import Checkpoints, Interrupted, WholeFileCheckpoints, remove_leftovers
+from graticule.tasks.checkpoints import (
+    Checkpoints,
+    Interrupted,
+    WholeFileCheckpoints,
+    remove_leftovers,
+    saved_checkpoints,
+)
 from graticule.tasks.classification import Classification, ShardedClassification
 from graticule.tasks.distillation import build_teacher
 from graticule.tasks.machines import build_strategy, check_trainer, read_rest, read_shards
@@ -58,8 +68,14 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
         OSError: if the disk is full, or a process that loads images died.
     """
     run = Run(Path(folder))
-    history = History(run.metrics_file, run.log_file)
     saver = Checkpoints(run.checkpoints, recipe.keep, recipe.checkpoint_steps)
+    with saver.listening():
+        return _train(recipe, run, saver, resume, progress)
+
+
+def _train(recipe: Recipe, run: Run, saver: Checkpoints, resume: bool, progress: bool) -> Run:
+    folder = run.folder
+    history = History(run.metrics_file, run.log_file)
     trainer = build_trainer(recipe, run, [history, saver, *([Progress()] if progress else [])])
     first = trainer.is_global_zero
     if first:  # the others come when the folder is prepared
@@ -84,6 +100,9 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
                     f"`folder` must be of one run at a time, got {str(folder)!r}, where another process is training."
                 )
             remove_leftovers(run.checkpoints)
+            for path in (run.weights, run.metrics_file, run.result_file, run.recipe_file):
+                for left in run.folder.glob(f".{path.name}.*.tmp"):
+                    left.unlink()
             if not run.recipe_file.exists():
                 write_json(run.recipe_file, _describe(recipe, data, model))
             if taken is not None:
@@ -91,7 +110,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
                 history.say(f"starts from {recipe.start_from}")
         last = run.last
         if last is not None:
-            _go_on(batches, read_rest(last)["progress"], recipe)
+            _go_on(batches, _progress(run, last), recipe)
         _fit(trainer, task, data, batches, last)
         if first:
             _finish(run, data, task)
@@ -166,6 +185,24 @@ def _task(model: Any, recipe: Recipe, data: DataModule, batches: BatchOrder) -> 
     return task
 
 
+def _progress(run: Run, last: Path) -> dict[str, Any]:
+    """Read where a checkpoint stands.
+
+    Raises:
+        ValueError: if it is damaged; says which older ones there are.
+    """
+    try:
+        return read_rest(last)["progress"]
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        older = [path.name for path in saved_checkpoints(run.checkpoints) if path != last]
+        advice = (
+            f"remove it to go on from an older one, {older[-1]}" if older else "there is no older one to go on from"
+        )
+        more = f" (there are also {', '.join(older[-2::-1])})" if older[1:] else ""
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise ValueError(f"the checkpoint {last} cannot be gone on from: {reason}; {advice}{more}.") from None
+
+
 def _go_on(batches: BatchOrder, progress: dict[str, Any], recipe: Recipe) -> None:
     """Let the data begin where the checkpoint stands."""
     if progress["batches"] and progress["accumulate"] != recipe.accumulate:
@@ -179,12 +216,14 @@ def _go_on(batches: BatchOrder, progress: dict[str, Any], recipe: Recipe) -> Non
 
 def _fit(trainer: L.Trainer, task: Classification, data: DataModule, batches: BatchOrder, last: Path | None) -> None:
     loader = data.train_dataloader(batches)
+    evaluated = data.eval_dataloader(data.size, trainer.global_rank, trainer.world_size)
+    loader.worker_init_fn = evaluated.worker_init_fn = _outlive_signals
     try:
         with _expected_warnings():
             trainer.fit(
                 task,
                 train_dataloaders=loader,
-                val_dataloaders=data.eval_dataloader(data.size, trainer.global_rank, trainer.world_size),
+                val_dataloaders=evaluated,
                 ckpt_path=last,
                 weights_only=True,
             )
@@ -197,14 +236,43 @@ def _fit(trainer: L.Trainer, task: Classification, data: DataModule, batches: Ba
             raise type(error)(said) from error
         raise
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error) or "exited unexpectedly" not in str(error):
+        if not str(error).startswith("DataLoader worker (pid"):  # exited unexpectedly, or is killed by a signal
             raise
         raise ChildProcessError(
             f"a process that loads images died ({str(error).splitlines()[0]}); is there too little memory for "
             "`workers`, or was it killed? The last checkpoint is as it was."
         ) from error
+    finally:  # an error keeps what loads images alive, and that the folder's lock
+        for each in (loader, evaluated):
+            iterator: Any = each._iterator
+            if hasattr(iterator, "_shutdown_workers"):
+                iterator._shutdown_workers()
     if trainer.state.status == TrainerStatus.INTERRUPTED:
         raise Interrupted(str(trainer.default_root_dir))
+
+
+def _outlive_signals(worker: int) -> None:
+    """Let a process that loads images leave the signals of a cluster to the process that trains, and end with that.
+
+    A cluster sends them to all processes; without images, the step under way could not be ended. And where the process
+    that trains is killed, this one must not hold the folder's lock any longer.
+    """
+    parent = os.getppid()
+    told = {signal.SIGTERM, signal.SIGUSR1} if hasattr(signal, "sigtimedwait") else set()  # macOS cannot tell by whom
+    if told:
+        signal.pthread_sigmask(signal.SIG_BLOCK, told)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            if not told:
+                time.sleep(0.5)
+                continue
+            found = signal.sigtimedwait(told, 0.5)
+            if found is not None and (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
+                break
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,267 @@
+"""Runs that are killed again and again end as runs that are not: the same weights, bit for bit.
+
+    python benchmarks/kills.py --kills 20 --seed 0 --folder FOLDER
+
+Four kinds of runs on the CPU, each trained once without interruption and once killed (SIGKILL, to all its processes)
+at random moments, some of them while a checkpoint is being written, and started again each time by the same command
+with --auto-resume. Then final weights, last weights (of all shares, and the moving average with what it is of), and
+the history but for its seconds are compared bit by bit. The table is printed and kept in FOLDER as kills.md and
+kills.json.
+
+A kill counts as one while writing if a half-written checkpoint, `.step-*.tmp`, lay there behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from graticule.surgery import read_checkpoint
+from graticule.tasks import Run
+
+COMMON = """
+    digits_quick --limit-test 100 --batch-size 20 --warmup-epochs 1 --accelerator cpu --model-kwargs depth=2
+    --joining lape --checkpoint-steps 3 --keep 2
+"""
+RANDOM = """
+    --drop-path-rate 0.2 --mixing.mixup 0.5 --mixing.cutmix 0.5 --augmentation.random-crop-padding 2
+"""
+#: What each kind is, and its options.
+KINDS = {
+    "a": ("mixup, drop path, crops, EMA", f"{RANDOM} --limit-train 800 --epochs 6 --ema-decay 0.95"),
+    "b": (
+        "shards, 2 workers, 3 repeats, EMA",
+        "--dataset shards --data-root {shards} --workers 2 --aug-repeats 3 --ema-decay 0.95 --epochs 6 "
+        "--augmentation.erasing 0.3 --augmentation.random-crop-padding 2",
+    ),
+    "c": (
+        "2 processes (DDP), 2 parts a batch, EMA",
+        f"{RANDOM} --limit-train 600 --epochs 4 --batch-size 24 --devices 2 --accumulate 2 --ema-decay 0.95",
+    ),
+    "d": ("2 processes (FSDP)", f"{RANDOM} --limit-train 600 --epochs 4 --devices 2 --strategy fsdp"),
+}
+
+
+@dataclass
+class Found:
+    """What came of a kind."""
+
+    kind: str
+    about: str
+    kills: int = 0
+    while_writing: int = 0
+    before_first: int = 0
+    ended_before_the_kill: int = 0
+    steps: int = 0
+    equal: bool = False
+    difference: str = ""
+    seconds: float = 0.0
+
+
+def main() -> int:
+    """Kill, compare, tell; returns 1 if any run ended otherwise or could not be killed as often as asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="over all kinds of runs; a multiple of four")
+    parser.add_argument("--seed", type=int, default=0, help="decides the moments, as far as a clock does not")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where runs and tables are written (default: a new one)"
+    )
+    parser.add_argument("--kinds", default="abcd", help="which of the kinds a, b, c, d (default: all)")
+    given = parser.parse_args()
+    if not given.kinds or set(given.kinds) - set(KINDS) or given.kills < 1 or given.kills % len(given.kinds):
+        parser.error(f"--kills must be a multiple of the number of kinds, got {given.kills} for {given.kinds}")
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="kills-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = pack_digits(folder / "shards") if "b" in given.kinds else folder
+    found = []
+    for kind in given.kinds:
+        about, options = KINDS[kind]
+        options = options.format(shards=shards)
+        moments = random.Random(f"{given.seed} {kind}")
+        found.append(one_kind(folder / kind, kind, about, options.split(), given.kills // len(given.kinds), moments))
+        print(rows(found)[-1], flush=True)
+    report(folder, found)
+    return 0 if all(each.equal and each.kills == given.kills // len(given.kinds) for each in found) else 1
+
+
+def pack_digits(folder: Path) -> Path:
+    """Write the digits as an image folder of PNGs and pack them into shards; returns the folder of the shards."""
+    from torchvision.transforms.functional import to_pil_image
+
+    from graticule.data.digits import digits
+    from graticule.data.pack import pack
+
+    if (folder / "packed").exists():
+        return folder / "packed"
+    for split, name, most in (("train", "train", 800), ("test", "val", 100)):
+        images, _ = digits(split)
+        for index in range(min(most, len(images))):
+            image, label = images[index * len(images) // min(most, len(images))]
+            path = folder / "pictures" / name / str(int(label))
+            path.mkdir(parents=True, exist_ok=True)
+            (to_pil_image(image) if isinstance(image, torch.Tensor) else image).save(path / f"{index}.png")
+    pack(folder / "pictures", folder / "packed", images_per_shard=64, workers=1, progress=False)
+    return folder / "packed"
+
+
+def start(options: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start or go on with a run, in a process group of its own."""
+    command = [sys.executable, "-m", "graticule.cli", "train", *COMMON.split(), *options]
+    with (folder.parent / "said.txt").open("ab") as said:
+        return subprocess.Popen(
+            [*command, "--output", str(folder), "--auto-resume"],
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )
+
+
+def finish(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait for the end of a run, which must be a good one."""
+    if process.wait(timeout=900):
+        raise RuntimeError(f"{folder} ended with {process.returncode}: see {folder.parent / 'said.txt'}")
+
+
+def starts(run: Run) -> int:
+    """Count how often training began or went on."""
+    if not run.log_file.exists():
+        return 0
+    return sum("  starts" in line or "  goes on" in line for line in run.log_file.read_text().splitlines())
+
+
+def half_written(folder: Path) -> bool:
+    """Whether a checkpoint is being written, or was when its process was killed."""
+    try:
+        return any(name.startswith(".step-") and name.endswith(".tmp") for name in os.listdir(folder))
+    except FileNotFoundError:
+        return False
+
+
+def one_kind(folder: Path, kind: str, about: str, options: list[str], kills: int, moments: random.Random) -> Found:
+    """Train once whole and once with `kills` kills, and compare."""
+    began = time.perf_counter()
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
+    whole, killed = Run(folder / "whole"), Run(folder / "killed")
+    process = start(options, whole.folder)
+    launched = time.perf_counter()
+    while not starts(whole):
+        if process.poll() is not None:
+            finish(process, whole.folder)
+        time.sleep(0.01)
+    until_training = time.perf_counter() - launched
+    finish(process, whole.folder)
+    training = sum(float(row["seconds"]) for row in history(whole))
+    # one while a checkpoint is written, one somewhere in the start, the others anywhere in training
+    plan = ["writing", "starting"][:kills] + ["training"] * (kills - 2)
+    moments.shuffle(plan)
+    found = Found(kind, about)
+    for moment in plan:
+        first = killed.last is None
+        before = starts(killed)
+        process = start(options, killed.folder)
+        if moment == "starting":
+            wait(process, moments.uniform(0.2, until_training + 0.3))
+        else:
+            while starts(killed) == before and process.poll() is None:
+                time.sleep(0.005)
+            wait(process, moments.uniform(0, training / (kills + 1)))
+        if moment == "writing":
+            while not half_written(killed.checkpoints) and process.poll() is None:
+                pass  # as quickly as can be
+        if process.poll() is not None:
+            found.ended_before_the_kill += 1
+            finish(process, killed.folder)
+            continue
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        found.kills += 1
+        found.while_writing += half_written(killed.checkpoints)
+        found.before_first += first and killed.last is None
+    finish(start(options, killed.folder), killed.folder)
+    found.difference = difference(whole, killed)
+    found.equal = not found.difference
+    assert killed.last is not None
+    found.steps = int(killed.last.name[5:14])
+    found.seconds = time.perf_counter() - began
+    return found
+
+
+def wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait so long, or until the process ends."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end and process.poll() is None:
+        time.sleep(0.002)
+
+
+def history(run: Run) -> list[dict[str, str]]:
+    """Read the rows of a history."""
+    with run.metrics_file.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def difference(whole: Run, killed: Run) -> str:
+    """Say what differs between two runs; nothing where nothing does."""
+    pairs: dict[str, tuple[Any, Any]] = {
+        "weights.safetensors": (load_file(whole.weights), load_file(killed.weights)),
+        "last weights": (
+            whole.model(checkpoint="last").state_dict(),
+            killed.model(checkpoint="last").state_dict(),
+        ),
+    }
+    if whole.last is not None and whole.last.is_file() and killed.last is not None:
+        ends = [read_checkpoint(whole.last), read_checkpoint(killed.last)]
+        pairs["averaged"] = (ends[0]["current_model_state"], ends[1]["current_model_state"])
+        for index, state in ends[0]["optimizer_states"][0]["state"].items():
+            pairs[f"optimiser, {index}"] = (state, ends[1]["optimizer_states"][0]["state"][index])
+    for name, (ours, theirs) in pairs.items():
+        if ours.keys() != theirs.keys():
+            return f"{name}: other names"
+        if unequal := [key for key in ours if not torch.equal(ours[key], theirs[key])]:
+            return f"{name}: {len(unequal)} of {len(ours)} tensors, as {unequal[0]}"
+    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in history(run)] for run in (whole, killed)]
+    return "" if rows[0] == rows[1] else "metrics.csv"
+
+
+HEADER = "| kind | runs | steps | kills | while writing | before the first checkpoint | final weights equal | seconds |"
+
+
+def rows(found: list[Found]) -> list[str]:
+    """Write a row of the table for each kind."""
+    return [
+        f"| {each.kind} | {each.about} | {each.steps} | {each.kills} | {each.while_writing} | {each.before_first} | "
+        f"{'yes' if each.equal else f'no ({each.difference})'} | {each.seconds:.0f} |"
+        for each in found
+    ]
+
+
+def report(folder: Path, found: list[Found]) -> None:
+    """Print the table, and keep it."""
+    total = sum(each.kills for each in found)
+    good = sum(each.kills for each in found if each.equal)
+    lines = [HEADER, "|---|---|---:|---:|---:|---:|---|---:|", *rows(found)]
+    lines += ["", f"{good} of {total} kills were in runs that ended with the same weights, bit for bit."]
+    print("\n".join(["", *lines]))
+    (folder / "kills.md").write_text("\n".join(lines) + "\n")
+    (folder / "kills.json").write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

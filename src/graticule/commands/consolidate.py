@@ -1,0 +1,48 @@
+"""`graticule consolidate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from graticule.commands.options import parse, parse_checkpoint
+
+
+@dataclass
+class Consolidate:
+    """Put the weights of a run's checkpoint into one safetensors file, as an evaluation reads them.
+
+    Where the run was shared out over several devices (strategy fsdp), its checkpoints are folders of shares; where it
+    has a moving average, that is what is written. A run need not be finished.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """run folder"""
+    checkpoint: str = "last"
+    """best or last"""
+    output: Path | None = None
+    """file to write, ending in .safetensors (default: weights-last.safetensors or weights-best.safetensors in the
+    run folder)"""
+
+
+def run(arguments: list[str]) -> int:
+    """Write one file."""
+    options = parse(Consolidate, "consolidate", arguments)
+    checkpoint = parse_checkpoint(options.checkpoint)
+    from safetensors.torch import save_file
+
+    from graticule.files import write_whole
+    from graticule.tasks import Run
+
+    trained = Run.open(options.run)
+    path = options.output or trained.folder / f"weights-{checkpoint}.safetensors"
+    if path.suffix != ".safetensors" or path.is_dir():
+        raise ValueError(f"`output` must be a file that ends in .safetensors, got {str(path)!r}.")
+    weights = {name: value.contiguous() for name, value in trained.model(checkpoint=checkpoint).state_dict().items()}
+    source = trained.best if checkpoint == "best" else trained.last
+    write_whole(path, lambda temporary: save_file(weights, temporary))
+    count = sum(value.numel() for value in weights.values())
+    print(f"wrote {path}: {len(weights)} tensors, {count:,} numbers, of {source}")
+    return 0

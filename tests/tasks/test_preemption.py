@@ -1,0 +1,205 @@
+"""A machine that is taken away: the run saves, says so with its exit code, and goes on as if nothing had been."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from short_runs import assert_same_end, at_step, short, signal_itself, stopped
+
+from graticule.cli import main
+from graticule.data.digits import digits
+from graticule.tasks import Classification, Interrupted, Preempted, Run, train
+from graticule.tasks.checkpoints import saved_checkpoints
+
+#: All that draws random numbers or keeps state of its own: two epochs of three steps, in two parts each.
+TYPED = """
+    digits_quick --limit-train 60 --limit-test 20 --batch-size 20 --epochs 2 --accelerator cpu --model-kwargs depth=2
+    --joining lape --drop-path-rate 0.2 --augmentation.random-crop-padding 2 --augmentation.erasing 0.3
+    --mixing.mixup 0.5 --mixing.cutmix 0.5 --ema-decay 0.8 --warmup-epochs 1 --aug-repeats 3 --accumulate 2
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _digits_are_unpacked_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graticule.data.module.digits", functools.cache(digits))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _the_process_has_its_handlers_back():
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory) -> Run:
+    """A run that was not interrupted."""
+    command = [*TYPED.split(), "--output", str(tmp_path_factory.mktemp("rich") / "run")]
+    assert main(["train", *command]) == 0
+    return Run.open(command[-1])
+
+
+def steps(run: Run) -> list[int]:
+    return [int(path.name[5:14]) for path in saved_checkpoints(run.checkpoints)]
+
+
+def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_goes_on_bit_for_bit(tmp_path, rich):
+    folder = tmp_path / "run"
+    command = ["train", *TYPED.split(), "--workers", "2", "--output", str(folder), "--auto-resume"]
+    # each step takes so long that the signal comes within one, while both workers wait or load
+    slow = (
+        "import sys, time\nfrom graticule.cli import main\nfrom graticule.tasks import Classification\n"
+        "step = Classification.training_step\n"
+        "def slow(self, *arguments):\n    time.sleep(0.4)\n    return step(self, *arguments)\n"
+        "Classification.training_step = slow\nsys.exit(main(sys.argv[1:]))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow, *command], start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    log = Run(folder).log_file
+    while not (log.exists() and "starts" in log.read_text()):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    time.sleep(0.6)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    run = Run.open(folder)
+    assert process.returncode == 75, errors
+    assert f"go on with: graticule train --resume {folder}" in errors and "Traceback" not in errors
+    assert len(steps(run)) == 1 and 1 <= steps(run)[0] <= 3 and not run.finished
+    saved = steps(run)[0]
+    assert "stopped by Preempted" in run.log_file.read_text()
+    assert main(command) == 0
+    assert f"goes on behind step {saved}" in run.log_file.read_text()
+    assert_same_end(run, rich)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_the_step_under_way_is_ended_and_saved(tmp_path, capsys, monkeypatch, rich, number):
+    command = ["train", *TYPED.split(), "--output", str(tmp_path / "run"), "--auto-resume"]
+    monkeypatch.setenv("GRATICULE_REQUEUE_CODE", "99")
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, lambda: signal_itself(number))
+        assert main(command) == 99
+    run = Run.open(tmp_path / "run")
+    assert steps(run)[-1] == 5 and not run.finished
+    assert capsys.readouterr().err.count("saved and stopped on a signal") == 1
+    assert main(command) == 0
+    assert "goes on behind step 5" in run.log_file.read_text()
+    assert_same_end(run, rich)
+
+
+@pytest.mark.parametrize("code", ["", "-1", "256", "seventy", "7.5"])
+def test_an_exit_code_that_cannot_be_is_refused_before_any_work(tmp_path, capsys, monkeypatch, code):
+    monkeypatch.setenv("GRATICULE_REQUEUE_CODE", code)
+    assert main(["train", "digits_quick", "--output", str(tmp_path / "run")]) == 1
+    assert "`GRATICULE_REQUEUE_CODE` must be an exit code" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "step", "saved"),
+    [
+        ("training_step", 2, 3),  # the last of an epoch
+        ("validation_step", 3, 3),
+        ("on_validation_epoch_end", 3, 3),
+        ("training_step", 5, 6),  # the last of all
+        ("validation_step", 6, 6),
+    ],
+)
+def test_within_the_last_step_or_validation_the_run_stops_behind_the_epoch(tmp_path, method, step, saved, rich):
+    run = Run(tmp_path / "run")
+    recipe = rich.recipe()
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, step, signal_itself, method)
+        with pytest.raises(Preempted):
+            train(recipe, run.folder, progress=False)
+    assert steps(run)[-1] == saved and not run.finished
+    assert len(run.metrics_file.read_text().splitlines()) == 1 + saved // 3
+    train(recipe, run.folder, resume=True, progress=False)
+    assert_same_end(run, rich)
+
+
+def test_a_run_stopped_in_every_step_ends_as_one_that_was_not(tmp_path, rich):
+    for step in range(6):
+        run = stopped(rich.recipe(), tmp_path / "run", step)
+        assert steps(run)[-1] == step + 1
+    train(rich.recipe(), run.folder, resume=True, progress=False)
+    assert_same_end(run, rich)
+
+
+def test_two_signals_in_a_row_are_one(tmp_path, monkeypatch):
+    at_step(monkeypatch, 1, lambda: [signal_itself(), signal_itself(), signal_itself(signal.SIGUSR1)])
+    with pytest.raises(Preempted):
+        train(short(), tmp_path / "run", progress=False)
+    assert steps(Run(tmp_path / "run")) == [2]
+
+
+@pytest.mark.parametrize("at", ["build_data", "build_model", "write_json"])
+def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tmp_path, monkeypatch, capsys, at):
+    def signalled(*arguments):
+        signal_itself()
+        raise AssertionError("it goes on")
+
+    monkeypatch.setattr(f"graticule.tasks.training.{at}", signalled)
+    command = ["train", *TYPED.split(), "--output", str(tmp_path / "run"), "--auto-resume"]
+    assert main(command) == 75
+    assert not Run(tmp_path / "run").recipe_file.exists()
+    monkeypatch.undo()
+    assert main(command) == 0
+
+
+def test_while_the_trainer_is_set_up_the_run_stops_at_once_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(Classification, "configure_optimizers", lambda self: signal_itself())
+    with pytest.raises(Preempted):
+        train(short(), tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    assert train(short(), tmp_path / "run", resume=True, progress=False).finished
+
+
+def test_a_signal_between_the_last_epoch_and_the_weights_does_not_lose_them(tmp_path, monkeypatch):
+    from graticule.tasks.training import save_file
+
+    def signalled(*arguments):
+        signal_itself()
+        save_file(*arguments)
+
+    monkeypatch.setattr("graticule.tasks.training.save_file", signalled)
+    run = train(short(), tmp_path / "run", progress=False)
+    assert run.finished and run.weights.is_file()
+
+
+def test_in_a_thread_a_run_trains_without_listening(tmp_path):
+    found: list[object] = []
+
+    def work() -> None:
+        try:
+            found.append(train(short(), tmp_path / "run", progress=False).finished)
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+def test_an_error_gives_the_handlers_back_too(tmp_path, monkeypatch):
+    def fail():
+        raise ValueError("of its own")
+
+    at_step(monkeypatch, 1, fail)
+    with pytest.raises(ValueError, match="of its own"):
+        train(short(), tmp_path / "run", progress=False)
+
+
+def test_preempted_is_a_kind_of_interrupted():
+    assert issubclass(Preempted, Interrupted)  # who catches the one catches the other
