@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from graticule import LayerPosition
-from graticule.joining import DECOMPOSITIONS, Default, Lape, LapeSharing, Scale, Shared, Unshared
+from graticule.joining import DECOMPOSITIONS, Default, Lape, LapeSharing, Scale, Shared, Unshared, bias_of
 
 DEPTH, TOKENS, DIM = 4, 7, 6
 
@@ -191,3 +191,38 @@ def test_queries_and_keys_turn_once_only():
     turning = LayerPosition(rotary=torch.randn(TOKENS, 4))
     with pytest.raises(ValueError, match="`rotary` must be given by one encoding at most, got two"):
         turning.merge(turning)
+
+
+def bias_from(queries, start=0, stop=None):
+    """A bias that depends on the queries and on where they are: key j of query i has q_0 + 100 i + j."""
+    i = torch.arange(start, start + queries.shape[-2], dtype=queries.dtype)[:, None]
+    return (queries[..., :1] + 100 * i + torch.arange(TOKENS, dtype=queries.dtype))[..., :stop]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, TOKENS), (0, 3), (2, 5), (4, 5)])
+def test_a_part_has_the_rows_of_its_tokens_and_the_columns_of_those_so_far(start, stop, table):
+    constant = torch.randn(2, TOKENS, TOKENS, dtype=torch.float64)
+    queries = torch.randn(3, 2, TOKENS, 4, dtype=torch.float64)
+    own = queries[:, :, start:stop]
+    turned = torch.randn(2, TOKENS, 8, dtype=torch.float64)
+    whole = LayerPosition(pre=table, inner=table + 1, bias=constant, rotary=turned)
+    part = whole.part(start, stop)
+    assert torch.equal(part.pre, table[start:stop]) and torch.equal(part.inner, table[start:stop] + 1)
+    assert torch.equal(part.bias, constant[:, start:stop, :stop])
+    assert torch.equal(part.rotary, turned[:, start:stop])
+    assert torch.equal(whole._replace(rotary=turned[0]).part(start, stop).rotary, turned[0, start:stop])
+    made = LayerPosition(bias=bias_from)
+    both = made.merge(whole)
+    twice = made.merge(made)
+    for position in (made, both, twice):
+        expected = bias_of(position.bias, queries)[..., start:stop, :stop]
+        assert torch.equal(bias_of(position.part(start, stop).bias, own), expected)
+        again = position.part(0, stop).part(start, stop)  # a part of a part
+        assert torch.equal(bias_of(again.bias, own), expected)
+    assert LayerPosition().part(start, stop) == LayerPosition()
+
+
+@pytest.mark.parametrize("field", ["before", "inputs", "after", "mixing", "gate"])
+def test_what_acts_on_all_tokens_has_no_part(field):
+    with pytest.raises(ValueError, match=f"`{field}` must be None for a part of the tokens"):
+        LayerPosition(**{field: torch.zeros(1)}).part(0, 1)

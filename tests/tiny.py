@@ -29,8 +29,11 @@ PAIRS = [
     ("continuous_bias", "lape"),
     ("contextual_product", "default"),
     ("shaw", "default"),
+    ("bucketed_bias", "default"),
+    ("alibi", "default"),
     ("rotary", "default"),
     ("rotary_mixed", "default"),
+    ("rotary_1d", "default"),
     ("peg", "default"),
     ("convolutional_projection", "default"),
 ]

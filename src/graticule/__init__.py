@@ -1,6 +1,13 @@
 """Position for vision backbones: an encoding, a joining, a backbone, and a look at what came of it."""
 
-from graticule.backbones import create_model, list_models, published_state_dict
+from graticule.backbones import (
+    create_language_model,
+    create_model,
+    generate,
+    list_language_models,
+    list_models,
+    published_state_dict,
+)
 from graticule.factory import build_position, list_decompositions, list_encodings, list_joinings
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
@@ -13,11 +20,14 @@ __all__ = [
     "LayerPosition",
     "Transfer",
     "build_position",
+    "create_language_model",
     "create_model",
     "fold",
+    "generate",
     "list_decompositions",
     "list_encodings",
     "list_joinings",
+    "list_language_models",
     "list_models",
     "load_checkpoint",
     "published_state_dict",

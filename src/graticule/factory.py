@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from graticule.encodings import (
     AbsoluteEncoding,
+    Alibi,
     AxialRotary,
+    BucketedBias,
     ContextualProduct,
     ContinuousBias,
     ConvolutionalProjection,
@@ -30,6 +32,7 @@ from graticule.encodings import (
     QuadraticMixing,
     QueryKeyPeg,
     RelativeBias,
+    Rotary1d,
     ShawBias,
     Sinusoidal1d,
     Sinusoidal2d,
@@ -46,6 +49,7 @@ from graticule.position import (
     NoPosition,
     Position,
     RotaryPosition,
+    SharedBiasPosition,
 )
 
 ABSOLUTE: dict[str, Callable[..., AbsoluteEncoding]] = {
@@ -53,8 +57,8 @@ ABSOLUTE: dict[str, Callable[..., AbsoluteEncoding]] = {
     "sinusoidal_1d": Sinusoidal1d,
     "sinusoidal_2d": Sinusoidal2d,
 }
-RELATIVE = ("relative_bias", "continuous_bias", "contextual_product", "shaw")
-ROTARY = ("rotary", "rotary_mixed")
+RELATIVE = ("relative_bias", "continuous_bias", "contextual_product", "shaw", "bucketed_bias", "alibi")
+ROTARY = ("rotary", "rotary_mixed", "rotary_1d")
 CONDITIONAL = ("peg", "convolutional_projection")
 MIXING = ("sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe")
 JOININGS: dict[str, type[Joining]] = {
@@ -163,6 +167,7 @@ def build_position(
     absolute: bool = True,
     merge: Callable[[Grid], Tensor] | None = None,
     bias_norm: Literal["keys", "heads"] | None = None,
+    causal: bool = False,
 ) -> Position:
     """Build the position of a backbone from names.
 
@@ -174,7 +179,8 @@ def build_position(
         encoding: one of `list_encodings()`, or several joined by '+'.
         joining: one of `list_joinings()`; it is how an absolute encoding reaches the layers. A relative
             bias takes 'default' (as it is) and 'lape' (through a LayerNorm over the keys); beside an absolute
-            encoding it stays as it is. What is made from the tokens ('shaw', 'peg') takes 'default' alone.
+            encoding it stays as it is. What is made from the tokens ('shaw', 'peg') and what all layers share
+            ('bucketed_bias', 'alibi') takes 'default' alone.
         joined_layers: eta, the first layers that are joined; all by default.
         decomposition: one of `list_decompositions()`, in the place of LaPE's norm.
         peg: form and places of a conditional encoding, as `PegOptions` or a mapping of its fields.
@@ -187,6 +193,7 @@ def build_position(
         bias_norm: what LaPE's norm of a relative bias is over, the keys of a query as in the papers, or the heads.
         merge: makes the table of a stage from that of the stage before, where layers are told it again.
         interpolation: how a learnable table is resampled for another grid, 'bicubic' or 'bilinear'.
+        causal: whether tokens attend to those before them alone; all of T5's buckets are for those then.
 
     Raises:
         ValueError: for an unknown name, or a pair that the mathematics does not allow.
@@ -272,6 +279,12 @@ def build_position(
                 clip = 8 if shaw_clip is None else shaw_clip
                 build_bias = partial(ShawBias, grid.window(window), num_heads, head_dim, clip)
             parts.append(BiasPosition(_every(build_bias, depth, joined_layers), depth, window))
+        elif name in ("bucketed_bias", "alibi"):
+            if not joined_by_name and joining != "default":
+                raise ValueError(f"`joining` must be 'default' with encoding {name!r}, got {joining!r}.")
+            within = grid.window(window)
+            shared = Alibi(within, num_heads) if name == "alibi" else BucketedBias(within, num_heads, causal=causal)
+            parts.append(SharedBiasPosition(shared, depth, joined_layers, window))
         elif name in RELATIVE:
             biases = _relative(name, grid.window(window), num_heads, "default" if tables else joining, bias_norm)
             parts.append(BiasPosition(_every(biases, depth, joined_layers), depth, window))
@@ -309,8 +322,9 @@ def _rotary(
     if not 1 <= layers <= depth:
         raise ValueError(f"`joined_layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
     head_dim = dim // max(num_heads, 1)
-    if name == "rotary":
-        return RotaryPosition(AxialRotary(grid, head_dim), depth, layers, window)
+    if name in ("rotary", "rotary_1d"):
+        fixed = AxialRotary(grid, head_dim) if name == "rotary" else Rotary1d(grid, head_dim)
+        return RotaryPosition(fixed, depth, layers, window)
     return RotaryPosition(MixedRotary(grid, layers, num_heads, head_dim), depth, layers, window)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from graticule.displacement import Displacements
 
 Function = Callable[[Tensor], Tensor]
+BiasFunction = Callable[..., Tensor]
 
 
 class LayerPosition(NamedTuple):
@@ -26,7 +27,8 @@ class LayerPosition(NamedTuple):
     inputs: makes what queries, keys and values are projected from, (B, N, D) -> three of (B, N, D), out of the
         normalised tokens.
     bias: (heads, N, N), added to the attention logits; or a function of the scaled queries that makes it,
-        (B, heads, N, d) -> (B, heads, N, N).
+        (B, heads, N, d) -> (B, heads, N, N). It takes `start` and `stop` as well: then the queries are those of n
+        tokens from `start` on, and the bias is for the keys of those before `stop`.
     rotary: (N, 2d) or (heads, N, 2d), sines then cosines, by which queries and keys are turned.
     after: takes the stream that leaves the layer, (B, N, D) -> (B, N, D).
     mixing: (groups, N, N), the weights by which a gating unit mixes the patches of its grid or window; or the table
@@ -38,7 +40,7 @@ class LayerPosition(NamedTuple):
 
     pre: Tensor | None = None
     inner: Tensor | None = None
-    bias: Tensor | Function | None = None
+    bias: Tensor | BiasFunction | None = None
     rotary: Tensor | None = None
     before: Function | None = None
     inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
@@ -55,6 +57,24 @@ class LayerPosition(NamedTuple):
     def leave(self, x: Tensor) -> Tensor:
         """Take what the layer makes, x: (B, N, D), to the stream behind it."""
         return x if self.after is None else self.after(x)
+
+    def part(self, start: int, stop: int) -> LayerPosition:
+        """Return what the tokens from `start` on are told where there are none from `stop` on.
+
+        So a text that grows is told, token by token, what the whole one is.
+
+        Raises:
+            ValueError: if something acts on all the tokens at once, and has no part.
+        """
+        for field in ("before", "inputs", "after", "mixing", "gate"):
+            if getattr(self, field) is not None:
+                raise ValueError(f"`{field}` must be None for a part of the tokens: it takes all of them at once.")
+        return LayerPosition(
+            pre=None if self.pre is None else self.pre[start:stop],
+            inner=None if self.inner is None else self.inner[start:stop],
+            bias=None if self.bias is None else _part(self.bias, start, stop),
+            rotary=None if self.rotary is None else self.rotary[..., start:stop, :],
+        )
 
     def merge(self, other: LayerPosition) -> LayerPosition:
         """Take what both say: tensors and biases add up, functions of the stream follow one another.
@@ -82,14 +102,14 @@ class BiasSum(NamedTuple):
     """A bias of two parts: one that can be folded, (heads, N, N), and a function of the scaled queries."""
 
     constant: Tensor
-    function: Function
+    function: BiasFunction
 
     def __call__(self, queries: Tensor) -> Tensor:
         """Make the bias, (B, heads, N, N), from the scaled queries, (B, heads, N, d)."""
         return self.constant + self.function(queries)
 
 
-def bias_of(bias: Tensor | Function, queries: Tensor) -> Tensor:
+def bias_of(bias: Tensor | BiasFunction, queries: Tensor) -> Tensor:
     """Return a bias as a tensor, made from the scaled queries (B, h, N, d) if it depends on them."""
     return bias if isinstance(bias, Tensor) else bias(queries)
 
@@ -106,8 +126,23 @@ def _sum(a: Any, b: Any) -> Any:
     return BiasSum(sum(constants[1:], constants[0]), function) if constants else function
 
 
-def _added(first: Function, second: Function, queries: Tensor) -> Tensor:
-    return first(queries) + second(queries)
+def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: Any) -> Tensor:
+    return first(queries, **part) + second(queries, **part)
+
+
+def _part(bias: Any, start: int, stop: int) -> Any:
+    """Rows from `start` to `stop` of a bias, and columns up to there."""
+    if isinstance(bias, Tensor):
+        return bias[:, start:stop, :stop]
+    if isinstance(bias, BiasSum):
+        return BiasSum(_part(bias.constant, start, stop), _part(bias.function, start, stop))
+    return partial(_moved, bias, start, stop)
+
+
+def _moved(
+    bias: BiasFunction, first: int, last: int, queries: Tensor, start: int = 0, stop: int | None = None
+) -> Tensor:
+    return bias(queries, start=first + start, stop=last if stop is None else stop)
 
 
 def _chain(first: Function | None, second: Function | None) -> Function | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graticule import Grid
-from graticule.encodings import Learnable, NormalizedBias, RelativeBias, Sinusoidal1d, Sinusoidal2d
+from graticule.encodings import BucketedBias, Learnable, NormalizedBias, RelativeBias, Sinusoidal1d, Sinusoidal2d
 
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)
 DIM, HEADS = 12, 3
@@ -17,6 +17,7 @@ ENCODINGS = {
     "sinusoidal_2d": lambda grid: Sinusoidal2d(grid, DIM),
     "relative_bias": lambda grid: RelativeBias(grid, HEADS),
     "normalized_bias": lambda grid: NormalizedBias(RelativeBias(grid, HEADS)),
+    "bucketed_bias": lambda grid: BucketedBias(grid, HEADS),
 }
 ABSOLUTE = ("learnable", "sinusoidal_1d", "sinusoidal_2d")
 LEARNED = ("learnable", "relative_bias", "normalized_bias")

@@ -10,7 +10,14 @@ from timm.models.swin_transformer_v2 import WindowAttention as TimmWindowAttenti
 
 import graticule
 from graticule import Grid
-from graticule.encodings import ContextualProduct, ContinuousBias, HeadNormalizedBias, NormalizedBias, RelativeBias
+from graticule.encodings import (
+    ContextualProduct,
+    ContinuousBias,
+    HeadNormalizedBias,
+    NormalizedBias,
+    RelativeBias,
+    ShawBias,
+)
 from tiny import DEPTH, draw, images, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1), Grid(1, 6), Grid(5, 2, prefix=2)]
@@ -529,3 +536,17 @@ def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, 
         two = [one.bias if isinstance(one.bias, torch.Tensor) else one.bias(queries) for one in (there, here)]
         assert two[0].shape[-3:] == (heads, 16, 16)
         assert torch.equal(*two)
+
+
+@pytest.mark.parametrize("grid", [Grid(3, 4), Grid(3, 4, prefix=2), Grid(1, 9)], ids=str)
+@pytest.mark.parametrize("kind", [ShawBias, ContextualProduct])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_part_of_a_bias_that_is_made_from_the_queries_is_that_part_of_the_whole(kind, grid, elsewhere):
+    encoding = drawn(kind(Grid(2, 3, grid.prefix) if elsewhere else grid, HEADS, HEAD_DIM))
+    make = encoding(grid)
+    queries = torch.randn(2, HEADS, grid.tokens, HEAD_DIM, dtype=torch.float64)
+    whole = make(queries)
+    last = grid.tokens
+    for start, stop, keys in ((0, 1, 1), (0, 4, 4), (1, 3, last), (3, 8, 8), (last - 1, last, last)):
+        part = make(queries[:, :, start:stop], start=start, stop=keys)
+        torch.testing.assert_close(part, whole[:, :, start:stop, :keys], rtol=0, atol=1e-12)

@@ -14,7 +14,10 @@ from graticule.backbones import (
 from graticule.backbones.ceit import CeitTransformer
 from graticule.backbones.compact import CompactTransformer
 from graticule.backbones.distilled import DistilledVisionTransformer
+from graticule.backbones.generation import generate
 from graticule.backbones.gmlp import GMlp
+from graticule.backbones.language import LanguageModel, TextCache
+from graticule.backbones.language_sizes import create_language_model, list_language_models
 from graticule.backbones.posmlp import PosMlp
 from graticule.backbones.published import published_state_dict
 from graticule.backbones.pvt import PyramidVisionTransformer
@@ -28,17 +31,22 @@ __all__ = [
     "CompactTransformer",
     "DistilledVisionTransformer",
     "GMlp",
+    "LanguageModel",
     "PosMlp",
     "PyramidVisionTransformer",
     "SwinTransformer",
     "T2tVisionTransformer",
+    "TextCache",
     "VisionTransformer",
     "ceit_sizes",
     "compact_sizes",
     "cpvt_sizes",
+    "create_language_model",
     "create_model",
+    "generate",
     "gmlp_sizes",
     "list_arguments",
+    "list_language_models",
     "list_models",
     "posmlp_sizes",
     "published_state_dict",

@@ -66,7 +66,7 @@ def gray_cfg(size: int, **kwargs: Any) -> dict[str, Any]:
 _CHOICES = [
     name
     for name, parameter in inspect.signature(build_position).parameters.items()
-    if parameter.default is not inspect.Parameter.empty and name not in ("window", "absolute", "merge")
+    if parameter.default is not inspect.Parameter.empty and name not in ("window", "absolute", "merge", "causal")
 ]
 
 

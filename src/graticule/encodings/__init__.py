@@ -8,6 +8,8 @@ from graticule.encodings.absolute import (
     Sinusoidal1d,
     Sinusoidal2d,
 )
+from graticule.encodings.alibi import Alibi
+from graticule.encodings.bucketed import BucketedBias
 from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
 from graticule.encodings.contextual import ContextualProduct
 from graticule.encodings.continuous import ContinuousBias
@@ -19,16 +21,20 @@ from graticule.encodings.mixing import (
     QuadraticMixing,
 )
 from graticule.encodings.relative import HeadNormalizedBias, NormalizedBias, RelativeBias, ShawBias
-from graticule.encodings.rotary import AxialRotary, MixedRotary
+from graticule.encodings.rotary import AxialRotary, FixedRotary, MixedRotary
+from graticule.encodings.rotary_1d import Rotary1d
 
 __all__ = [
     "AbsoluteEncoding",
+    "Alibi",
     "AxialRotary",
+    "BucketedBias",
     "ContextualProduct",
     "ContinuousBias",
     "ConvolutionalProjection",
     "DenseMixing",
     "FixedEncoding",
+    "FixedRotary",
     "HeadNormalizedBias",
     "Learnable",
     "LearnableMixing",
@@ -41,6 +47,7 @@ __all__ = [
     "QuadraticMixing",
     "QueryKeyPeg",
     "RelativeBias",
+    "Rotary1d",
     "ShawBias",
     "Sinusoidal1d",
     "Sinusoidal2d",

@@ -22,6 +22,8 @@ class AbsoluteEncoding(nn.Module, ABC):
     """
 
     learnable: bool
+    #: Whether another grid's table is resampled from the one that is held, not computed.
+    resampled: bool = False
     pos_embed: nn.Parameter
 
     def __init__(self, grid: Grid, dim: int) -> None:
@@ -62,6 +64,7 @@ class Learnable(AbsoluteEncoding):
     """
 
     learnable = True
+    resampled = True
 
     def __init__(self, grid: Grid, dim: int, std: float = 0.02, interpolation: Interpolation = "bicubic") -> None:
         super().__init__(grid, dim)

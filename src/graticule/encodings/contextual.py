@@ -53,9 +53,13 @@ class ContextualProduct(nn.Module):
         """Return what makes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
         return partial(self.bias, grid=grid)
 
-    def bias(self, queries: Tensor, grid: Grid) -> Tensor:
-        """Make the bias, (B, h, N, N), from scaled queries, (B, h, N, d)."""
+    def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
+        """Make the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
+
+        M keys: those of the tokens before `stop`, or of all N.
+        """
         index = self.index if grid == self.grid else self._buckets(grid, self.index.device)
+        index = index[start : start + queries.shape[-2], :stop]
         scores = queries @ self.lookup_table_weight.to(queries.dtype)  # (B, h, N, buckets)
         return scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
 

@@ -25,6 +25,8 @@ class RelativeBias(nn.Module):
     Reference: Swin Transformer (Liu et al., 2021), Eq. 4; in a ViT as in LaPE's released code (2D_RPE).
     """
 
+    resampled = True
+
     def __init__(self, grid: Grid, num_heads: int) -> None:
         super().__init__()
         self.grid = grid
@@ -79,6 +81,8 @@ class NormalizedBias(nn.Module):
 
     Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), appendix B.
     """
+
+    resampled = True
 
     def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
         super().__init__()
@@ -184,8 +188,14 @@ class ShawBias(nn.Module):
         """Return what makes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
         return partial(self.bias, grid=grid)
 
-    def bias(self, queries: Tensor, grid: Grid) -> Tensor:
-        """Make the bias, (B, h, N, N), from scaled queries, (B, h, N, d)."""
+    def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
+        """Make the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
+
+        M keys: those of the tokens before `stop`, or of all N.
+        """
+        stop = grid.tokens if stop is None else stop
+        if (queries.shape[-2], stop) != (grid.tokens, grid.tokens):
+            return self._part(queries, grid, start, stop)
         patches = grid.split(queries)[1].unflatten(-2, grid.shape)  # (B, h, H, W, d)
         rows, columns = (
             table[_clipped_offsets(side, self.clip, table.device)].to(queries.dtype)  # (H, H, d) and (W, W, d)
@@ -195,6 +205,19 @@ class ShawBias(nn.Module):
         by_column = torch.einsum("bhyxd,xjd->bhyxj", patches, columns)
         bias = by_row[..., :, None] + by_column[..., None, :]  # (B, h, H, W, H, W)
         return grid.with_prefix_bias(bias.flatten(-2).flatten(2, 3))
+
+    def _part(self, queries: Tensor, grid: Grid, start: int, stop: int) -> Tensor:
+        """Make rows and columns of the bias, pair by pair: nothing is computed for the others."""
+        place = grid.coordinates(queries.device)
+        first, last = (max(token - grid.prefix, 0) for token in (start, start + queries.shape[-2]))
+        offset = place[None, : max(stop - grid.prefix, 0)] - place[first:last, None]  # (n, M, 2), key - query
+        offset = offset.clamp(-self.clip, self.clip) + self.clip
+        own = queries[..., queries.shape[-2] - (last - first) :, :]
+        bias = queries.new_zeros(())
+        for axis, table in enumerate((self.relative_position_y, self.relative_position_x)):
+            scores = own @ table.to(queries.dtype).T  # (B, h, n, 2K + 1)
+            bias = bias + scores.gather(-1, offset[..., axis].expand(*scores.shape[:2], -1, -1))
+        return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for; no parameter depends on it."""

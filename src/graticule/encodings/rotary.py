@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,51 @@ from torch import Tensor, nn
 from graticule.grid import Grid
 
 
-class AxialRotary(nn.Module):
+class FixedRotary(nn.Module, ABC):
+    """Angles given by a formula: nothing is learned, and another grid is computed.
+
+    Computed in float64, kept in float32 at least. Prefix tokens are not turned.
+    """
+
+    def __init__(self, grid: Grid, head_dim: int, temperature: float) -> None:
+        super().__init__()
+        self.grid = grid
+        self.head_dim = head_dim
+        self.temperature = temperature
+        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("table", self._formula(grid).to(wide), persistent=False)
+        self.table: Tensor
+
+    @abstractmethod
+    def angles(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        """Return the angle of every pair of channels at every patch, (H * W, d / 2), float64, in radians."""
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return sines, then cosines, for `grid`, (N, 2d)."""
+        return self.table if grid == self.grid else self._formula(grid, self.table.device).to(self.table.dtype)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that it is built for."""
+        self.table = self(grid)
+        self.grid = grid
+
+    def _formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        return _waves(self.angles(grid, device), grid)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FixedRotary:
+        """Compute the table anew behind a change of dtype, so that it is rounded once, and never below float32."""
+        before = self.table.dtype
+        super()._apply(fn, recurse)
+        if self.table.dtype != before:
+            wide = torch.promote_types(self.table.dtype, torch.float32)
+            self.table = self._formula(self.grid, self.table.device).to(wide)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, head_dim={self.head_dim}, temperature={self.temperature}"
+
+
+class AxialRotary(FixedRotary):
     r"""Half of the channel pairs turn with the row, half with the column; nothing is learned.
 
     .. math:: \theta_{(y, x)} = (y\,\omega_k, x\,\omega_k), \quad \omega_k = T^{-4k / d}, \quad k < d / 4
@@ -31,43 +76,18 @@ class AxialRotary(nn.Module):
     """
 
     def __init__(self, grid: Grid, head_dim: int, temperature: float = 100.0, interpolate: bool = False) -> None:
-        super().__init__()
         _check(head_dim)
-        self.grid = self.reference = grid
-        self.head_dim = head_dim
-        self.temperature = temperature
+        self.reference = grid
         self.interpolate = interpolate
-        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.register_buffer("table", self._formula(grid).to(wide), persistent=False)
-        self.table: Tensor
+        super().__init__(grid, head_dim, temperature)
 
-    def forward(self, grid: Grid) -> Tensor:
-        """Return sines, then cosines, for `grid`, (N, 2d)."""
-        return self.table if grid == self.grid else self._formula(grid, self.table.device).to(self.table.dtype)
-
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is built for."""
-        self.table = self(grid)
-        self.grid = grid
-
-    def _formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+    def angles(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        """Return the angle of every pair of channels at every patch, (H * W, d / 2), float64, in radians."""
         place = grid.coordinates(device).double()  # (y, x)
         if self.interpolate:
             place = place * (torch.tensor(self.reference.shape) / torch.tensor(grid.shape).double()).to(place.device)
         exponent = torch.arange(0, self.head_dim, 4, device=place.device, dtype=torch.float64) / self.head_dim
-        return _waves((place[:, :, None] * self.temperature**-exponent).flatten(1), grid)
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> AxialRotary:
-        """Compute the table anew behind a change of dtype, so that it is rounded once, and never below float32."""
-        before = self.table.dtype
-        super()._apply(fn, recurse)
-        if self.table.dtype != before:
-            wide = torch.promote_types(self.table.dtype, torch.float32)
-            self.table = self._formula(self.grid, self.table.device).to(wide)
-        return self
-
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, head_dim={self.head_dim}, temperature={self.temperature}"
+        return (place[:, :, None] * self.temperature**-exponent).flatten(1)
 
 
 class MixedRotary(nn.Module):

@@ -2,6 +2,8 @@
 
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block
+from graticule.layers.cache import KeyValueCache
+from graticule.layers.causal_attention import CausalAttention
 from graticule.layers.compact_block import CompactBlock
 from graticule.layers.gating import GatedBlock, GatingUnit, mix_tokens
 from graticule.layers.leff import LeffBlock
@@ -12,11 +14,13 @@ from graticule.layers.window_attention import WindowAttention
 __all__ = [
     "Attention",
     "Block",
+    "CausalAttention",
     "CompactBlock",
     "ConvolutionalTokenizer",
     "GatedBlock",
     "GatingUnit",
     "ImageToTokens",
+    "KeyValueCache",
     "LeffBlock",
     "Patches",
     "SpatialReductionAttention",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.layers.attention import Attention
 
@@ -57,10 +57,10 @@ class Block(nn.Module):
         self.mlp = mlp or Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Take tokens x: (B, N, D) to (B, N, D); what `position` says of the stream is the backbone's to do.
 
-        `where`, the grid, is for an attention that needs it.
+        `where` is for an attention that needs to know more of where it is: the grid, or the cache of a text.
         """
         x = x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, *where))
         return x + self.drop_path2(self.mlp(self.norm2(x)))

@@ -1,7 +1,7 @@
 """Encodings and joinings put together: a grid in, one `LayerPosition` a layer out."""
 
 from graticule.position.base import CombinedPosition, NoPosition, Position, PositionBuilder, check_fields
-from graticule.position.bias import BiasPosition
+from graticule.position.bias import BiasPosition, SharedBiasPosition
 from graticule.position.conditional import BeforeProjections, BetweenBlocks
 from graticule.position.folded import FoldedPosition
 from graticule.position.joined import JoinedPosition
@@ -22,5 +22,6 @@ __all__ = [
     "PositionBuilder",
     "PyramidPosition",
     "RotaryPosition",
+    "SharedBiasPosition",
     "check_fields",
 ]

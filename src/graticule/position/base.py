@@ -31,6 +31,10 @@ class Position(nn.Module, ABC):
         """Names of the module lists that have an entry of its own for each layer, from the first."""
         return []
 
+    def resampled_encodings(self) -> list[str]:
+        """Names of the kinds of encoding that hold values for their grid, which another grid has to resample."""
+        return sorted({type(module).__name__ for module in self.modules() if getattr(module, "resampled", False)})
+
     def fit(self, name: str, value: Tensor) -> Tensor | None:
         """Make the published `value` fit the parameter `name`; None leaves the parameter as it is."""
         return value
@@ -43,12 +47,17 @@ class PositionBuilder(Protocol):
         """Build for tokens of `dim` channels on `grid`, `depth` layers of `num_heads` heads or groups.
 
         `within` is what a family says of the place: `window`, the side of its windows, if it has some;
-        `absolute=False` for stages that have no absolute encoding; `merge`, which makes the table of a later stage.
+        `absolute=False` for stages that have no absolute encoding; `merge`, which makes the table of a later stage;
+        `causal=True` where tokens attend to those before them alone.
         """
 
 
-def check_fields(given: Sequence[LayerPosition], takes: Collection[str], needs: Collection[str], family: str) -> None:
+def check_fields(
+    given: Sequence[LayerPosition], takes: Collection[str], needs: Collection[str], family: str, why: str = ""
+) -> None:
     """Check that a family's layers can use all that they are given, and are given all that they need.
+
+    `why` is a sentence that says why the family takes no others.
 
     Raises:
         ValueError: naming the first layer and field where it is not so.
@@ -58,7 +67,7 @@ def check_fields(given: Sequence[LayerPosition], takes: Collection[str], needs: 
             if value is not None and field not in takes:
                 raise ValueError(
                     f"`encoding` must be one that {family} can use, which gives its layers {', '.join(sorted(takes))}; "
-                    f"got one that gives layer {layer} `{field}`."
+                    f"got one that gives layer {layer} `{field}`.{why and ' ' + why}"
                 )
             if value is None and field in needs:
                 raise ValueError(

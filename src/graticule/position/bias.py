@@ -83,3 +83,34 @@ class BiasPosition(Position):
             if side * side == value.shape[0]:
                 return resize_map(value.view(1, side, side), encoding.grid.shape).flatten()
         return value
+
+
+class SharedBiasPosition(Position):
+    """One relative encoding whose bias all the first layers share, as T5 and ALiBi have it.
+
+    Args:
+        encoding: built for the grid, or for a window of it.
+        depth: number of layers.
+        layers: only the first ones are told; all by default.
+        window: side of the windows within which tokens attend, as `BiasPosition`.
+    """
+
+    def __init__(self, encoding: nn.Module, depth: int, layers: int | None = None, window: int | None = None) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self.depth = depth
+        self.layers = depth if layers is None else layers
+        self.window = window
+        if not 1 <= self.layers <= depth:
+            raise ValueError(f"`joined_layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Say what each layer gets for `grid`: the same (heads, N, N) as `bias`."""
+        encoding: Any = self.encoding
+        given = LayerPosition(bias=encoding(grid if self.window is None else encoding.grid))
+        return [given] * self.layers + [LayerPosition()] * (self.depth - self.layers)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid`, or a window of it, the one that the encoding is built for."""
+        encoding: Any = self.encoding
+        encoding.set_grid(grid.window(self.window))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graticule.encodings import AxialRotary, MixedRotary
+from graticule.encodings import FixedRotary, MixedRotary
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.position.base import Position
@@ -20,7 +20,7 @@ class RotaryPosition(Position):
     """
 
     def __init__(
-        self, encoding: AxialRotary | MixedRotary, depth: int, layers: int | None = None, window: int | None = None
+        self, encoding: FixedRotary | MixedRotary, depth: int, layers: int | None = None, window: int | None = None
     ) -> None:
         super().__init__()
         self.encoding = encoding

@@ -1,0 +1,188 @@
+"""What the language model costs: training against torch.nn.TransformerEncoder, generation a token at a time.
+
+    python benchmarks/language.py                                            # CPU, float32, lm_small, 8 texts of 256
+    python benchmarks/language.py --device cuda --size lm_base --batch 32 --context 1024 --bf16 [--compile]
+    python benchmarks/language.py --phases generation --context 1024         # the time of every token, and memory
+
+"torch" is the same model of torch.nn.TransformerEncoder (norm_first, GELU, causal mask with is_causal=True) with an
+embedding, a learnable table and a tied head; the weights are ours, and the difference of the logits is printed. "again"
+is ours once more: the noise. Every round runs each model once, in an order that turns.
+
+Generation fills the context from one token on, and prints the median time of a token around positions that double, over
+that of the first ones; "without" is a pass over the whole text for each token. `--compile` is for training.
+
+Goals: ours over torch at most 1.00; the time of a token flat up to 1,024; the memory of the cache linear in the length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from turns import Step, in_turns, print_ratios
+
+import graticule
+
+WORDS = 8192
+CHOICES = {
+    "ours": {},
+    "again": {},
+    "lape": {"joining": "lape"},
+    "none": {"encoding": "none"},
+    "rotary_1d": {"encoding": "rotary_1d"},
+    "alibi": {"encoding": "alibi"},
+    "bucketed_bias": {"encoding": "bucketed_bias"},
+    "relative_bias": {"encoding": "relative_bias"},
+}
+
+
+class TorchModel(nn.Module):
+    """Our model, of torch.nn.TransformerEncoder, with our weights."""
+
+    def __init__(self, ours: Any) -> None:
+        super().__init__()
+        dim, heads = ours.embed_dim, ours.blocks[0].attn.num_heads
+        layer = nn.TransformerEncoderLayer(
+            dim, heads, 4 * dim, 0.0, F.gelu, 1e-6, batch_first=True, norm_first=True, device=ours.embed.weight.device
+        )
+        norm = nn.LayerNorm(dim, 1e-6).to(ours.embed.weight.device)
+        self.encoder = nn.TransformerEncoder(layer, len(ours.blocks), norm, enable_nested_tensor=False)
+        self.embed = nn.Embedding.from_pretrained(ours.embed.weight.detach().clone(), freeze=False)
+        self.table = nn.Parameter(ours.position.encodings[0].pos_embed[0].detach().clone())
+        mask = nn.Transformer.generate_square_subsequent_mask(ours.context, device=self.table.device)
+        self.register_buffer("mask", mask)
+        self.norm = self.encoder.norm
+        self.norm.load_state_dict(ours.norm.state_dict())
+        names = {"norm1": "norm1", "norm2": "norm2", "self_attn.out_proj": "attn.proj"}
+        names |= {"linear1": "mlp.fc1", "linear2": "mlp.fc2"}
+        for theirs, block in zip(self.encoder.layers, ours.blocks, strict=True):
+            for name, own in names.items():
+                theirs.get_submodule(name).load_state_dict(block.get_submodule(own).state_dict())
+            theirs.self_attn.in_proj_weight.data.copy_(block.attn.qkv.weight)
+            theirs.self_attn.in_proj_bias.data.copy_(block.attn.qkv.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Turn tokens (B, N) into logits (B, N, W)."""
+        length = tokens.shape[1]
+        x = self.embed(tokens) + self.table[:length]
+        x = self.encoder(x, self.mask[:length, :length], is_causal=True)
+        return F.linear(x, self.embed.weight)
+
+
+def create(options: argparse.Namespace, **kwargs: Any) -> Any:
+    """Build our model."""
+    torch.manual_seed(0)
+    model = graticule.create_language_model(options.size, vocab_size=WORDS, context=options.context, **kwargs)
+    return model.to(options.device)
+
+
+def training_step(model: nn.Module, tokens: Tensor, options: argparse.Namespace) -> Step:
+    """Build a training step, its optimiser's included."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+    call = torch.compile(model, fullgraph=True) if options.compile else model
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(options.device, torch.bfloat16, enabled=options.bf16):
+            logits = call(tokens[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def training(options: argparse.Namespace) -> None:
+    """Time training steps in turns."""
+    tokens = torch.randint(WORDS, (options.batch, options.context + 1), device=options.device)
+    models = {name: create(options, **CHOICES[name]) for name in options.choices}
+    ours = create(options)
+    models["torch"] = TorchModel(ours)
+    with torch.no_grad():
+        difference = (ours(tokens[:1, :-1]) - models["torch"](tokens[:1, :-1])).abs().max().item()
+    print(f"\nlogits of ours and torch's differ by {difference:.1e}")
+    steps = {name: training_step(model, tokens, options) for name, model in models.items()}
+    times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device=options.device)
+    pairs = [("ours", "torch"), *((name, "ours") for name in options.choices if name != "ours")]
+    print_ratios(f"training, {options.batch} texts of {options.context}", times, pairs)
+
+
+def seconds_a_token(model: Any, batch: int, count: int, options: argparse.Namespace, **kwargs: Any) -> list[float]:
+    """Generate `count` tokens from one on; the time of each."""
+    start = torch.zeros(batch, 1, dtype=torch.long, device=options.device)
+    texts = graticule.generate(model, start, count, top_k=50, **kwargs)
+    times = []
+    with torch.autocast(options.device, torch.bfloat16, enabled=options.bf16):
+        for _ in range(count):
+            before = time.perf_counter()
+            next(texts)
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - before)
+    return times
+
+
+def generation(options: argparse.Namespace) -> None:
+    """Time every token of texts as long as the context, and say what the cache takes."""
+    count, batch = options.context, options.texts
+    marks = [2**power for power in range(4, count.bit_length()) if 2**power <= count]
+    print(f"\ngeneration, {batch} texts at once: median ms a token around position, (over that around {marks[0]})")
+    print(f"{'':28s}" + "".join(f"{mark:>15d}" for mark in marks))
+    for name in options.choices:
+        if name == "again":
+            continue
+        model = create(options, **CHOICES[name]).eval()
+        for how, use_cache in (("", True), (", without", False)):
+            if not use_cache and name != "ours":
+                continue
+            rounds = range(options.generation_rounds if use_cache else 1)
+            seconds_a_token(model, batch, min(count, 16), options, use_cache=use_cache)  # warm up
+            each = [seconds_a_token(model, batch, count, options, use_cache=use_cache) for _ in rounds]
+            around = [
+                statistics.median(t for times in each for t in times[max(mark - mark // 8 - 1, 1) : mark])
+                for mark in marks
+            ]
+            row = "".join(f"{1e3 * t:8.2f} ({t / around[0]:4.2f})" for t in around)
+            print(f"{name + how:28s}{row}")
+    print("\nmemory of the cache of one text: ", end="")
+    model = create(options, encoding="none").eval()
+    for mark in marks:
+        cache = model.new_cache(mark)
+        with torch.inference_mode(), torch.autocast(options.device, torch.bfloat16, enabled=options.bf16):
+            model(torch.zeros(1, 1, dtype=torch.long, device=options.device), cache)
+        print(f"{mark} tokens {cache.bytes / 2**20:.2f} MiB", end=", " if mark != marks[-1] else "\n")
+
+
+def main() -> None:
+    """Parse the options, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--size", default="lm_small", choices=graticule.list_language_models())
+    parser.add_argument("--choices", nargs="+", default=list(CHOICES), choices=list(CHOICES))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--texts", type=int, default=1, help="texts that are generated at once")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--generation-rounds", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--phases", nargs="+", default=["training", "generation"], choices=["training", "generation"])
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    options = parser.parse_args()
+    if options.context < 16:
+        parser.error("--context must be at least 16, where the first mark is.")
+    where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{options.size}, {WORDS} words, {'bfloat16' if options.bf16 else 'float32'}, ", end="")
+    print(f"{'compiled' if options.compile else 'eager'}, {where}, torch {torch.__version__}")
+    for phase in options.phases:
+        (training if phase == "training" else generation)(options)
+
+
+if __name__ == "__main__":
+    main()

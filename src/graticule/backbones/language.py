@@ -1,0 +1,268 @@
+"""The decoder-only transformer: a text in, for every token the logits of the next one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from graticule.backbones.vision_transformer import init_linear
+from graticule.grid import Grid
+from graticule.joining import LayerPosition
+from graticule.layers import Block, CausalAttention, KeyValueCache
+from graticule.position import FoldedPosition, Position, PositionBuilder, check_fields
+
+#: What an encoding may say to a layer, fields of `LayerPosition`: all that does not look ahead.
+TAKES = frozenset({"pre", "inner", "bias", "rotary"})
+
+
+@dataclass
+class TextCache:
+    """What a text that grows remembers: where its tokens are, worked out once, and every layer's keys and values."""
+
+    positions: list[LayerPosition]
+    layers: list[KeyValueCache]
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return self.layers[0].length
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens it is for."""
+        return self.layers[0].capacity
+
+    @property
+    def bytes(self) -> int:
+        """Memory taken by keys and values, in bytes."""
+        return sum(layer.bytes for layer in self.layers)
+
+
+class LanguageModel(nn.Module):
+    r"""Pre-norm blocks over the tokens of a text, each attending to itself and those before it, and a softmax head.
+
+    .. math:: x^{(0)}_n = E_{w_n}, \quad X^{(m)} = block(X^{(m-1)}), \quad
+              p(w_{n+1} | w_{1:n}) = softmax(G\, LN(x^{(M)}_n))
+
+    The blocks, encodings and joinings are those of the vision backbones: a text is a grid of height 1. Where its
+    tokens are is worked out for `context` of them, and a shorter text gets the first rows of that: it is the
+    beginning of a longer one, whatever the encoding. A longer text than `context` goes in where the encoding is
+    computed; where it is held in a table it is refused, until `set_context` resamples the table.
+
+    Reference: An Introduction to Transformers (Turner, 2024), sections 2 and 4.1. The norm before the head is GPT-2's
+    (Radford et al., 2019), the tied weights are Press and Wolf's (2017).
+
+    Args:
+        position: builds what says to each layer where the tokens are (`graticule.position.PositionBuilder`).
+        vocab_size: W, kinds of token.
+        context: the number of tokens that position information is held for.
+        embed_dim: D.
+        depth: M, number of blocks.
+        num_heads: h.
+        mlp_ratio: hidden channels of the MLPs, as a multiple of D.
+        qkv_bias: whether queries, keys and values have a bias.
+        tied: whether the head's weights are those of the token embedding, G = E.
+        pos_drop_rate: dropout on the tokens that enter the first block.
+        proj_drop_rate: dropout on the outputs of attention and MLP.
+        attn_drop_rate: dropout on attention weights.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        norm_layer: builds a norm from D.
+        act_layer: the MLPs' activation.
+        block_layer: builds a block.
+    """
+
+    def __init__(
+        self,
+        position: PositionBuilder,
+        vocab_size: int,
+        context: int = 256,
+        embed_dim: int = 384,
+        depth: int = 8,
+        num_heads: int = 6,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        tied: bool = True,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+        act_layer: type[nn.Module] | None = None,
+        block_layer: Callable[..., nn.Module] = Block,
+    ) -> None:
+        super().__init__()
+        for name, value in (("vocab_size", vocab_size), ("context", context), ("depth", depth)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"`{name}` must be a whole number of at least 1, got {value}.")
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
+        norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        act_layer = act_layer or nn.GELU
+        self.vocab_size = vocab_size
+        self.embed_dim = self.num_features = embed_dim
+        self.tied = tied
+        self.grad_checkpointing = False
+
+        self.embed = nn.Embedding(vocab_size, embed_dim)
+        self.grid = Grid(1, context)
+        self.position: Position = position(self.grid, dim=embed_dim, depth=depth, num_heads=num_heads, causal=True)
+        check_fields(
+            self.position(self.grid),
+            TAKES,
+            (),
+            type(self).__name__,
+            "What convolves or mixes the tokens themselves would look at those ahead.",
+        )
+        self.pos_drop = nn.Dropout(pos_drop_rate)
+        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()  # stochastic depth decay rule
+        self.blocks = nn.Sequential(
+            *[
+                block_layer(
+                    embed_dim,
+                    num_heads,
+                    mlp_ratio,
+                    qkv_bias,
+                    attn=CausalAttention(embed_dim, num_heads, qkv_bias, attn_drop_rate, proj_drop_rate),
+                    proj_drop=proj_drop_rate,
+                    drop_path=rate,
+                    norm_layer=norm_layer,
+                    act_layer=act_layer,
+                )
+                for rate in rates
+            ]
+        )
+        self.norm = norm_layer(embed_dim)
+        # tied weights are one parameter under one name, so that a checkpoint has them once
+        self.head = None if tied else nn.Linear(embed_dim, vocab_size, bias=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw embedding and linear weights from a normal of std 0.02, cut at 2 (absolute); biases are zero."""
+        trunc_normal_(self.embed.weight, std=0.02)
+        for name, module in self.named_modules():
+            if not name.startswith("position."):
+                init_linear(module)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Names of all that says where tokens are, fixed tables and LaPE's norms included."""
+        return {f"position.{name}" for name, _ in self.position.named_parameters()}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns that put parameters into the stem, a block each (with what its layer alone has) and the end."""
+        lists = "|".join(re.escape(name) for name in self.position.layer_lists()) or "(?!)"
+        return {
+            "stem": rf"^embed|^position\.(?!(?:{lists})\.\d)",
+            "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute each block's activations again in the backward pass instead of keeping them."""
+        self.grad_checkpointing = enable
+
+    @property
+    def context(self) -> int:
+        """The number of tokens that position information is held for."""
+        return self.grid.width
+
+    def set_context(self, context: int) -> None:
+        """Make another length the one that position information is held for; tables are resampled for good."""
+        if not isinstance(context, int) or context < 1:
+            raise ValueError(f"`context` must be a whole number of at least 1, got {context}.")
+        grid = Grid(1, context)
+        self.position.set_grid(grid)
+        self.grid = grid
+
+    def positions(self, length: int) -> list[LayerPosition]:
+        """Say what each layer gets for a text of `length` tokens.
+
+        Raises:
+            ValueError: if the text is longer than a table allows.
+        """
+        self.check_length(length)
+        grid = self.grid if length <= self.context else Grid(1, length)
+        return [given.part(0, length) for given in self.position(grid)]
+
+    def check_length(self, length: int) -> None:
+        """Check that a text of `length` tokens can be told where its tokens are.
+
+        Raises:
+            ValueError: if it is longer than a table allows, or than the constants of a folded model.
+        """
+        if length < 1:
+            raise ValueError("`tokens` must be at least one token long, got none.")
+        if length <= self.context:
+            return
+        if isinstance(self.position, FoldedPosition):
+            raise ValueError(
+                f"`tokens` must be at most {self.context} long: the model is folded for that many, got {length}; call "
+                "graticule.unfold(model) first, or cut the text."
+            )
+        if held := self.position.resampled_encodings():
+            raise ValueError(
+                f"`tokens` must be at most {self.context} long, as the table of {' and '.join(held)} is, got {length}: "
+                f"cut the text, or call model.set_context({length}), which resamples the table for good, or "
+                "train with an encoding that needs no table (sinusoidal_1d, rotary_1d, alibi, bucketed_bias, none)."
+            )
+
+    def new_cache(self, length: int) -> TextCache:
+        """Make an empty cache for a text that grows to `length` tokens; where they are is worked out here, once.
+
+        Raises:
+            ValueError: if the text is longer than a table allows.
+        """
+        positions = self.positions(length)
+        return TextCache(positions, [KeyValueCache(length) for _ in positions])
+
+    def forward_features(self, tokens: Tensor, cache: TextCache | None = None) -> Tensor:
+        """Turn tokens (B, n) into what the last norm makes of them, (B, n, D); with a cache they are the next ones."""
+        if tokens.ndim != 2 or tokens.dtype != torch.long or not tokens.shape[1]:
+            raise ValueError(f"`tokens` must be int64 (B, N), N at least 1, got {tokens.dtype} {tuple(tokens.shape)}.")
+        if cache is None:
+            positions = self.positions(tokens.shape[1])
+        else:
+            start, stop = cache.length, cache.length + tokens.shape[1]
+            if stop > cache.capacity:
+                raise ValueError(
+                    f"`tokens` must leave the text at {cache.capacity} tokens at most, its cache's, got {stop}."
+                )
+            positions = [given.part(start, stop) for given in cache.positions]
+        remembered: list[tuple[KeyValueCache, ...]] = [()] * len(self.blocks)
+        if cache is not None:
+            remembered = [(layer,) for layer in cache.layers]
+        x = self.embed(tokens)
+        for layer, (block, position) in enumerate(zip(self.blocks, positions, strict=True)):
+            x = position.enter(x)
+            if layer == 0:
+                x = self.pos_drop(x)
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                x = cast("Tensor", checkpoint(block, x, position, *remembered[layer], use_reentrant=False))
+            else:
+                x = block(x, position, *remembered[layer])
+        return self.norm(x)
+
+    def forward_head(self, x: Tensor) -> Tensor:
+        """Turn tokens (B, n, D) into the logits of the next ones, (B, n, vocab_size)."""
+        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)
+
+    def forward(self, tokens: Tensor, cache: TextCache | None = None) -> Tensor:
+        """Turn tokens (B, n), int64, into the logits of the one after each, (B, n, vocab_size).
+
+        With a `cache` of `new_cache` they are the next tokens of a text whose tokens so far it remembers.
+
+        Raises:
+            ValueError: if the text is longer than a table, or the cache, allows.
+        """
+        return self.forward_head(self.forward_features(tokens, cache))

@@ -1,0 +1,43 @@
+"""The sizes of the language model by name; they are not in timm's registry, whose models take images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graticule.backbones.language import LanguageModel
+from graticule.backbones.registry import take_position
+from graticule.factory import known_name
+
+SIZES: dict[str, dict[str, int]] = {
+    "lm_nano": {"embed_dim": 64, "depth": 4, "num_heads": 4},
+    "lm_tiny": {"embed_dim": 128, "depth": 6, "num_heads": 4},
+    "lm_small": {"embed_dim": 384, "depth": 8, "num_heads": 6},
+    "lm_base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+}
+
+
+def list_language_models() -> list[str]:
+    """List the names that `create_language_model` takes."""
+    return list(SIZES)
+
+
+def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> LanguageModel:
+    """Create one of `list_language_models()`.
+
+    Args:
+        name: the size.
+        vocab_size: kinds of token.
+        **kwargs: `encoding`, `joining` and what else `build_position` takes, or `position`; `context` and the other
+            arguments of `LanguageModel`.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest ones, or an encoding that looks ahead.
+
+    Example:
+        >>> import torch
+        >>> model = create_language_model("lm_nano", vocab_size=65, context=128, encoding="rotary_1d")
+        >>> model(torch.zeros(2, 7, dtype=torch.long)).shape
+        torch.Size([2, 7, 65])
+    """
+    size = SIZES[known_name("name", name, SIZES)]
+    return LanguageModel(take_position(kwargs), vocab_size, **{**size, **kwargs})

@@ -1,0 +1,171 @@
+"""Byte pairs: tokens of several bytes, learned from the training text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graticule.data.tokens import Tokenizer, check_vocabulary, vocabulary_hash
+from graticule.files import write_text
+
+#: What a saved tokenizer says that it is.
+_FORMAT = "graticule byte pairs, 1"
+
+
+class BytePairTokenizer(Tokenizer):
+    """Joins the pairs of tokens that were the most frequent in training, within words, in the order of their joining.
+
+    Words are cut as GPT-2 cuts them. Where the library `tokenizers` gives the tokens of the alphabet and of the merges
+    numbers of its own, here a token's number follows from the merges alone, so that they are all that is saved.
+
+    Reference: Neural Machine Translation of Rare Words with Subword Units (Sennrich et al., 2016); on bytes, Language
+    Models are Unsupervised Multitask Learners (Radford et al., 2019).
+
+    Args:
+        merges: pairs of tokens, each of which is a byte or comes of a pair before.
+
+    Raises:
+        ValueError: for a pair of what there is not yet, or that is there already.
+        ImportError: if the library `tokenizers` is not installed.
+    """
+
+    name = "bpe"
+
+    def __init__(self, merges: Sequence[tuple[int, int]]) -> None:
+        tokenizers = _library()
+        numbers = {bytes([byte]): byte for byte in range(256)}
+        vocabulary = list(numbers)
+        for place, (left, right) in enumerate(merges):
+            if not (0 <= left < len(vocabulary) and 0 <= right < len(vocabulary)):
+                raise ValueError(
+                    f"`merges` must be pairs of the tokens before, 0 to {len(vocabulary) - 1}, got {(left, right)} at "
+                    f"place {place}."
+                )
+            joined = vocabulary[left] + vocabulary[right]
+            if joined not in numbers:  # "a" + "bc" may be there as "ab" + "c"
+                numbers[joined] = len(vocabulary)
+                vocabulary.append(joined)
+        if len(set(merges)) < len(merges):
+            raise ValueError(f"`merges` must be different pairs, got {len(merges) - len(set(merges))} twice.")
+        super().__init__(vocabulary)
+        self.merges = tuple(merges)
+        spelled = [_spell(token) for token in vocabulary]
+        model = tokenizers.models.BPE(
+            {spelling: number for number, spelling in enumerate(spelled)},
+            [(spelled[left], spelled[right]) for left, right in merges],
+        )
+        self._tokenizer = tokenizers.Tokenizer(model)
+        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+    @classmethod
+    def train(cls, texts: Sequence[str], vocab_size: int) -> BytePairTokenizer:
+        """Learn `vocab_size` tokens, bytes and the end of a document among them, from `texts`; no chance is in it.
+
+        Raises:
+            ValueError: if `vocab_size` is below 257, or above what the texts give.
+            ImportError: if the library `tokenizers` is not installed.
+        """
+        if vocab_size < 257:
+            raise ValueError(f"`vocab_size` must be at least 257, the bytes and the end of a text, got {vocab_size}.")
+        tokenizers = _library()
+        learning = tokenizers.Tokenizer(tokenizers.models.BPE())
+        learning.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size - 1,
+            initial_alphabet=sorted(_ALPHABET),
+            show_progress=False,
+        )
+        learning.train_from_iterator(texts, trainer)
+        numbers = {_spell(bytes([byte])): byte for byte in range(256)}
+        merges = []
+        for left, right in json.loads(learning.to_str())["model"]["merges"]:
+            merges.append((numbers[left], numbers[right]))
+            numbers.setdefault(left + right, len(numbers))
+        found = cls(merges)
+        if found.vocab_size < vocab_size:
+            raise ValueError(
+                f"`vocab_size` must be at most what the training text gives, {found.vocab_size}, got {vocab_size}."
+            )
+        return found
+
+    @classmethod
+    def load(cls, path: str | Path) -> BytePairTokenizer:
+        """Load what `save` wrote.
+
+        Raises:
+            FileNotFoundError: if `path` is not there.
+            ValueError: if it is of another kind, or damaged.
+            ImportError: if the library `tokenizers` is not installed.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"`tokenizer` must be a file that was saved, got {str(path)!r}, which is not there."
+            )
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"`tokenizer` must be a saved one, got {str(path)!r}: {error}.") from None
+        if not isinstance(values, dict) or values.get("format") != _FORMAT:
+            raise ValueError(
+                f"`tokenizer` must be a file with the format {_FORMAT!r}, got {str(path)!r}, which is of another kind."
+            )
+        found = cls(_pairs(values.get("merges"), path))
+        check_vocabulary(found, str(values.get("fingerprint")), str(path))
+        return found
+
+    def save(self, path: str | Path) -> Path:
+        """Write the merges as JSON to `path`, whole or not at all; returns `path`."""
+        values = {"format": _FORMAT, "fingerprint": self.fingerprint, "merges": self.merges}
+        return write_text(Path(path), json.dumps(values) + "\n")
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the tokens of `text`, (n,)."""
+        text.encode("utf-8")  # says what is wrong with a text that cannot be written, which the library does not
+        return np.asarray(self._tokenizer.encode(text).ids, dtype=np.int64)
+
+    def _digest(self) -> str:
+        return vocabulary_hash(self.merges)
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers  # version 1 has none
+    except ImportError as error:
+        raise ImportError(
+            f'`tokenizer` bpe needs the library tokenizers, below version 1 ({error}): pip install "graticule[text]"'
+        ) from None
+    return tokenizers
+
+
+def _alphabet() -> str:
+    """Return the character that stands for each byte where tokens are spelled, as GPT-2 has it.
+
+    A byte that prints stands for itself, the others for the characters from 256 on.
+    """
+    printed = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return "".join(chr(byte if byte in printed else next(others)) for byte in range(256))
+
+
+_ALPHABET = _alphabet()
+
+
+def _spell(token: bytes) -> str:
+    return "".join(_ALPHABET[byte] for byte in token)
+
+
+def _pairs(values: Any, path: Path) -> list[tuple[int, int]]:
+    """Check that `values` of a file are pairs of whole numbers."""
+    if not isinstance(values, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(token) is int for token in pair) for pair in values
+    ):
+        raise ValueError(f"`merges` must be pairs of whole numbers, got something else in {path}.")
+    return [(left, right) for left, right in values]

@@ -1,0 +1,216 @@
+"""Text for language models: Python's own help, on every installation, or any folder of text files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from graticule.data.folder import SPLITS, stay_inside
+from graticule.data.images import Split
+from graticule.factory import known_name
+
+#: What the name of a text file ends with.
+TEXT_EXTENSIONS = (".txt", ".text", ".md", ".rst", ".tex", ".py")
+#: Chosen once among 3,000, before anything was trained: with it the held-out topics of Python 3.11 to 3.13 are 10.5 to
+#: 11.3 % of the bytes, none is more than half of them, and none repeats a paragraph of a training topic.
+_PYDOC_SALT = "922/"
+#: What a name's hash, as a number in [0, 1), must be below for the document to be held out.
+_HELD_OUT = 0.1
+#: A paragraph of fewer characters may be in both parts: a heading, or "See also:".
+_LONG_PARAGRAPH = 60
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text and its name: a topic, or the path of a file in its folder."""
+
+    name: str
+    text: str
+
+
+#: The documents of both parts, each sorted by name.
+Corpus = dict[Split, list[Document]]
+
+
+def list_texts() -> list[str]:
+    """List the names that `load_text` takes."""
+    return list(_TEXTS)
+
+
+def load_text(name: str, root: str | Path | None = None) -> Corpus:
+    """Load the training and the held-out ("test") documents of a text.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError: for an unknown name, or text that is not there or cannot be read.
+    """
+    known_name("dataset", name, _TEXTS)
+    return _TEXTS[name](None if root is None else Path(root))
+
+
+def hash_share(name: str) -> float:
+    """Return a number in [0, 1) that depends on a name alone, whatever the machine and the version of Python."""
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
+
+
+def pydoc() -> Corpus:
+    """Load what `help()` says on Python's topics: 79 of them and 0.47 MB with Python 3.11, of which 10 are held out.
+
+    The text differs between versions of Python, the held-out topics do not: the hash of a topic's name alone decides.
+    Several topics are parts of others ("for" of "compound"). Should a version have a held-out paragraph in a training
+    topic too, the training topic loses it; with Python 3.11 to 3.13 none does.
+
+    Raises:
+        ImportError, ValueError: if this installation of Python came without the text, or with too little of it.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise ImportError(
+            f"`dataset` pydoc must have the module pydoc_data, a part of Python that is missing here ({error}); use "
+            "another Python, or text_folder."
+        ) from None
+    found = sorted((name, text) for name, text in topics.items() if text.strip())
+    corpus = _split(
+        [Document(name, text) for name, text in found], {name for name, _ in found if _held_out_topic(name)}
+    )
+    if not corpus["train"] or not corpus["test"]:
+        raise ValueError(
+            "`dataset` pydoc must have topics to train on and topics held out, got "
+            f"{len(corpus['train'])} and {len(corpus['test'])}: this installation of Python came with {len(found)} of "
+            "about 79; use another, or text_folder."
+        )
+    held_out = {key for document in corpus["test"] for key in map(_key, _paragraphs(document.text))}
+    held_out = {key for key in held_out if len(key) >= _LONG_PARAGRAPH}
+    corpus["train"] = [Document(document.name, _without(document.text, held_out)) for document in corpus["train"]]
+    return corpus
+
+
+def text_folder(root: Path | None) -> Corpus:
+    """Load the text files of a folder, at any depth, each a document; they must be UTF-8.
+
+    Where there is a folder `root`/train, it is the training text, and `root`/val (or validation, or test) what is held
+    out. Else the hash of a file's path within `root` decides, for about one in ten; where that leaves a part empty,
+    the file nearest to it moves there. What begins with a dot is left alone, empty files are passed over, and of files
+    with the same text the first is taken. Line ends stay as they are; a byte order mark goes.
+
+    Raises:
+        ValueError, FileNotFoundError: for a folder that is missing or has too few text files, a file that is not
+            UTF-8, or a link that leads out of the folder.
+    """
+    if root is None or not root.is_dir():
+        raise FileNotFoundError(
+            f"`data_root` must be a folder of text files ({', '.join(TEXT_EXTENSIONS)}), got {str(root)!r}, which is "
+            "not there."
+        )
+    if (root / "train").is_dir():
+        places = {split: _part(root, split) for split in SPLITS}
+        return {split: _documents(place, root) for split, place in places.items()}
+    documents = _documents(root, root)
+    if len(documents) < 2:
+        raise ValueError(
+            f"`data_root` must have two text files or more, or folders train and val, got {documents[0].name} alone in "
+            f"{root}; cut it in two."
+        )
+    shares = {document.name: hash_share(document.name) for document in documents}
+    held_out = {name for name, share in shares.items() if share < _HELD_OUT} or {min(shares, key=shares.__getitem__)}
+    if len(held_out) == len(documents):
+        held_out -= {max(shares, key=shares.__getitem__)}
+    return _split(documents, held_out)
+
+
+_TEXTS: dict[str, Callable[[Path | None], Corpus]] = {"pydoc": lambda root: pydoc(), "text_folder": text_folder}
+
+
+def _held_out_topic(name: str) -> bool:
+    return hash_share(_PYDOC_SALT + name) < _HELD_OUT
+
+
+def _split(documents: list[Document], held_out: Collection[str]) -> Corpus:
+    return {
+        "train": [document for document in documents if document.name not in held_out],
+        "test": [document for document in documents if document.name in held_out],
+    }
+
+
+def _paragraphs(text: str) -> list[str]:
+    return text.split("\n\n")
+
+
+def _key(paragraph: str) -> str:
+    """Return a paragraph without what differs when it is quoted: indentation and line breaks."""
+    return " ".join(paragraph.split())
+
+
+def _without(text: str, keys: Collection[str]) -> str:
+    return "\n\n".join(paragraph for paragraph in _paragraphs(text) if _key(paragraph) not in keys)
+
+
+def _part(root: Path, split: Split) -> Path:
+    """Return the folder of a part; no link may lead out of `root`."""
+    folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
+    if folder is None:
+        raise FileNotFoundError(
+            f"`data_root` must have a folder {' or '.join(SPLITS[split])} beside train, which {root} has not."
+        )
+    stay_inside(folder, root)
+    return folder
+
+
+def _documents(folder: Path, root: Path) -> list[Document]:
+    """Read the text files below `folder`, each once, sorted by their paths within `root`.
+
+    Raises:
+        ValueError: if there is none, or none with text in it, one is not UTF-8, or a link leads out of `root`.
+    """
+    files = _text_files(folder, root)
+    if not files:
+        raise ValueError(f"`data_root` must have text files ({', '.join(TEXT_EXTENSIONS)}), got none in {folder}.")
+    names: dict[str, str] = {}  # by text, so that a copy is not in both parts
+    for name, path in sorted(files.items()):
+        if text := _read(path):
+            names.setdefault(text, name)
+    if not names:
+        raise ValueError(f"`data_root` must have text in its files, got {len(files)} empty ones in {folder}.")
+    return [Document(name, text) for text, name in names.items()]
+
+
+def _text_files(folder: Path, root: Path) -> dict[str, Path]:
+    """Find the text files below `folder`, by their paths within `root` with links followed."""
+    files: dict[str, Path] = {}
+    base = root.resolve()
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found = [
+            Path(place, name)
+            for name in names
+            if name.lower().endswith(TEXT_EXTENSIONS) and not name.startswith(".") and Path(place, name).is_file()
+        ]
+        for path in [*(Path(place, name) for name in folders), *found]:
+            stay_inside(path, root)
+        files |= {path.resolve().relative_to(base).as_posix(): path for path in found}
+    return files
+
+
+def _read(path: Path) -> str:
+    """Read a text file; white space alone is no text.
+
+    Raises:
+        ValueError: if it is not UTF-8, naming the file and the byte.
+    """
+    content = path.read_bytes()
+    # of what decodes, only UTF-16 and UTF-32 without a mark, and what is no text, have a zero byte
+    try:
+        text = content.decode("utf-8")
+        wrong = content.find(b"\0")
+    except UnicodeDecodeError as error:
+        wrong = error.start
+    if wrong >= 0:
+        raise ValueError(
+            f"{path} must be text in UTF-8, got byte 0x{content[wrong]:02x} at offset {wrong}, which does not belong "
+            "there; save it as UTF-8, or take it out of the folder."
+        )
+    text = text.removeprefix("\ufeff")
+    return text if text.strip() else ""

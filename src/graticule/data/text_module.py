@@ -1,0 +1,193 @@
+"""A text, its tokens and its windows, as Lightning wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from graticule.data.byte_pairs import BytePairTokenizer
+from graticule.data.images import Split
+from graticule.data.sampling import BatchOrder, EpochSampler, EvaluationOrder
+from graticule.data.text import list_texts, load_text
+from graticule.data.tokens import ByteTokenizer, Tokenizer
+from graticule.data.windows import EvaluationWindows, TextWindows
+from graticule.factory import known_name
+
+
+def list_tokenizers() -> list[str]:
+    """List the kinds of tokenizers."""
+    return [ByteTokenizer.name, BytePairTokenizer.name]
+
+
+def build_tokenizer(name: str, texts: Sequence[str], vocab_size: int | None = None) -> Tokenizer:
+    """Build a tokenizer for training `texts`: 'bytes', 'bpe' with `vocab_size` tokens, or the file of a saved one.
+
+    Raises:
+        ValueError, FileNotFoundError: for an unknown name, a file that is not there or damaged, or a `vocab_size` that
+            cannot be or has no effect.
+        ImportError: if the library `tokenizers` is needed and not installed.
+    """
+    if name == BytePairTokenizer.name:
+        if vocab_size is None:
+            raise ValueError("`vocab_size` must be given with `tokenizer` bpe, as 1000.")
+        return BytePairTokenizer.train(texts, vocab_size)
+    if vocab_size is not None:
+        raise ValueError(f"`vocab_size` must be left out with `tokenizer` {name}, which has its own, got {vocab_size}.")
+    if name.endswith(".json"):
+        return BytePairTokenizer.load(name)
+    known_name("tokenizer", name, [*list_tokenizers(), "FILE.json"])
+    return ByteTokenizer()
+
+
+@dataclass(frozen=True)
+class TextInfo:
+    """What a language model and its task need to know of a text.
+
+    `end` is the token that ends a document, `vocabulary` the fingerprint of the tokenizer.
+    """
+
+    name: str
+    vocab_size: int
+    end: int
+    vocabulary: str
+
+
+class TextModule(L.LightningDataModule):
+    """The batches of a text for training, and for evaluation at any length.
+
+    Args:
+        dataset: one of `list_texts()`.
+        root: its folder, where it has one.
+        context: tokens a window in training.
+        batch_size: windows a training batch.
+        eval_batch_size: windows a batch in evaluation at the training length; at others, as many tokens.
+        seed: decides order and offsets of the windows.
+        tokenizer: 'bytes', 'bpe' (trained on the training text), the file of a saved one, or a tokenizer.
+        vocab_size: how many tokens 'bpe' has.
+        limit_train: use so many windows from the beginning of the training text only.
+        limit_test: use so many windows of `context` from the beginning of the held-out text only, whatever the length
+            that is evaluated.
+    """
+
+    info: TextInfo
+    tokenizer: Tokenizer
+
+    def __init__(
+        self,
+        dataset: str = "pydoc",
+        *,
+        root: str | Path | None = None,
+        context: int = 128,
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        seed: int = 0,
+        tokenizer: str | Path | Tokenizer = "bytes",
+        vocab_size: int | None = None,
+        limit_train: int | None = None,
+        limit_test: int | None = None,
+    ) -> None:
+        super().__init__()
+        known_name("dataset", dataset, list_texts())
+        limits: dict[Split, int | None] = {"train": limit_train, "test": limit_test}
+        for split, limit in limits.items():
+            if limit is not None and limit < 1:
+                raise ValueError(f"`limit_{split}` must be at least 1, got {limit}.")
+        for name, value in (("context", context), ("eval_batch_size", eval_batch_size)):
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        if isinstance(tokenizer, Tokenizer) and vocab_size is not None:
+            raise ValueError(f"`vocab_size` must be left out with a tokenizer that is there, got {vocab_size}.")
+        self.dataset = dataset
+        self.root = root
+        self.context = context
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        self.limits = limits
+        self.skipped: list[Path] = []  # a text that cannot be read is an error, never passed over
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._tokens: dict[Split, np.ndarray] = {}
+        self._train: TextWindows | None = None
+
+    @property
+    def size(self) -> int:
+        """The length in training, at which runs are evaluated."""
+        return self.context
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the text, train the tokenizer if it is to be, and turn all into tokens.
+
+        Raises:
+            ValueError, FileNotFoundError, ImportError: for a text or a tokenizer that is not there or damaged, or too
+                little text for one window.
+        """
+        if self._train is not None:
+            return
+        corpus = load_text(self.dataset, self.root)
+        given = self._tokenizer
+        if not isinstance(given, Tokenizer):
+            given = build_tokenizer(str(given), [document.text for document in corpus["train"]], self._vocab_size)
+        self.tokenizer = given
+        for split, documents in corpus.items():
+            tokens = given.stream(document.text for document in documents)
+            limit = self.limits[split]
+            self._tokens[split] = tokens if limit is None else tokens[: limit * self.context]
+        self.info = TextInfo(self.dataset, given.vocab_size, given.end, given.fingerprint)
+        self._train = TextWindows(self._tokens["train"], self.context, self.seed)
+
+    def num_bytes(self, split: Split) -> int:
+        """Return how many bytes the tokens of a part stand for; of "test", what bits per byte are divided by."""
+        return self.tokenizer.bytes_of(self._tokens[split])
+
+    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
+        """Return which windows make up the batches of one of `world_size` processes.
+
+        Raises:
+            ValueError: if a batch cannot be dealt out to so many processes and parts, or there is not one batch.
+        """
+        sampler = EpochSampler(len(self._windows()), self.seed)
+        return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
+
+    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
+        """Batches of inputs (B, context) and targets (B, context), others each epoch."""
+        return self._loader(self._windows(), batch_sampler=order or self.train_order())
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Batches of the held-out text at the training length."""
+        return self.eval_dataloader(self.context)
+
+    def eval_dataloader(self, length: int, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
+        """Batches of the held-out text in windows of `length`, every token a target once over all processes.
+
+        Inputs are (B, length), targets (B, length), `PADDING` where there is none. Every process gets as many windows.
+        """
+        windows = EvaluationWindows(self._tokens["test"], length, self.tokenizer)
+        sampler = EvaluationOrder(len(windows), rank, world_size) if world_size > 1 else None
+        batch_size = max(self.eval_batch_size * self.context // length, 1)
+        return self._loader(windows, batch_size=batch_size, sampler=sampler)
+
+    def _windows(self) -> TextWindows:
+        if self._train is None:
+            self.setup()
+        assert self._train is not None
+        return self._train
+
+    def _loader(self, windows: TextWindows | EvaluationWindows, **kwargs: Any) -> DataLoader[Any]:
+        return DataLoader(
+            windows,
+            collate_fn=_as_it_is,  # a whole batch is one indexing: nothing is left for workers or collation
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the process's own alone
+            **kwargs,
+        )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,117 @@
+"""T5's relative bias: a number a head for every bucket of offsets, and the further away, the wider a bucket."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import torch
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from graticule.grid import Grid
+
+
+class BucketedBias(nn.Module):
+    r"""One learnable number a head for every bucket of offsets: exact nearby, logarithmic beyond, and then the same.
+
+    .. math:: b_{h, i, j} = T_h[g(j - i)], \quad g(t) = \begin{cases} |t| & |t| < m \\
+              \min(M - 1, m + \lfloor \frac{\ln(|t| / m)}{\ln(L / m)} (M - m) \rfloor) & |t| \ge m \end{cases}
+
+    with m = M / 2, for M buckets a side and `max_distance` L, in patches. An offset to a key after the query,
+    j > i, has M buckets of its own, so that M is half of `buckets`; that at distance 0 is never used, as in its code.
+    With `causal` keys ahead share the bucket of offset 0, and all the buckets are for those before: the decoder of
+    T5, for a text whose tokens see those before them. The edges of the buckets are found in whole numbers, without
+    rounding a logarithm.
+
+    On a grid of height 1 that is T5's. On others the bias is a sum of two, of the rows' offset and of the columns', a
+    table each, as iRPE's cross method does it. Prefix tokens get no bias. Nothing is resampled at another grid:
+    offsets of `max_distance` and beyond are one.
+
+    Reference: Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer (T5, Raffel et al.,
+    2020), section 2.1; an axis each as in the cross method of iRPE (Wu et al., 2021). T5 starts from a larger standard
+    deviation, and does not divide its logits by the root of d, which is the attention's affair.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        num_heads: h.
+        buckets: of an axis, a multiple of 4, or of 2 with `causal`.
+        max_distance: L, larger than m.
+        causal: whether keys ahead are of no interest, for grids of height 1.
+    """
+
+    def __init__(
+        self, grid: Grid, num_heads: int, buckets: int = 32, max_distance: int = 128, causal: bool = False
+    ) -> None:
+        super().__init__()
+        step = 2 if causal else 4
+        if buckets < step or buckets % step:
+            raise ValueError(f"`buckets` must be a multiple of {step}, got {buckets}.")
+        side = buckets if causal else buckets // 2
+        if max_distance <= side // 2:
+            raise ValueError(f"`max_distance` must be more than the {side // 2} exact buckets, got {max_distance}.")
+        self.grid = grid
+        self.num_heads, self.buckets, self.max_distance, self.causal = num_heads, buckets, max_distance, causal
+        self.one_row = causal or grid.height == 1
+        self._check(grid)
+        self.register_buffer("edges", torch.tensor(edges(side, max_distance)), persistent=False)
+        self.edges: Tensor
+        self.relative_attention_bias = nn.Parameter(torch.empty(buckets, num_heads))
+        # a text has one row, whose table would be one number a head, which a softmax does not see
+        self.relative_attention_bias_y = None if self.one_row else nn.Parameter(torch.empty(buckets, num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the tables anew: a normal of std 0.02, cut at 2 (absolute), as `RelativeBias`."""
+        for table in self.parameters():
+            trunc_normal_(table, std=0.02)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the bias for `grid`, (num_heads, N, N)."""
+        self._check(grid)
+        bias = self._of_axis(self.relative_attention_bias, grid.width)
+        if self.relative_attention_bias_y is None:
+            return grid.with_prefix_bias(bias)
+        rows = self._of_axis(self.relative_attention_bias_y, grid.height)
+        both = rows[:, :, None, :, None] + bias[:, None, :, None, :]  # (h, H, W, H, W)
+        return grid.with_prefix_bias(both.flatten(3).flatten(1, 2))
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
+        self._check(grid)
+        self.grid = grid
+
+    def bucket(self, offset: Tensor) -> Tensor:
+        """Return the bucket of offsets of keys from queries, j - i, int64, of any shape."""
+        if self.causal:
+            return torch.bucketize(-offset, self.edges, right=True)
+        return torch.bucketize(offset.abs(), self.edges, right=True) + (offset > 0) * (self.buckets // 2)
+
+    def _of_axis(self, table: Tensor, side: int) -> Tensor:
+        """Bias between the `side` places of an axis, (h, side, side)."""
+        place = torch.arange(side, device=table.device)
+        by_offset = self.bucket(torch.arange(1 - side, side, device=table.device))  # (2 side - 1,)
+        index = place[None, :] - place[:, None] + side - 1
+        return table.T.index_select(1, by_offset).index_select(1, index.flatten()).unflatten(1, index.shape)
+
+    def _check(self, grid: Grid) -> None:
+        if self.one_row and grid.height > 1:
+            raise ValueError(f"`grid` must be of height 1, which the bias is built for, got {grid.height} rows.")
+
+    def extra_repr(self) -> str:
+        return (
+            f"grid={self.grid.shape}, num_heads={self.num_heads}, buckets={self.buckets}, "
+            f"max_distance={self.max_distance}, causal={self.causal}"
+        )
+
+
+def edges(buckets: int, max_distance: int) -> list[int]:
+    """Return the smallest distance of every bucket of a side but the first, which holds distance 0.
+
+    Bucket m + t starts at the smallest n with (n / m)^(M - m) >= (L / m)^t.
+    """
+    exact = buckets // 2
+    steps = buckets - exact
+    wide = [
+        next(n for n in count(exact) if n**steps * exact**t >= max_distance**t * exact**steps) for t in range(steps)
+    ]
+    return [*range(1, exact), *wide]

@@ -1,0 +1,62 @@
+"""Self-attention of a text: every token attends to itself and to those before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graticule.joining import LayerPosition
+from graticule.layers.attention import Attention
+
+
+class CausalAttention(Attention):
+    r"""softmax(q k^T / sqrt(d) + bias) v over the keys j <= i of every query i, as `Attention` otherwise.
+
+    Without a bias the mask is the kernel's own (`is_causal`). A bias takes the mask in, minus infinity above the
+    diagonal: one a layer, and none a sample unless the bias is one a sample.
+
+    With a cache the tokens x are the next ones of a text: their keys, turned, and values are kept, and their queries
+    meet those of all tokens so far. What `position` says is for them then: n rows of a bias with a column for every
+    key, n rows of a rotation (`LayerPosition.part`).
+
+    Reference: An Introduction to Transformers (Turner, 2024), section 4.1: A_{n,n'} = 0 where n > n'.
+    """
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Mix the tokens x: (B, n, D) into (B, n, D); `where` is their `KeyValueCache`, or nothing."""
+        q, k, v, bias = self._project(x, position)
+        for cache in where:
+            k, v = cache.append(k, v)
+        whole = bias is None and q.shape[-2] == k.shape[-2]
+        dropout = self.attn_drop if self.training else 0.0
+        x = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=None if whole else self._masked(bias, q.shape[-2], k),
+            dropout_p=dropout,
+            is_causal=whole,
+            scale=self.scale,
+        )
+        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+
+    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Compute the attention weights that `forward` never writes down, (B, h, N, N), rows summing to 1."""
+        q, k, _, bias = self._project(x, position)
+        mask = self._masked(q.new_zeros(()) if bias is None else bias, q.shape[-2], k)
+        logits = q * self.scale @ k.transpose(-2, -1)
+        return (logits if mask is None else logits + mask).softmax(-1)
+
+    def _masked(self, bias: Tensor | None, new: int, keys: Tensor) -> Tensor | None:
+        """Return a bias with the mask in it, or the mask alone, True for what is seen; None if all is seen.
+
+        The queries are those of the last `new` keys.
+        """
+        if new == 1:
+            return bias
+        every = keys.shape[-2]
+        ahead = torch.ones(new, every, dtype=torch.bool, device=keys.device).triu(every - new + 1)
+        return ~ahead if bias is None else bias.masked_fill(ahead, -torch.inf)

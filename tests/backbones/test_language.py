@@ -1,0 +1,340 @@
+"""The language model: nobody sees ahead, a short text begins a long one, tables end where they end."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.optim import param_groups_layer_decay
+
+import graticule
+from graticule import LayerPosition, build_position
+from graticule.backbones import LanguageModel
+from graticule.factory import CONDITIONAL, MIXING
+from tiny import CHOICES, PAIRS, count, draw
+
+WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
+SIZE = {"vocab_size": WORDS, "context": CONTEXT, "embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS}
+#: Every encoding with every joining that a text takes, and some at once.
+TEXTS = [
+    *[(encoding, joining) for encoding, joining in CHOICES if not {*encoding.split("+")} & {*CONDITIONAL}],
+    ("learnable+shaw", "lape"),
+    ("shaw+contextual_product+relative_bias", "default"),
+    ("sinusoidal_1d+rotary_1d+alibi", "shared"),
+    ("learnable+bucketed_bias", "lape_sharing"),
+]
+#: Those that hold a table for their grid.
+TABLES = ("learnable", "relative_bias")
+
+every = pytest.mark.parametrize(("encoding", "joining"), TEXTS)
+
+
+def small(encoding="learnable", joining="default", **kwargs):
+    return graticule.create_language_model("lm_nano", encoding=encoding, joining=joining, **{**SIZE, **kwargs})
+
+
+def drawn(*args, **kwargs):
+    return draw(small(*args, **kwargs)).double().eval().requires_grad_(False)
+
+
+def texts(length=CONTEXT, batch=2):
+    return torch.randint(WORDS, (batch, length))
+
+
+def has_table(encoding, joining):
+    normed = joining == "lape" and encoding in ("relative_bias", "continuous_bias")
+    return normed or bool({*encoding.split("+")} & {*TABLES})
+
+
+@pytest.mark.parametrize(
+    ("encoding", "joining"), list(itertools.product(graticule.list_encodings(), graticule.list_joinings()))
+)
+def test_every_encoding_that_does_not_look_ahead_is_taken_with_every_joining(encoding, joining):
+    if encoding not in CONDITIONAL and (encoding, joining) in PAIRS:
+        assert small(encoding, joining)(texts()).shape == (2, CONTEXT, WORDS)
+    else:
+        with pytest.raises(ValueError, match=r"`(encoding|joining)` must"):
+            small(encoding, joining)
+
+
+@pytest.mark.parametrize("encoding", [*CONDITIONAL, *MIXING, "learnable+peg"])
+def test_what_looks_ahead_is_refused_with_the_reason(encoding):
+    with pytest.raises(ValueError, match=r"`encoding` must be one that LanguageModel can use, .* look at those ahead"):
+        small(encoding)
+
+
+@every
+def test_changing_a_token_changes_no_logit_before_it(encoding, joining):
+    model, tokens = drawn(encoding, joining), texts()
+    before = model(tokens)
+    for n in range(CONTEXT):
+        other = tokens.clone()
+        other[:, n] = (other[:, n] + 1) % WORDS
+        after = model(other)
+        assert torch.equal(after[:, :n], before[:, :n])
+        assert ((after - before)[:, n:].abs().amax(-1) > 1e-9).all()
+
+
+@every
+@pytest.mark.parametrize("chunks", [(1,) * CONTEXT, (4, 1, 1, 3, 1)])
+def test_with_a_cache_the_logits_are_the_same(encoding, joining, chunks):
+    model, tokens = drawn(encoding, joining), texts()
+    cache, found, start = model.new_cache(CONTEXT), [], 0
+    for count_ in chunks:
+        found.append(model(tokens[:, start : start + count_], cache))
+        start += count_
+    torch.testing.assert_close(torch.cat(found, 1), model(tokens), rtol=0, atol=1e-10)
+    assert cache.length == CONTEXT
+
+
+@every
+def test_a_short_text_is_the_beginning_of_a_long_one(encoding, joining):
+    model, tokens = drawn(encoding, joining), texts()
+    whole = model(tokens)
+    for length in (1, 4, 9):
+        torch.testing.assert_close(model(tokens[:, :length]), whole[:, :length], rtol=0, atol=1e-12)
+
+
+@every
+def test_a_text_longer_than_the_context_is_computed_or_refused_with_the_choices(encoding, joining):
+    model, tokens = small(encoding, joining), texts(2 * CONTEXT + 1)
+    model = model.double().eval()
+    if has_table(encoding, joining):
+        message = r"`tokens` must be at most 10 long, as the table of \w+.* is, got 21: cut .*set_context\(21\).*alibi"
+        for act in (lambda: model(tokens), lambda: model.new_cache(21), lambda: model.positions(21)):
+            with pytest.raises(ValueError, match=message):
+                act()
+        model.set_context(21)
+    with torch.no_grad():
+        longer = model(tokens)
+        assert longer.shape == (2, 21, WORDS) and longer.isfinite().all()
+        # a fixed table was rounded to float32 when it was made, and is computed in float64 past its end
+        torch.testing.assert_close(model(tokens[:, :CONTEXT]), longer[:, :CONTEXT], rtol=0, atol=1e-6)
+        cache = model.new_cache(21)
+        torch.testing.assert_close(model(tokens, cache), longer, rtol=0, atol=1e-10)
+
+
+@every
+def test_another_context_is_set_for_good(encoding, joining):
+    model = drawn(encoding, joining)
+    for context in (16, 7):
+        model.set_context(context)
+        assert model.context == context
+        fresh = drawn(encoding, joining, context=context).state_dict()
+        assert {k: v.shape for k, v in fresh.items()} == {k: v.shape for k, v in model.state_dict().items()}
+        assert model(texts(context)).isfinite().all()
+
+
+@every
+def test_it_folds_into_constants_and_back(encoding, joining):
+    model, tokens = drawn(encoding, joining), texts()
+    before, short = model(tokens), model(tokens[:, :4])
+    graticule.fold(model)
+    assert torch.equal(model(tokens), before)
+    assert torch.equal(model(tokens[:, :4]), short)
+    with pytest.raises(ValueError, match="`tokens` must be at most 10 long: the model is folded for that many, got 11"):
+        model(texts(11))
+    graticule.unfold(model)
+    assert torch.equal(model(tokens), before)
+
+
+@every
+def test_it_is_one_graph_with_the_same_numbers_and_gradients(encoding, joining):
+    model, tokens = draw(small(encoding, joining, depth=2)).double(), texts()
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
+    for one in (model, compiled):
+        logits = one(tokens[:, :-1])
+        F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    theirs = dict(compiled._orig_mod.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(theirs[name].grad, parameter.grad, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@every
+def test_a_gradient_reaches_every_parameter(encoding, joining):
+    model, tokens = draw(small(encoding, joining)), texts()
+    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("encoding", ["none", "learnable", "relative_bias", "rotary_1d", "alibi", "shaw"])
+def test_bfloat16_agrees(encoding):
+    model, tokens = small(encoding).eval().requires_grad_(False), texts()
+    exact = model(tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model(tokens)
+        cache = model.new_cache(CONTEXT)
+        steps = torch.cat([model(tokens[:, n : n + 1], cache) for n in range(CONTEXT)], 1)
+    assert cache.layers[0]._held.dtype == torch.bfloat16
+    rounded = copy.deepcopy(model).bfloat16()(tokens)
+    assert rounded.dtype == torch.bfloat16
+    for found in (mixed, steps, rounded):
+        torch.testing.assert_close(found.float(), exact, rtol=0, atol=0.02)
+
+
+def test_without_an_encoding_the_mask_alone_tells_the_order():
+    model, tokens = drawn("none"), texts()
+    assert all(given == LayerPosition() for given in model.position(model.grid))
+    tokens[:, 0] = (tokens[:, 1] + 1) % WORDS
+    swapped = tokens[:, [1, 0, *range(2, CONTEXT)]]
+    assert (model(swapped)[:, 1] - model(tokens)[:, 0]).abs().amax(-1).min() > 1e-3  # the same word, seen from later
+    one_layer = drawn("none", depth=1)  # whose later tokens see the words before them as a set
+    torch.testing.assert_close(one_layer(swapped)[:, 2:], one_layer(tokens)[:, 2:], rtol=0, atol=1e-12)
+
+
+def test_the_causal_form_of_the_buckets_is_the_one_that_a_text_has():
+    assert small("bucketed_bias").position.encoding.causal
+    assert not build_position(
+        graticule.Grid(1, 9), dim=12, depth=1, num_heads=3, encoding="bucketed_bias"
+    ).encoding.causal
+
+
+def test_tied_weights_are_one_parameter_and_untied_ones_two():
+    tied, untied = small(), small(tied=False)
+    assert count(untied) - count(tied) == WORDS * DIM
+    assert not any(name.startswith("head") for name in tied.state_dict())
+    x = torch.randn(1, 2, DIM)
+    assert torch.equal(tied.forward_head(x), x @ tied.embed.weight.T)
+    assert torch.equal(untied.forward_head(x), untied.head(x))
+    tokens = torch.zeros(1, 3, dtype=torch.long)
+    tied(tokens)[..., 5].sum().backward()
+    assert tied.embed.weight.grad[5].any()  # as a word of the head: it is not in the text
+
+
+def test_the_parameters_are_counted():
+    block = 12 * DIM**2 + 13 * DIM
+    assert count(small("none")) == WORDS * DIM + DEPTH * block + 2 * DIM
+    assert count(small("learnable", "lape")) - count(small("none")) == CONTEXT * DIM + DEPTH * 2 * DIM
+    assert count(small("relative_bias")) - count(small("none")) == DEPTH * (2 * CONTEXT - 1) * HEADS
+    assert count(small("bucketed_bias")) - count(small("none")) == 32 * HEADS
+    assert count(small("alibi")) == count(small("rotary_1d")) == count(small("none"))
+
+
+def test_the_sizes_by_name():
+    assert graticule.list_language_models() == ["lm_nano", "lm_tiny", "lm_small", "lm_base"]
+    expected = {"lm_nano": (64, 4, 4), "lm_tiny": (128, 6, 4), "lm_small": (384, 8, 6), "lm_base": (768, 12, 12)}
+    for name, (dim, depth, heads) in expected.items():
+        with torch.device("meta"):
+            model = graticule.create_language_model(name, vocab_size=100)
+        assert (model.embed_dim, len(model.blocks), model.blocks[0].attn.num_heads) == (dim, depth, heads)
+        assert model.context == 256
+
+
+def test_it_starts_as_uncertain_as_there_are_words():
+    model, tokens = small(), texts(batch=50)
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    assert abs(loss.item() - torch.tensor(float(WORDS)).log().item()) < 0.05
+
+
+def test_it_learns_a_text_by_heart():
+    model, tokens = small("rotary_1d"), torch.tensor([[1, 2, 3, 1, 2, 4, 1, 2, 5, 1]])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+    assert torch.equal(model(tokens[:, :-1]).argmax(-1), tokens[:, 1:])
+
+
+def test_checkpointed_blocks_have_the_same_gradients():
+    first = draw(small("learnable+relative_bias", "lape")).double()
+    second = copy.deepcopy(first)
+    second.set_grad_checkpointing()
+    tokens = texts()
+    for model in (first, second):
+        model(tokens).square().sum().backward()
+    for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-10, atol=1e-10)
+
+
+def test_dropout_is_for_training():
+    tokens = texts()
+    for rate in ("pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"):
+        model = small(**{rate: 0.5})
+        model.requires_grad_(False)
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+        assert not torch.equal(model(tokens), model(tokens)), rate
+        model.eval()
+        assert torch.equal(model(tokens), model(tokens)), rate
+
+
+def test_position_has_no_weight_decay_and_what_a_layer_has_alone_goes_with_the_layer():
+    model = small("learnable", "lape")
+    assert model.no_weight_decay() == {name for name, _ in model.named_parameters() if name.startswith("position.")}
+    groups = param_groups_layer_decay(model, 0.1, model.no_weight_decay(), layer_decay=0.5)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scale = {names[id(parameter)]: group["lr_scale"] for group in groups for parameter in group["params"]}
+    assert scale["position.joining.norms.1.weight"] == scale["blocks.1.attn.qkv.weight"]
+    assert scale["embed.weight"] == scale["position.encodings.0.pos_embed"] < scale["blocks.0.attn.qkv.weight"]
+    assert scale["norm.weight"] == 1
+
+
+def test_a_state_dict_goes_round():
+    first, second = small("learnable+bucketed_bias", "lape"), small("learnable+bucketed_bias", "lape")
+    second.load_state_dict(first.state_dict(), strict=True)
+    tokens = texts()
+    assert torch.equal(first(tokens), second(tokens))
+
+
+def test_a_position_of_ones_own_is_told_that_it_is_causal():
+    told = {}
+
+    def builder(grid, *, dim, depth, num_heads, **within):
+        told.update(within, grid=grid)
+        return build_position(grid, dim=dim, depth=depth, num_heads=num_heads, encoding="alibi")
+
+    model = LanguageModel(builder, WORDS, context=CONTEXT, embed_dim=DIM, depth=2, num_heads=HEADS)
+    assert told == {"causal": True, "grid": graticule.Grid(1, CONTEXT)}
+    assert model(texts()).shape == (2, CONTEXT, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.zeros(3, dtype=torch.long), r"`tokens` must be int64 \(B, N\), N at least 1, got torch.int64 \(3,\)"),
+        (torch.zeros(1, 3), r"`tokens` must be int64 \(B, N\), N at least 1, got torch.float32 \(1, 3\)"),
+        (torch.zeros(1, 0, dtype=torch.long), r"N at least 1, got torch.int64 \(1, 0\)"),
+    ],
+)
+def test_what_is_no_text_is_refused(tokens, message):
+    model = small()
+    for cache in (None, model.new_cache(4)):
+        with pytest.raises(ValueError, match=message):
+            model(tokens, cache)
+    with pytest.raises(ValueError, match="`tokens` must be at least one token long, got none"):
+        model.new_cache(0)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"vocab_size": 0}, "`vocab_size` must be a whole number of at least 1, got 0"),
+        ({"context": 0}, "`context` must be a whole number of at least 1, got 0"),
+        ({"depth": 0}, "`depth` must be a whole number of at least 1, got 0"),
+        ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
+        ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
+        ({"encoding": "alibbi"}, "`encoding` must be one of .*did you mean 'alibi'"),
+    ],
+)
+def test_what_is_no_model_is_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        small(**kwargs)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"`name` must be one of lm_nano.*got 'lm_nono'; did you mean 'lm_nano'"):
+        graticule.create_language_model("lm_nono", vocab_size=5)
+    with pytest.raises(ValueError, match="`context` must be a whole number of at least 1, got 0"):
+        small().set_context(0)
+
+
+def test_more_tokens_than_the_cache_is_for_are_refused():
+    model = small()
+    cache = model.new_cache(4)
+    model.eval().requires_grad_(False)(texts(3), cache)
+    with pytest.raises(ValueError, match="`tokens` must leave the text at 4 tokens at most, its cache's, got 5"):
+        model(texts(2), cache)

@@ -1,0 +1,100 @@
+"""Laws of ALiBi: the slopes of its paper and code, the distance in one dimension and two."""
+
+import math
+
+import pytest
+import torch
+
+import graticule
+from graticule import Grid
+from graticule.encodings import Alibi
+from graticule.encodings.alibi import slopes
+from graticule.surgery import fold
+from tiny import draw, images, tiny
+
+BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)
+
+
+def test_eight_heads_halve_the_slope_from_a_half_on():
+    assert slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+
+
+def test_twelve_heads_have_the_eight_and_every_other_one_of_sixteen():
+    sixteen = [2 ** (-h / 2) for h in range(1, 17)]
+    assert slopes(12) == pytest.approx([*slopes(8), *sixteen[0:8:2]], abs=1e-15)
+    assert slopes(12)[8:] == pytest.approx([2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5], abs=1e-15)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 16, 32])
+def test_a_power_of_two_is_a_geometric_sequence_that_ends_at_one_256th(heads):
+    ratio = 2 ** (-8 / heads)
+    assert slopes(heads) == pytest.approx([ratio**h for h in range(1, heads + 1)], rel=1e-12)
+    assert slopes(heads)[-1] == pytest.approx(1 / 256)
+
+
+@pytest.mark.parametrize("heads", [3, 5, 6, 7, 9, 12, 20, 24])
+def test_other_numbers_of_heads_follow_the_recursion_of_the_code(heads):
+    below = 1 << (heads.bit_length() - 1)
+    assert slopes(heads) == pytest.approx(slopes(below) + slopes(2 * below)[::2][: heads - below], rel=1e-12)
+    assert len(set(slopes(heads))) == heads
+
+
+def test_a_text_loses_the_slope_times_the_number_of_tokens_between():
+    bias = Alibi(Grid(1, 6), 8).double()(Grid(1, 6))
+    for head in range(8):
+        for i in range(6):
+            for j in range(6):
+                assert bias[head, i, j] == -abs(i - j) / 2 ** (head + 1)
+
+
+@pytest.mark.parametrize("grid", [BUILT, OTHER, Grid(1, 7), Grid(3, 4, prefix=2)], ids=str)
+def test_in_two_dimensions_the_distance_is_euclidean_and_prefix_tokens_are_left_out(grid):
+    bias = Alibi(BUILT, 3).double()(grid)
+    assert bias.shape == (3, grid.tokens, grid.tokens)
+    place = grid.coordinates().tolist()
+    for head, slope in enumerate(slopes(3)):
+        for i, p in enumerate(place):
+            for j, q in enumerate(place):
+                found = bias[head, grid.prefix + i, grid.prefix + j].item()
+                assert found == pytest.approx(-slope * math.dist(p, q), rel=1e-6)  # slopes are kept in float32
+    assert not bias[:, : grid.prefix].any() and not bias[:, :, : grid.prefix].any()
+
+
+def test_nothing_is_learned_or_saved_and_the_grid_it_is_built_for_does_not_matter():
+    encoding = Alibi(BUILT, 3)
+    assert not list(encoding.parameters()) and not encoding.state_dict()
+    asked = encoding(OTHER)
+    encoding.set_grid(OTHER)
+    assert encoding.grid == OTHER and "(4, 2)" in repr(encoding)
+    assert torch.equal(encoding(OTHER), asked)
+    assert torch.equal(Alibi(OTHER, 3)(OTHER), asked)
+
+
+def test_bfloat16_stays_bfloat16_and_agrees():
+    exact, rounded = Alibi(BUILT, 3)(BUILT), Alibi(BUILT, 3).bfloat16()(BUILT)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, rtol=2**-6, atol=0)
+
+
+def test_all_layers_share_one_bias_that_folds_into_one_constant():
+    model = draw(tiny("alibi")).eval()
+    first, *others = model.position(model.grid)
+    assert all(other.bias is first.bias for other in others)
+    x = images()
+    before = model(x)
+    fold(model)
+    assert [name for name, _ in model.position.named_buffers() if name.startswith("layer")] == ["layer0_bias"]
+    assert torch.equal(model(x), before)
+
+
+def test_it_takes_the_first_layers_only_and_no_joining():
+    position = graticule.build_position(BUILT, dim=12, depth=3, num_heads=3, encoding="alibi", joined_layers=2)
+    assert [given.bias is not None for given in position(BUILT)] == [True, True, False]
+    for kwargs, message in (
+        ({"joining": "lape"}, "`joining` must be 'default' with encoding 'alibi', got 'lape'"),
+        ({"joined_layers": 4}, "`joined_layers` must be from 1 to .*3, got 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            graticule.build_position(BUILT, dim=12, depth=3, num_heads=3, encoding="alibi", **kwargs)
+    with pytest.raises(ValueError, match="`num_heads` must be at least 1, got 0"):
+        Alibi(BUILT, 0)

@@ -1,0 +1,126 @@
+"""Causal attention: nobody sees what comes after, with and without a bias, at once and a token at a time."""
+
+import pytest
+import torch
+from torch import nn
+
+from graticule import LayerPosition
+from graticule.layers import Attention, CausalAttention, KeyValueCache
+
+B, N, D, HEADS = 2, 7, 24, 3
+F64 = torch.float64
+
+
+def scores(queries, start=0, stop=None):
+    """A bias that depends on the queries: the bias of key j is a channel of the query."""
+    table = torch.linspace(-2, 2, N * D // HEADS, dtype=F64).view(D // HEADS, N)
+    return (queries @ table)[..., :stop]
+
+
+POSITIONS = {
+    "nothing": LayerPosition(),
+    "bias": LayerPosition(bias=torch.linspace(-3, 3, HEADS * N * N, dtype=F64).sin().view(HEADS, N, N)),
+    "function": LayerPosition(bias=scores),
+    "rotary": LayerPosition(rotary=torch.linspace(0, 9, N * 16, dtype=F64).sin().view(N, 16)),
+}
+POSITIONS["all"] = POSITIONS["bias"].merge(POSITIONS["rotary"]).merge(POSITIONS["function"])
+
+positions = pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
+
+
+@pytest.fixture
+def attention():
+    module = CausalAttention(D, HEADS).double().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return module.requires_grad_(False)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(B, N, D, dtype=F64)
+
+
+@positions
+def test_it_is_attention_with_minus_infinity_above_the_diagonal(attention, x, position):
+    plain = Attention(D, HEADS).double().eval()
+    plain.load_state_dict(attention.state_dict(), strict=True)
+    above = torch.full((HEADS, N, N), -torch.inf, dtype=F64).triu(1)
+    masked = position.merge(LayerPosition(bias=above))
+    torch.testing.assert_close(attention(x, position), plain(x, masked), rtol=0, atol=1e-12)
+    torch.testing.assert_close(attention.weights(x, position), plain.weights(x, masked), rtol=0, atol=1e-12)
+
+
+@positions
+def test_the_weights_are_those_of_the_pass_and_upper_triangular(attention, x, position):
+    weights = attention.weights(x, position)
+    assert weights.shape == (B, HEADS, N, N)
+    assert not weights.triu(1).any()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(B, HEADS, N, dtype=F64), rtol=0, atol=1e-12)
+    v = attention._project(x, position)[2]
+    by_hand = attention.proj((weights @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x, position), by_hand, rtol=0, atol=1e-12)
+
+
+@positions
+@pytest.mark.parametrize("token", range(N))
+def test_changing_a_token_changes_nothing_before_it(attention, x, position, token):
+    before = attention(x, position)
+    x = x.clone()
+    x[:, token] += 1
+    after = attention(x, position)
+    assert torch.equal(after[:, :token], before[:, :token])
+    assert ((after - before)[:, token:].abs().amax(-1) > 1e-6).all()
+
+
+@positions
+@pytest.mark.parametrize("chunks", [(7,), (1,) * 7, (4, 1, 1, 1), (2, 3, 2), (1, 6)])
+def test_with_a_cache_any_number_of_tokens_at_a_time_is_the_same(attention, x, position, chunks):
+    cache, found, start = KeyValueCache(N), [], 0
+    for count in chunks:
+        stop = start + count
+        found.append(attention(x[:, start:stop], position.part(start, stop), cache))
+        start = stop
+    torch.testing.assert_close(torch.cat(found, 1), attention(x, position), rtol=0, atol=1e-12)
+
+
+def test_a_bias_is_masked_once_for_all_samples(attention, x):
+    bias = attention._masked(attention._project(x, POSITIONS["bias"])[3], N, x[:, None])
+    assert bias.shape == (1, HEADS, N, N)
+
+
+def test_a_gradient_reaches_the_bias_below_the_diagonal_and_none_above():
+    attention = CausalAttention(D, HEADS)
+    bias = torch.randn(HEADS, N, N, requires_grad=True)
+    attention(torch.randn(B, N, D), LayerPosition(bias=bias)).square().sum().backward()
+    assert bias.grad.isfinite().all()
+    assert not bias.grad.triu(1).any()
+    assert (bias.grad.tril() != 0).sum() == HEADS * (N * (N + 1) // 2 - 1)  # the first token has no choice
+
+
+def test_dropout_is_for_training(x):
+    attention = CausalAttention(D, HEADS, attn_drop=0.5).double()
+    assert not torch.equal(attention(x), attention(x))
+    attention.eval()
+    assert torch.equal(attention(x), attention(x))
+
+
+def test_a_cache_holds_what_it_is_given_in_memory_linear_in_its_capacity():
+    small, large = KeyValueCache(10), KeyValueCache(30)
+    assert small.bytes == 0
+    k, v = torch.randn(2, B, HEADS, 4, 8)
+    for cache in (small, large):
+        keys, values = cache.append(k, v)
+        assert torch.equal(keys, k) and torch.equal(values, v) and cache.length == 4
+        keys, values = cache.append(v[:, :, :1], k[:, :, :1])
+        assert keys.shape == (B, HEADS, 5, 8) and torch.equal(keys[:, :, 4:], v[:, :, :1])
+    assert small.bytes == 2 * B * HEADS * 10 * 8 * 4
+    assert large.bytes == 3 * small.bytes
+
+
+def test_a_full_cache_and_one_for_nothing_are_refused():
+    cache = KeyValueCache(3)
+    with pytest.raises(ValueError, match="`keys` must leave the cache at 3 tokens at most, got 4"):
+        cache.append(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2))
+    with pytest.raises(ValueError, match="`capacity` must be at least 1, got 0"):
+        KeyValueCache(0)
