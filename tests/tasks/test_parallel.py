@@ -164,4 +164,4 @@ def test_a_shared_out_checkpoint_that_is_not_whole_or_would_run_code_is_not_read
 def test_one_checkpoint_of_several_processes_is_read_as_plain_data(tmp_path):
     run = together(tmp_path / "run", epochs=1)
     assert run.last is not None
-    assert read_checkpoint(run.last)["progress"]["images"] == 50
+    assert [images for _, images in read_checkpoint(run.last)["progress"]["sums"]] == [25, 25]

@@ -178,41 +178,45 @@ class Classification(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log `train_loss`, `val_loss`, `val_top1` (percent), over all processes, and the learning rate."""
-        loss, images = self._sums()
+        loss, images = (sum(column) for column in zip(*self._sums(), strict=True))
         metrics = {"train_loss": loss / max(images, 1.0), "val_loss": float(self.val_loss.compute())}
         rates = {"lr": self.trainer.optimizers[0].param_groups[0]["lr"]}
         self.log_dict(metrics | {"val_top1": 100 * float(self.top1.compute())} | rates)
         self.val_loss.reset()
         self.top1.reset()
 
-    def _sums(self) -> tuple[float, float]:
-        """The sum of the losses and the number of images of the epoch so far, over all processes."""
-        sums = torch.tensor([float(self._loss), self._images], dtype=torch.float64, device=self.device)
+    def _sums(self) -> list[list[float]]:
+        """For each process, the sum of the losses and the number of images of the epoch so far."""
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64  # which has no other
+        sums = torch.tensor([float(self._loss), self._images], dtype=dtype, device=self.device)
         if self.trainer.world_size > 1:
-            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
-        loss, images = sums.tolist()
-        return loss, images
+            return self.trainer.strategy.all_gather(sums).tolist()
+        return [sums.tolist()]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what the epoch came to so far, and where in it the run stands."""
-        loss, images = self._sums()
+        sums = self._sums()
         progress: Any = self.trainer.fit_loop.epoch_progress.current
         within = progress.processed < progress.ready
         checkpoint["progress"] = {
             "epoch": progress.processed,
             "batches": self.trainer.fit_loop.epoch_loop.batch_progress.current.ready if within else 0,
-            "loss": loss,
-            "images": images,
+            "sums": sums,
             "skipped_steps": self.skipped_steps,
             "skipped_in_a_row": self._skipped_in_a_row,
             "accumulate": self.recipe.accumulate,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the counts of a checkpoint; the first process goes on with those of all."""
+        """Take up the counts of a checkpoint, each process its own; where they are others now, the first takes all."""
         progress = checkpoint["progress"]
-        first = self.global_rank == 0
-        self._loss, self._images = (progress["loss"], progress["images"]) if first else (0.0, 0.0)
+        sums = progress["sums"]
+        if len(sums) == self.trainer.world_size:
+            self._loss, self._images = sums[self.global_rank]
+        elif self.global_rank == 0:
+            self._loss, self._images = (sum(column) for column in zip(*sums, strict=True))
+        else:
+            self._loss, self._images = 0.0, 0.0
         self.skipped_steps = progress["skipped_steps"]
         self._skipped_in_a_row = progress.get("skipped_in_a_row", 0)
 
