@@ -160,10 +160,15 @@ class Classification(L.LightningModule):
         """Return a loss of which every parameter has a gradient of 0, as processes wait for each other's gradients."""
         return torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0.0
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Let a step that is skipped change nothing: what has no gradient is left alone."""
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Make a step, or none if it is skipped: then it changes nothing but the place in the schedule."""
+        if self.recipe.nonfinite != "skip":
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+            return
+        result = optimizer_closure()  # forward and backward pass
         if not self._skip:
             self._skipped_in_a_row = 0
+            optimizer.step(closure=lambda: result)
             return
         optimizer.zero_grad(set_to_none=True)
         statistics, self._loss, self._images = self._before
