@@ -329,7 +329,7 @@ def build(encoding, grid=GRID, **kwargs):
     return drawn(build_position(grid, dim=12, depth=3, num_heads=3, encoding=encoding, **kwargs))
 
 
-def stands_for(folded, original, dim=12):
+def assert_stands_for(folded, original, dim=12):
     """Whether two positions say the same of random tokens, layer by layer and field by field."""
     x, q = tokens(GRID, dim), torch.randn(2, 3, GRID.tokens, dim // 3, dtype=torch.float64)
     for a, b in zip(folded(GRID), original(GRID), strict=True):
@@ -362,7 +362,7 @@ folded_ones = pytest.mark.parametrize(("encoding", "kwargs"), FOLDED, ids=[f"{e}
 @folded_ones
 def test_a_folded_position_says_the_same(encoding, kwargs):
     original = build(encoding, **kwargs).eval()
-    stands_for(FoldedPosition(original, GRID).eval(), original)
+    assert_stands_for(FoldedPosition(original, GRID).eval(), original)
 
 
 def test_folding_makes_constants_of_tables_and_keeps_functions():
@@ -380,7 +380,7 @@ def test_folding_makes_constants_of_tables_and_keeps_functions():
     assert not torch.equal(folded(GRID)[0].leave(x), before)
     assert torch.equal(folded(GRID)[0].inner, constants["layer0_inner"])
     folded.fold()
-    stands_for(folded, original)
+    assert_stands_for(folded, original)
 
 
 @folded_ones
@@ -389,9 +389,9 @@ def test_loading_a_state_dict_changes_constants_and_functions_alike(encoding, kw
     folded = FoldedPosition(first, GRID).eval()
     assert list(folded.state_dict()) == list(second.state_dict())
     with pytest.raises(AssertionError):
-        stands_for(folded, second)
+        assert_stands_for(folded, second)
     folded.load_state_dict(second.state_dict(), strict=True)
-    stands_for(folded, second)
+    assert_stands_for(folded, second)
 
 
 @folded_ones
@@ -399,17 +399,17 @@ def test_a_copy_of_a_folded_position_shares_nothing(encoding, kwargs):
     original = build(encoding, **kwargs).eval()
     folded = FoldedPosition(original, GRID).eval()
     kept, other = copy.deepcopy(original), copy.deepcopy(folded)
-    stands_for(other, kept)
+    assert_stands_for(other, kept)
     mine = {value.data_ptr() for value in [*folded.parameters(), *folded.buffers()]}
     assert not mine & {value.data_ptr() for value in [*other.parameters(), *other.buffers()] if value.numel()}
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(1)
     other.fold()
-    stands_for(folded, kept)
-    stands_for(other, other.original)
+    assert_stands_for(folded, kept)
+    assert_stands_for(other, other.original)
     with pytest.raises(AssertionError):
-        stands_for(other, kept)
+        assert_stands_for(other, kept)
 
 
 def test_a_folded_model_with_a_peg_computes_the_same_and_takes_new_weights():

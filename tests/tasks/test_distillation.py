@@ -390,21 +390,21 @@ def test_options_that_cannot_be_are_refused(options, message):
         Distillation(**options)
 
 
-def refused(error, message, info=INFO, **options):
+def assert_refused(error, message, info=INFO, **options):
     with pytest.raises(error, match=message):
         build_teacher(Distillation(**options), info, (28, 28))
 
 
 def test_a_teacher_that_is_not_there_is_refused_with_the_nearest_names(tmp_path):
-    refused(ValueError, r"got 'test_resnt', which is neither; did you mean 'test_resnet'", teacher="test_resnt")
-    refused(ValueError, r"did you mean .*'regnety_160.deit_in1k'", teacher="regnety_160.deit")
-    refused(ValueError, "neither", teacher=str(tmp_path / "nowhere"))
-    refused(ValueError, "a folder without recipe.json", teacher=str(tmp_path))
+    assert_refused(ValueError, r"got 'test_resnt', which is neither; did you mean 'test_resnet'", teacher="test_resnt")
+    assert_refused(ValueError, r"did you mean .*'regnety_160.deit_in1k'", teacher="regnety_160.deit")
+    assert_refused(ValueError, "neither", teacher=str(tmp_path / "nowhere"))
+    assert_refused(ValueError, "a folder without recipe.json", teacher=str(tmp_path))
 
 
 def test_a_named_teacher_without_weights_is_refused(tmp_path):
-    refused(ValueError, "has no weights: give `distillation.teacher_checkpoint`", teacher="test_resnet")
-    refused(
+    assert_refused(ValueError, "has no weights: give `distillation.teacher_checkpoint`", teacher="test_resnet")
+    assert_refused(
         FileNotFoundError,
         "`distillation.teacher_checkpoint` must be a file",
         teacher="test_resnet",
@@ -414,13 +414,13 @@ def test_a_named_teacher_without_weights_is_refused(tmp_path):
 
 def test_a_teacher_of_other_classes_is_refused_with_both_numbers(convnet, teacher_run):
     message = r"the classes of colours, 2, got 10 in"
-    refused(ValueError, message, COLOURS, teacher="test_resnet", teacher_checkpoint=convnet)
+    assert_refused(ValueError, message, COLOURS, teacher="test_resnet", teacher_checkpoint=convnet)
     gray = DatasetInfo("gray", ("a", "b"), 1, None, (0.5,), (0.5,))
-    refused(ValueError, r"the classes of gray, 2, got 10 in", gray, teacher=str(teacher_run.folder))
+    assert_refused(ValueError, r"the classes of gray, 2, got 10 in", gray, teacher=str(teacher_run.folder))
 
 
 def test_weights_that_do_not_fit_are_refused(convnet, tmp_path):
-    refused(
+    assert_refused(
         ValueError,
         r"`distillation.teacher_checkpoint` must fit test_convnext, got .*lacks",
         teacher="test_convnext",
@@ -428,25 +428,25 @@ def test_weights_that_do_not_fit_are_refused(convnet, tmp_path):
     )
     state = read_checkpoint(convnet)["model"]
     torch.save({**state, "conv1.0.weight": torch.zeros(1)}, tmp_path / "shape.pth")
-    refused(
+    assert_refused(
         ValueError,
         r"conv1.0.weight is \(1,\) where the model has",
         teacher="test_resnet",
         teacher_checkpoint=tmp_path / "shape.pth",
     )
     (tmp_path / "text.pth").write_text("no weights")
-    refused(ValueError, "not a checkpoint", teacher="test_resnet", teacher_checkpoint=tmp_path / "text.pth")
+    assert_refused(ValueError, "not a checkpoint", teacher="test_resnet", teacher_checkpoint=tmp_path / "text.pth")
 
 
 def test_a_run_has_its_own_weights_and_its_weights_are_no_named_models(teacher_run, convnet):
-    refused(
+    assert_refused(
         ValueError,
         "`distillation.teacher_checkpoint` must be left out",
         teacher=str(teacher_run.folder),
         teacher_checkpoint=convnet,
     )
     for path in (teacher_run.weights, teacher_run.best):
-        refused(ValueError, "must not be part of a run", teacher="posmlp_nano_32", teacher_checkpoint=path)
+        assert_refused(ValueError, "must not be part of a run", teacher="posmlp_nano_32", teacher_checkpoint=path)
 
 
 def test_a_student_is_not_its_own_teacher(tmp_path):

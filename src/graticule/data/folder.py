@@ -100,5 +100,10 @@ def _images(folder: Path, root: Path) -> list[Path]:
 
 
 def stay_inside(path: Path, root: Path) -> None:
+    """Check that `path` is no link that leads out of `root`.
+
+    Raises:
+        ValueError: if it is, naming both ends.
+    """
     if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
         raise ValueError(f"`data_root` must not have a link that leads out of it, got {path} -> {path.resolve()}.")

@@ -91,12 +91,11 @@ def summarise(folder: Path) -> Summary:
         recipe = read_recipe(run.recipe_file)
     except (ValueError, OSError) as error:
         damage.append(_reason(error))
-    try:
-        metrics = read_metrics(run.metrics_file)
-    except FileNotFoundError:
-        pass  # it is written at the end of the first epoch
-    except (ValueError, OSError) as error:
-        damage.append(_reason(error))
+    if run.metrics_file.exists():  # it is written at the end of the first epoch
+        try:
+            metrics = read_metrics(run.metrics_file)
+        except (ValueError, OSError) as error:
+            damage.append(_reason(error))
     state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
     if damage:
         state = "damaged"
