@@ -17,7 +17,11 @@ from graticule.backbones.distilled import DistilledVisionTransformer
 from graticule.backbones.generation import generate
 from graticule.backbones.gmlp import GMlp
 from graticule.backbones.language import LanguageModel, TextCache
-from graticule.backbones.language_sizes import create_language_model, list_language_models
+from graticule.backbones.language_sizes import (
+    create_language_model,
+    list_language_arguments,
+    list_language_models,
+)
 from graticule.backbones.posmlp import PosMlp
 from graticule.backbones.published import published_state_dict
 from graticule.backbones.pvt import PyramidVisionTransformer
@@ -46,6 +50,7 @@ __all__ = [
     "generate",
     "gmlp_sizes",
     "list_arguments",
+    "list_language_arguments",
     "list_language_models",
     "list_models",
     "posmlp_sizes",

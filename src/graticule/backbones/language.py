@@ -172,6 +172,11 @@ class LanguageModel(nn.Module):
         """Compute each block's activations again in the backward pass instead of keeping them."""
         self.grad_checkpointing = enable
 
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        """What holds the weights of the softmax head: with tied weights, the token embedding."""
+        return self.embed if self.head is None else self.head
+
     @property
     def context(self) -> int:
         """The number of tokens that position information is held for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from graticule.backbones.language import LanguageModel
@@ -19,6 +20,12 @@ SIZES: dict[str, dict[str, int]] = {
 def list_language_models() -> list[str]:
     """List the names that `create_language_model` takes."""
     return list(SIZES)
+
+
+def list_language_arguments() -> list[str]:
+    """List the arguments of a language model that are numbers, words or truth values, those of position apart."""
+    hidden = ("self", "position", "norm_layer", "act_layer", "block_layer")
+    return [name for name in inspect.signature(LanguageModel.__init__).parameters if name not in hidden]
 
 
 def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> LanguageModel:

@@ -42,8 +42,7 @@ def run(arguments: list[str]) -> int:
     options = parse(Compare, "compare", arguments)
     from graticule.recipes import load_recipe
     from graticule.studies import compare, resolutions
-    from graticule.studies.compare import COLUMNS
-    from graticule.tasks import Interrupted, Recipe, build_model, check_sizes
+    from graticule.tasks import Interrupted, build_model, check_sizes
 
     sizes = parse_sizes(options.sizes)
     base = load_recipe(options.recipe)
@@ -56,7 +55,7 @@ def run(arguments: list[str]) -> int:
         flags = [text for key, _, value in pairs for text in _flag(key, value)]
         if choice in choices:
             raise ValueError(f"`choices` must differ, got {choice!r} twice.")
-        choices[choice] = parse(Recipe, "compare --choices", flags, default=base)
+        choices[choice] = parse(type(base), "compare --choices", flags, default=base)
     for recipe in choices.values() if sizes else ():  # before any training
         check_sizes(build_model(recipe, 10, 1), sizes)
     folder = options.output or Path("runs") / f"compare-{Path(options.recipe).stem}"
@@ -65,7 +64,7 @@ def run(arguments: list[str]) -> int:
     except Interrupted:
         print("stopped; the same command goes on where it stood.", file=sys.stderr)
         return 130
-    print_table(COLUMNS, comparison.rows())
+    print_table(comparison.columns, comparison.rows())
     print(*comparison.verdict(), sep="\n")
     print(f"wrote {folder / 'comparison.md'} and {folder / 'comparison.json'}")
     if sizes:

@@ -97,13 +97,13 @@ def run(arguments: list[str]) -> int:
 
 def _overridden(loaded: Any, arguments: list[str], command: str) -> Any:
     """Parse options with the values of a recipe as defaults."""
-    from graticule.tasks import Recipe
+    kind = type(loaded)
 
     @dataclass
     class Train:
         __doc__ = f"{command}: every value of the recipe can be overridden."
 
-        recipe: Annotated[Recipe, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: loaded)
+        recipe: Annotated[Any, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: loaded)
         output: Path | None = None
         """run folder (default: runs/RECIPE-DATE-TIME)"""
         auto_resume: bool = False
@@ -112,7 +112,7 @@ def _overridden(loaded: Any, arguments: list[str], command: str) -> Any:
         """a few steps only, to see that everything works"""
 
     Train.__annotations__ |= {
-        "recipe": Annotated[Recipe, tyro.conf.arg(name="")],
+        "recipe": Annotated[kind, tyro.conf.arg(name="")],
         "output": Path | None,
         "auto_resume": bool,
         "quick": bool,

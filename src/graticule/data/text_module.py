@@ -58,6 +58,11 @@ class TextInfo:
     end: int
     vocabulary: str
 
+    @property
+    def num_classes(self) -> int:
+        """What a softmax head tells apart: the tokens."""
+        return self.vocab_size
+
 
 class TextModule(L.LightningDataModule):
     """The batches of a text for training, and for evaluation at any length.

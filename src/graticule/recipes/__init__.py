@@ -8,7 +8,7 @@ import runpy
 from pathlib import Path
 
 from graticule.factory import known_name
-from graticule.tasks import Recipe, Run
+from graticule.tasks import Run, TrainingRecipe
 
 
 def list_recipes() -> dict[str, str]:
@@ -20,7 +20,7 @@ def list_recipes() -> dict[str, str]:
     return found
 
 
-def load_recipe(name: str) -> Recipe:
+def load_recipe(name: str) -> TrainingRecipe:
     """Load a recipe by its name, from a Python file of yours that has a function `recipe()`, or of a run folder.
 
     Raises:
@@ -38,6 +38,6 @@ def load_recipe(name: str) -> Recipe:
         known_name("recipe", name, [module.name for module in pkgutil.iter_modules(__path__)])
         build = importlib.import_module(f"{__name__}.{name}").recipe
     made = build() if callable(build) else None
-    if not isinstance(made, Recipe):
-        raise ValueError(f"{name} must have a function `recipe()` that returns a graticule.tasks.Recipe.")
+    if not isinstance(made, TrainingRecipe):
+        raise ValueError(f"{name} must have a function `recipe()` that returns a graticule.tasks.Recipe or TextRecipe.")
     return made

@@ -13,16 +13,15 @@ import torch
 from scipy import stats
 
 from graticule.files import write_json, write_text
-from graticule.tasks import Recipe, Run, build_data, build_model, train
-
-COLUMNS = ("choice", "parameters", "seeds", "top-1, mean (%)", "s.d.", "against the first", "p (paired t)")
+from graticule.tasks import Run, TrainingRecipe, build_data, build_model, data_sizes, train
+from graticule.tasks.metric import TOP1, Metric
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Top-1 of every choice and seed, in percent: `scores[choice][i]` is that of `seeds[i]`.
+    """The metric of every choice and seed, top-1 or bits per byte: `scores[choice][i]` is that of `seeds[i]`.
 
-    The score is that of the last epoch: the best epoch is picked by looking at the test images, and would
+    The score is that of the last epoch: the best epoch is picked by looking at the test data, and would
     flatter every choice.
     """
 
@@ -30,25 +29,36 @@ class Comparison:
     scores: dict[str, list[float]]
     parameters: dict[str, int]
     runs: dict[str, list[Run]]
+    metric: Metric = TOP1
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What stands above the rows."""
+        unit = f" ({self.metric.unit})" if self.metric.unit else ""
+        mean = f"{self.metric.label}, mean{unit}"
+        return ("choice", "parameters", "seeds", mean, "s.d.", "against the first", "p (paired t)")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row a choice, as in `COLUMNS`; a dash where there are too few seeds to say."""
+        """One row a choice, as in `columns`; a dash where there are too few seeds to say."""
+        places = self.metric.decimals
         first = next(iter(self.scores.values()))
         rows: list[tuple[str, ...]] = []
         for name, scores in self.scores.items():
-            deviation = f"{stdev(scores):.2f}" if len(scores) > 1 else "-"
+            deviation = f"{stdev(scores):.{places}f}" if len(scores) > 1 else "-"
             if scores is first:
                 difference, p = "-", "-"
             else:
-                difference = f"{fmean(scores) - fmean(first):+.2f}"
+                difference = f"{fmean(scores) - fmean(first):+.{places}f}"
                 p = format_p(paired_p(scores, first))
             count = f"{self.parameters[name]:,}"
-            rows.append((name, count, str(len(scores)), f"{fmean(scores):.2f}", deviation, difference, p))
+            rows.append(
+                (name, count, str(len(scores)), self.metric.show(fmean(scores), unit=False), deviation, difference, p)
+            )
         return rows
 
     def markdown(self) -> str:
         """The table in Markdown."""
-        lines = [COLUMNS, tuple("---" for _ in COLUMNS), *self.rows()]
+        lines = [self.columns, tuple("---" for _ in self.columns), *self.rows()]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
     def verdict(self) -> list[str]:
@@ -58,12 +68,13 @@ class Comparison:
         for name in names[1:]:
             p = paired_p(self.scores[name], self.scores[names[0]])
             difference = fmean(self.scores[name]) - fmean(self.scores[names[0]])
+            found = f"{name} against {names[0]}: {difference:+.{self.metric.decimals}f}"
             if p is None:
-                said.append(f"{name} against {names[0]}: {difference:+.2f}, with too few seeds for a test.")
+                said.append(f"{found}, with too few seeds for a test.")
             elif p < 0.05:
-                said.append(f"{name} against {names[0]}: {difference:+.2f}, p = {p:.3g}: a difference beyond chance.")
+                said.append(f"{found}, p = {p:.3g}: a difference beyond chance.")
             else:
-                said.append(f"{name} against {names[0]}: {difference:+.2f}, p = {p:.2g}: no difference within error.")
+                said.append(f"{found}, p = {p:.2g}: no difference within error.")
         return said
 
 
@@ -82,14 +93,15 @@ def format_p(p: float | None) -> str:
 
 
 def compare(
-    choices: Mapping[str, Recipe], seeds: Sequence[int], folder: str | Path, *, progress: bool = True
+    choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: str | Path, *, progress: bool = True
 ) -> Comparison:
     """Train every choice with every seed under `folder`, and write `comparison.md` and `comparison.json` there.
 
     What is there already is not trained again, so an interrupted comparison goes on where it stood.
 
     Raises:
-        ValueError: if a choice cannot be built, or a run that is there was made by another recipe; before any work.
+        ValueError: if a choice cannot be built or is of another task than the first, or a run that is there was made
+            by another recipe; before any work.
     """
     folder = Path(folder)
     if not choices or not seeds or len(set(seeds)) < len(seeds):
@@ -100,11 +112,14 @@ def compare(
         name: [(dataclasses.replace(recipe, seed=seed), _folder(folder, name, seed)) for seed in seeds]
         for name, recipe in choices.items()
     }
+    metric = next(iter(choices.values())).metric
+    if other := [name for name, recipe in choices.items() if recipe.metric != metric]:
+        raise ValueError(f"`choices` must all be judged by {metric.label}, got {other[0]!r}, which is not.")
     parameters = {}
     for name, recipe in choices.items():
-        info = build_data(recipe).info
+        sizes = data_sizes(build_data(recipe))
         with torch.device("meta"):
-            model = build_model(recipe, info.num_classes, info.channels)
+            model = build_model(recipe, *sizes)
         parameters[name] = sum(p.numel() for p in model.parameters())
         for resolved, place in plan[name]:
             Run(place).check_recipe(resolved)
@@ -116,11 +131,11 @@ def compare(
             if progress:
                 print(f"{name}, seed {seed} -> {place}", flush=True)
             run = train(recipe, place, resume=True, progress=progress)
-            scores[name].append(run.result()["last_top1"])
+            scores[name].append(run.result()[f"last_{metric.key}"])
             runs[name].append(run)
-    comparison = Comparison(tuple(seeds), scores, parameters, runs)
+    comparison = Comparison(tuple(seeds), scores, parameters, runs, metric)
     write_text(folder / "comparison.md", comparison.markdown() + "\n\n" + "\n".join(comparison.verdict()) + "\n")
-    write_json(folder / "comparison.json", {"seeds": list(seeds), "top1": scores, "parameters": parameters})
+    write_json(folder / "comparison.json", {"seeds": list(seeds), metric.key: scores, "parameters": parameters})
     return comparison
 
 

@@ -22,7 +22,7 @@ from graticule.analysis import (
     save_figure,
 )
 from graticule.recipes import load_recipe
-from graticule.studies.compare import COLUMNS, Comparison, compare
+from graticule.studies.compare import Comparison, compare
 from graticule.studies.resolution import Resolutions, resolutions
 from graticule.tasks import Run
 
@@ -89,7 +89,9 @@ def _report(
         "their order, the initial weights of the backbone, the schedule."
     )
     report.heading("Accuracy at the training size")
-    report.table(COLUMNS, comparison.rows(), f"{recipe.img_size[0]} pixels a side, 1,000 test digits, last epoch")
+    report.table(
+        comparison.columns, comparison.rows(), f"{recipe.img_size[0]} pixels a side, 1,000 test digits, last epoch"
+    )
     for sentence in comparison.verdict():
         report.note(sentence)
     report.figure(

@@ -15,6 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 from graticule.files import write_text
+from graticule.tasks.metric import Metric
 
 
 class History(L.Callback):
@@ -89,11 +90,12 @@ class History(L.Callback):
 
 
 class Progress(L.Callback):
-    """One bar for the whole run: the time that is left, images a second, memory, loss, the best top-1."""
+    """One bar for the whole run: the time that is left, images or tokens a second, memory, loss, the best score."""
 
-    def __init__(self) -> None:
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
         self._bar: tqdm[Any] | None = None
-        self._best = 0.0
+        self._best = metric.worst
         self._shown: dict[str, str] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -121,7 +123,8 @@ class Progress(L.Callback):
         if time.time() - bar.last_print_t >= bar.mininterval:  # it is about to be drawn
             rate = bar.format_dict["rate"]
             if rate:
-                self._shown["img/s"] = f"{rate * pl_module.recipe.batch_size:,.0f}"
+                unit, amount = pl_module.rate
+                self._shown[unit] = f"{rate * amount:,.0f}"
             self._shown["mem"] = f"{memory(trainer.strategy.root_device) / 2**30:.1f}G"
             bar.set_postfix(self._shown, refresh=False)
         bar.update(trainer.global_step - bar.n)
@@ -129,11 +132,13 @@ class Progress(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show what the epoch came to."""
         metrics = trainer.callback_metrics
-        self._best = max(self._best, float(metrics.get("val_top1", 0.0)))
+        score = float(metrics[self.metric.column])
+        if self.metric.better(score, self._best):
+            self._best = score
         self._shown |= {
             "loss": f"{float(metrics['train_loss']):.3f}",
-            "top1": f"{float(metrics.get('val_top1', 0.0)):.2f}",
-            "best": f"{self._best:.2f}",
+            self.metric.key: self.metric.show(score, unit=False),
+            "best": self.metric.show(self._best, unit=False),
         }
         if self._bar is not None:
             self._bar.set_postfix(self._shown)

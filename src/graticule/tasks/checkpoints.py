@@ -22,6 +22,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from graticule.files import write_json, write_whole
 from graticule.surgery import read_checkpoint
+from graticule.tasks.metric import TOP1, Metric
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
@@ -82,13 +83,15 @@ class Checkpoints(Checkpoint):
         folder: where they lie.
         keep: how many of the last ones stay.
         every: save within epochs too, every so many steps.
+        metric: what tells the best.
     """
 
-    def __init__(self, folder: Path, keep: int, every: int | None) -> None:
+    def __init__(self, folder: Path, keep: int, every: int | None, metric: Metric = TOP1) -> None:
         self.folder = folder
         self.keep = keep
         self.every = every
-        self.best = float("-inf")
+        self.metric = metric
+        self.best = metric.worst
         self.best_name: str | None = None
         self._signalled = False
         self._listening = False
@@ -96,15 +99,15 @@ class Checkpoints(Checkpoint):
 
     @property
     def state_key(self) -> str:
-        """The name under which a checkpoint keeps the best top-1 so far."""
+        """The name under which a checkpoint keeps the best score so far."""
         return "Checkpoints"
 
     def state_dict(self) -> dict[str, Any]:
-        """The best top-1 so far, and the checkpoint that has it."""
+        """The best score so far, and the checkpoint that has it."""
         return {"best": self.best, "best_name": self.best_name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the best top-1 of a checkpoint."""
+        """Take up the best score of a checkpoint."""
         self.best = state_dict["best"]
         self.best_name = state_dict.get("best_name")
 
@@ -159,10 +162,10 @@ class Checkpoints(Checkpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save behind an epoch, and note whether it is the best."""
-        top1 = float(trainer.callback_metrics["val_top1"])
-        better = top1 > self.best
+        score = float(trainer.callback_metrics[self.metric.column])
+        better = self.metric.better(score, self.best)
         if better:
-            self.best, self.best_name = top1, self._name(trainer)
+            self.best, self.best_name = score, self._name(trainer)
         self._save(trainer, better)
         if self._agreed(trainer):
             raise Preempted
@@ -178,8 +181,8 @@ class Checkpoints(Checkpoint):
     def _name(trainer: L.Trainer) -> str:
         return f"step-{trainer.global_step:09d}.ckpt"
 
-    def _point(self, name: str, top1: float) -> None:
-        write_json(self.folder / "best.json", {"checkpoint": name, "val_top1": top1})
+    def _point(self, name: str, score: float) -> None:
+        write_json(self.folder / "best.json", {"checkpoint": name, self.metric.column: score})
 
     def _save(self, trainer: L.Trainer, best: bool = False) -> None:
         path = self.folder / self._name(trainer)

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 
 from graticule.surgery import load_checkpoint, read_checkpoint
-from graticule.tasks.recipe import Recipe
+from graticule.tasks.training_recipe import TrainingRecipe
 
 #: A block of a backbone, by its name: blocks.3, layers.1.blocks.0, block2.1
 _BLOCK = re.compile(r"(?:^|\.)blocks?\d*\.\d+$")
@@ -37,7 +37,7 @@ _SHARED_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 _REST = "meta.pt"
 
 
-def build_strategy(recipe: Recipe) -> Strategy | str:
+def build_strategy(recipe: TrainingRecipe) -> Strategy | str:
     """Build Lightning's strategy of a recipe.
 
     Raises:
@@ -219,14 +219,14 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def check_trainer(trainer: L.Trainer, recipe: Recipe) -> None:
+def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe) -> None:
     """Check that as many processes take part as the recipe says, and that they can find each other.
 
     Raises:
         ValueError: if torchrun or SLURM started another number, or several machines are asked for and nothing says
             where they are; also for what needs GPUs where there are none.
     """
-    if recipe.sync_batchnorm and trainer.strategy.root_device.type == "cpu":
+    if getattr(recipe, "sync_batchnorm", False) and trainer.strategy.root_device.type == "cpu":
         raise ValueError("`sync_batchnorm` must be off on CPUs, for PyTorch has it for GPUs alone, got True.")
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if recipe.nodes > 1 and type(environment) is LightningEnvironment and "MASTER_ADDR" not in os.environ:

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from graticule.data import DataModule
+from graticule.data import BytePairTokenizer, ByteTokenizer, Tokenizer, check_vocabulary
 from graticule.files import locked
-from graticule.tasks.build import build_data, build_model
+from graticule.tasks.build import build_data, build_model, data_sizes, read_recipe
 from graticule.tasks.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.tasks.machines import load_weights
-from graticule.tasks.recipe import Recipe
+from graticule.tasks.training_recipe import TrainingRecipe
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint of the best top-1; None before the end of the first epoch."""
+        """The checkpoint of the best score; None before the end of the first epoch."""
         return best_checkpoint(self.checkpoints)
 
     @property
@@ -88,18 +88,18 @@ class Run:
         with locked(self.folder) as free:
             return not free
 
-    def recipe(self) -> Recipe:
-        """Read the recipe.
+    def recipe(self) -> Any:
+        """Read the recipe, a `Recipe` or a `TextRecipe`.
 
         Raises:
             ValueError: if the file is damaged.
         """
         try:
-            return Recipe.from_dict(json.loads(self.recipe_file.read_text(encoding="utf-8"))["recipe"])
+            return read_recipe(self._described()["recipe"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.recipe_file} is no recipe that this version can read ({error}).") from None
 
-    def check_recipe(self, recipe: Recipe) -> None:
+    def check_recipe(self, recipe: TrainingRecipe) -> None:
         """Check that a run that is here was made by `recipe`, on whatever machines.
 
         Raises:
@@ -115,11 +115,37 @@ class Run:
         """Read what came of a finished run."""
         return json.loads(self.result_file.read_text(encoding="utf-8"))
 
-    def data(self) -> DataModule:
-        """Build the data of the run, checked."""
-        return build_data(self.recipe())
+    @property
+    def tokenizer_file(self) -> Path:
+        """The tokenizer of a run on text, where it was learned or came out of a file, JSON."""
+        return self.folder / "tokenizer.json"
 
-    def model(self, data: DataModule | None = None, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
+    def tokenizer(self) -> Tokenizer:
+        """Load the tokenizer of a run on text.
+
+        Raises:
+            FileNotFoundError, ValueError: if it is not there, damaged, or not the one that the run was trained with.
+            ImportError: if the library `tokenizers` is needed and not installed.
+        """
+        fingerprint = self._described().get("vocabulary")
+        if fingerprint is None:
+            raise ValueError(f"`run` must be one on text, got {str(self.folder)!r}, which is not.")
+        bytes_alone = ByteTokenizer()
+        if fingerprint == bytes_alone.fingerprint:
+            return bytes_alone
+        found = BytePairTokenizer.load(self.tokenizer_file)
+        check_vocabulary(found, fingerprint, str(self.folder))
+        return found
+
+    def data(self) -> Any:
+        """Build the data of the run, checked: a `DataModule`, or a `TextModule` with the run's tokenizer."""
+        tokenizer = self.tokenizer() if "vocabulary" in self._described() else None
+        return build_data(self.recipe(), tokenizer)
+
+    def _described(self) -> dict[str, Any]:
+        return json.loads(self.recipe_file.read_text(encoding="utf-8"))
+
+    def model(self, data: Any = None, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
         """Build the model with its best or last weights, in evaluation mode.
 
         Raises:
@@ -127,14 +153,11 @@ class Run:
             ValueError: if the checkpoint cannot be read or does not fit.
         """
         recipe = self.recipe()
-        if data is None:
-            described = json.loads(self.recipe_file.read_text(encoding="utf-8"))
-            classes, channels = described["num_classes"], described["channels"]
-        else:
-            classes, channels = data.info.num_classes, data.info.channels
+        described = self._described()
+        sizes = (described["num_classes"], described["channels"]) if data is None else data_sizes(data)
         path = self.best if checkpoint == "best" else self.last
         if path is None or not path.exists():
             raise FileNotFoundError(
                 f"{self.folder} has no {checkpoint} checkpoint yet; its training ended before the first epoch did."
             )
-        return load_weights(build_model(recipe, classes, channels), path).eval()
+        return load_weights(build_model(recipe, *sizes), path).eval()

@@ -23,10 +23,10 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from safetensors.torch import save_file
 from torch import nn
 
-from graticule.data import BatchOrder, DataModule, build_mixup
+from graticule.data import BatchOrder, BytePairTokenizer, build_mixup, check_vocabulary
 from graticule.files import locked, write_json, write_whole
 from graticule.surgery import Transfer, load_position, transfer
-from graticule.tasks.build import build_data, build_model
+from graticule.tasks.build import build_data, build_model, data_sizes
 from graticule.tasks.callbacks import History, Progress
 from graticule.tasks.checkpoints import (
     Checkpoints,
@@ -37,9 +37,13 @@ from graticule.tasks.checkpoints import (
 )
 from graticule.tasks.classification import Classification, ShardedClassification
 from graticule.tasks.distillation import build_teacher
+from graticule.tasks.language import LanguageModeling, ShardedLanguageModeling
 from graticule.tasks.machines import build_strategy, check_trainer, read_rest, read_shards
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.run import Run
+from graticule.tasks.task import Task
+from graticule.tasks.text_recipe import TextRecipe
+from graticule.tasks.training_recipe import TrainingRecipe
 
 _VERSIONS = ("graticule", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
 #: What Lightning warns of and is meant here: a resumed run, small images without workers, its own use of torch.
@@ -52,7 +56,7 @@ _EXPECTED_WARNINGS = (
 )
 
 
-def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Run:
+def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Run:
     """Train as `recipe` says into `folder`; returns the run.
 
     Randomness is a function of the seed, the step and the process, and checkpoints are whole or not there, so that a
@@ -68,15 +72,15 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
         OSError: if the disk is full, or a process that loads images died.
     """
     run = Run(Path(folder))
-    saver = Checkpoints(run.checkpoints, recipe.keep, recipe.checkpoint_steps)
+    saver = Checkpoints(run.checkpoints, recipe.keep, recipe.checkpoint_steps, recipe.metric)
     with saver.listening():
         return _train(recipe, run, saver, resume, progress)
 
 
-def _train(recipe: Recipe, run: Run, saver: Checkpoints, resume: bool, progress: bool) -> Run:
+def _train(recipe: TrainingRecipe, run: Run, saver: Checkpoints, resume: bool, progress: bool) -> Run:
     folder = run.folder
     history = History(run.metrics_file, run.log_file)
-    trainer = build_trainer(recipe, run, [history, saver, *([Progress()] if progress else [])])
+    trainer = build_trainer(recipe, run, [history, saver, *([Progress(recipe.metric)] if progress else [])])
     first = trainer.is_global_zero
     if first:  # the others come when the folder is prepared
         if run.recipe_file.exists() and not resume:
@@ -85,12 +89,12 @@ def _train(recipe: Recipe, run: Run, saver: Checkpoints, resume: bool, progress:
             )
         run.check_recipe(recipe)
     L.seed_everything(recipe.seed, verbose=False)
-    data = build_data(recipe)
+    data = run.data() if run.recipe_file.exists() else build_data(recipe)
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
-    model = build_model(recipe, data.info.num_classes, data.info.channels)
+    model = build_model(recipe, *data_sizes(data))
     if run.finished:
         return run
-    taken = _start(model, recipe) if run.last is None else None
+    taken = _start(model, recipe, data) if run.last is None else None
     task = _task(model, recipe, data, batches)
     with contextlib.ExitStack() as stack:
         if first:
@@ -104,6 +108,8 @@ def _train(recipe: Recipe, run: Run, saver: Checkpoints, resume: bool, progress:
                 for left in run.folder.glob(f".{path.name}.*.tmp"):
                     left.unlink()
             if not run.recipe_file.exists():
+                if isinstance(getattr(data, "tokenizer", None), BytePairTokenizer):
+                    data.tokenizer.save(run.tokenizer_file)
                 write_json(run.recipe_file, _describe(recipe, data, model))
             if taken is not None:
                 print(taken)
@@ -117,7 +123,7 @@ def _train(recipe: Recipe, run: Run, saver: Checkpoints, resume: bool, progress:
     return run
 
 
-def build_trainer(recipe: Recipe, run: Run, callbacks: list[L.Callback]) -> L.Trainer:
+def build_trainer(recipe: TrainingRecipe, run: Run, callbacks: list[L.Callback]) -> L.Trainer:
     """Build Lightning's trainer of a recipe."""
     if recipe.ema_decay is not None:
         callbacks.insert(0, EMAWeightAveraging(decay=recipe.ema_decay))
@@ -134,7 +140,7 @@ def build_trainer(recipe: Recipe, run: Run, callbacks: list[L.Callback]) -> L.Tr
             precision=recipe.precision,
             gradient_clip_val=recipe.clip_grad,
             accumulate_grad_batches=recipe.accumulate,
-            sync_batchnorm=recipe.sync_batchnorm,
+            sync_batchnorm=isinstance(recipe, Recipe) and recipe.sync_batchnorm,
             use_distributed_sampler=False,
             callbacks=callbacks,
             logger=TensorBoardLogger(run.folder, name="", version="tensorboard"),
@@ -149,7 +155,7 @@ def build_trainer(recipe: Recipe, run: Run, callbacks: list[L.Callback]) -> L.Tr
     return trainer
 
 
-def _start(model: nn.Module, recipe: Recipe) -> Transfer | None:
+def _start(model: nn.Module, recipe: TrainingRecipe, data: Any) -> Transfer | None:
     """Take the weights to start from; returns what was taken from a whole checkpoint."""
     taken = None
     if recipe.start_from is not None:
@@ -158,6 +164,8 @@ def _start(model: nn.Module, recipe: Recipe) -> Transfer | None:
             found = Run(source).best
             if found is None:
                 raise FileNotFoundError(f"`start_from` must be a run that saved something, got {str(source)!r}.")
+            if isinstance(recipe, TextRecipe):
+                check_vocabulary(data.tokenizer, Run(source).tokenizer().fingerprint, str(source))
             taken = transfer(model, found if found.is_file() else read_shards(found))
         else:
             taken = transfer(model, source)
@@ -166,7 +174,21 @@ def _start(model: nn.Module, recipe: Recipe) -> Transfer | None:
     return taken
 
 
-def _task(model: Any, recipe: Recipe, data: DataModule, batches: BatchOrder) -> Classification:
+def _task(model: Any, recipe: TrainingRecipe, data: Any, batches: BatchOrder) -> Task:
+    if recipe.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+    if isinstance(recipe, TextRecipe):
+        language = ShardedLanguageModeling if recipe.strategy == "fsdp" else LanguageModeling
+        task: Task = language(model, recipe, batches, data.num_bytes("test"))
+    else:
+        assert isinstance(recipe, Recipe)
+        task = _classification(model, recipe, data, batches)
+    if recipe.compile:
+        model.compile()
+    return task
+
+
+def _classification(model: Any, recipe: Recipe, data: Any, batches: BatchOrder) -> Classification:
     teacher = build_teacher(recipe.distillation, data.info, recipe.img_size)
     mixup = build_mixup(
         mixup=recipe.mixing.mixup,
@@ -176,13 +198,8 @@ def _task(model: Any, recipe: Recipe, data: DataModule, batches: BatchOrder) -> 
         label_smoothing=recipe.label_smoothing,
         num_classes=data.info.num_classes,
     )
-    if recipe.grad_checkpointing:
-        model.set_grad_checkpointing(True)
     kind = ShardedClassification if recipe.strategy == "fsdp" else Classification
-    task = kind(model, recipe, batches, mixup, teacher)
-    if recipe.compile:
-        model.compile()
-    return task
+    return kind(model, recipe, batches, mixup, teacher)
 
 
 def _progress(run: Run, last: Path) -> dict[str, Any]:
@@ -203,7 +220,7 @@ def _progress(run: Run, last: Path) -> dict[str, Any]:
         raise ValueError(f"the checkpoint {last} cannot be gone on from: {reason}; {advice}{more}.") from None
 
 
-def _go_on(batches: BatchOrder, progress: dict[str, Any], recipe: Recipe) -> None:
+def _go_on(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingRecipe) -> None:
     """Let the data begin where the checkpoint stands."""
     if progress["batches"] and progress["accumulate"] != recipe.accumulate:
         raise ValueError(
@@ -214,7 +231,7 @@ def _go_on(batches: BatchOrder, progress: dict[str, Any], recipe: Recipe) -> Non
     batches.skip(progress["batches"])
 
 
-def _fit(trainer: L.Trainer, task: Classification, data: DataModule, batches: BatchOrder, last: Path | None) -> None:
+def _fit(trainer: L.Trainer, task: Task, data: Any, batches: BatchOrder, last: Path | None) -> None:
     loader = data.train_dataloader(batches)
     evaluated = data.eval_dataloader(data.size, trainer.global_rank, trainer.world_size)
     loader.worker_init_fn = evaluated.worker_init_fn = _outlive_signals
@@ -283,11 +300,11 @@ def _expected_warnings() -> Iterator[None]:
         yield
 
 
-def _describe(recipe: Recipe, data: DataModule, model: nn.Module) -> dict[str, Any]:
+def _describe(recipe: TrainingRecipe, data: Any, model: nn.Module) -> dict[str, Any]:
     return {
         "recipe": recipe.to_dict(),
-        "num_classes": data.info.num_classes,
-        "channels": data.info.channels,
+        **dict(zip(("num_classes", "channels"), data_sizes(data), strict=True)),
+        **({"vocabulary": data.info.vocabulary} if isinstance(recipe, TextRecipe) else {}),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _VERSIONS}},
@@ -295,19 +312,20 @@ def _describe(recipe: Recipe, data: DataModule, model: nn.Module) -> dict[str, A
     }
 
 
-def _finish(run: Run, data: DataModule, task: Classification) -> None:
+def _finish(run: Run, data: Any, task: Task) -> None:
     """Leave the best weights alone in a file, and say what came of it."""
     model = run.model()
     write_whole(run.weights, lambda path: save_file(model.state_dict(), path))
     assert run.last is not None  # every epoch leaves a checkpoint
     history = read_rest(run.last)["callbacks"]["History"]["rows"]
-    best = max(history, key=lambda row: row["val_top1"])
+    metric = task.recipe.metric
+    best = metric.best(history)
     write_json(
         run.result_file,
         {
-            "best_top1": best["val_top1"],
+            f"best_{metric.key}": best[metric.column],
             "best_epoch": best["epoch"],
-            "last_top1": history[-1]["val_top1"],
+            f"last_{metric.key}": history[-1][metric.column],
             "epochs": len(history),
             "seconds": sum(row["seconds"] for row in history),
             "skipped_images": [str(path) for path in data.skipped],

@@ -1,0 +1,233 @@
+"""What every training run is made of, whatever it learns: a model, its position information, optimiser, machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from timm.optim import list_optimizers
+
+from graticule.factory import known_name
+from graticule.tasks.metric import Metric
+
+#: What a run may change when it goes on, for it does not decide what comes out.
+MACHINE = (
+    *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
+    *("keep", "checkpoint_steps", "data_root"),
+)
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """A training run: every value that decides its result is here, and a run folder keeps it.
+
+    Rates are per step; epochs count passes over the training data. What is trained is added by `Recipe` (images) and
+    `TextRecipe` (text).
+    """
+
+    task: ClassVar[str]
+    metric: ClassVar[Metric]
+
+    model: str
+    """name of the model"""
+    encoding: str | None = None
+    """position encoding, or several joined by + (default: the model's own; learnable for most)"""
+    joining: str = "default"
+    """how the encoding reaches each layer"""
+    joined_layers: int | None = None
+    """eta: only the first layers are joined (default: all)"""
+    decomposition: str | None = None
+    """what stands in the place of LaPE's norm (default: the whole LayerNorm)"""
+    shaw_clip: int | None = None
+    """K of Shaw's encoding, in patches or tokens (default: 8)"""
+    bias_norm: Literal["keys", "heads"] | None = None
+    """what LaPE's norm of a relative bias is over (default: the keys)"""
+    start_from: Path | None = None
+    """start with the weights of this checkpoint or run, of whatever size, classes, encoding or joining: what fits is
+    taken, resampled where it must be, and the rest is new"""
+    position_from: Path | None = None
+    """start with the position parameters of this checkpoint; with peg.frozen they stay as they are"""
+    model_kwargs: tuple[str, ...] = ()
+    """arguments of the model, as windows=[28,14,14,7] combine=add"""
+    dataset: str = ""
+    """data set"""
+    data_root: Path | None = None
+    """folder of the data set (default: where the data set is looked for)"""
+    limit_train: int | None = None
+    """train on so much only"""
+    limit_test: int | None = None
+    """test on so much only"""
+    drop_path_rate: float = 0.0
+    """stochastic depth of the last block"""
+    batch_size: int = 64
+    """examples a step, over all devices, nodes and accumulated parts"""
+    eval_batch_size: int = 256
+    """examples a batch in evaluation"""
+    epochs: int = 10
+    """passes over the training data, cool-down not counted"""
+    optimizer: str = "adamw"
+    """timm's name of the optimiser: adamw, sgd, lamb, ..."""
+    lr: float = 1e-3
+    """highest learning rate"""
+    min_lr: float = 1e-5
+    """learning rate at the end of the cosine"""
+    warmup_lr: float = 1e-6
+    """learning rate at the start of the warm-up"""
+    warmup_epochs: int = 0
+    """epochs of linear warm-up, counted within `epochs`"""
+    cooldown_epochs: int = 0
+    """epochs at `min_lr` behind the cosine, beyond `epochs`"""
+    weight_decay: float = 0.05
+    """decay of all weights but norms, biases and what says where tokens are"""
+    clip_grad: float | None = None
+    """largest norm of the gradient (default: no clipping)"""
+    ema_decay: float | None = None
+    """decay of the moving average of the weights, which is what is then evaluated (default: none)"""
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] = "32-true"
+    """Lightning's precision"""
+    accelerator: str = "auto"
+    """Lightning's accelerator: auto, cpu, gpu, ..."""
+    devices: int = 1
+    """GPUs (or processes, on CPUs) of a node"""
+    nodes: int = 1
+    """machines; start the same command on each, by torchrun or SLURM"""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """how several devices work together: ddp keeps a whole model on each (auto does, too), fsdp shares it out"""
+    accumulate: int = 1
+    """parts in which every device works through its share of a batch, where it does not fit at once"""
+    grad_checkpointing: bool = False
+    """compute the activations of blocks again in the backward pass instead of keeping them"""
+    compile: bool = False
+    """compile the model with torch.compile"""
+    keep: int = 1
+    """how many of the last checkpoints are kept, besides the best"""
+    checkpoint_steps: int | None = None
+    """save a checkpoint every so many steps too (default: at the end of an epoch only)"""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """what a loss that is not finite does: stop the run, or skip the step and count it"""
+    seed: int = 0
+    """decides initialisation, order and augmentation"""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "eval_batch_size", "epochs", "devices", "nodes", "accumulate", "keep"):
+            self._at_least(name, 1)
+        for name in ("warmup_epochs", "cooldown_epochs", "seed"):
+            self._at_least(name, 0)
+        if self.checkpoint_steps is not None:
+            self._at_least("checkpoint_steps", 1)
+        if shares := self.batch_size % (self.devices * self.nodes * self.accumulate):
+            raise ValueError(
+                f"`batch_size` must be a multiple of devices x nodes x accumulate, {self.devices} x {self.nodes} x "
+                f"{self.accumulate}, got {self.batch_size}, which leaves {shares}."
+            )
+        if self.strategy == "fsdp" and self.ema_decay is not None:
+            raise ValueError(
+                f"`ema_decay` must be left out with strategy fsdp: Lightning's moving average is not shared out, got "
+                f"{self.ema_decay}."
+            )
+        self.backbone_arguments()
+        known_name("optimizer", self.optimizer, [str(name) for name in list_optimizers()])
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"`ema_decay` must be in (0, 1), got {self.ema_decay}.")
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs:
+            raise ValueError(f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}.")
+        if self.lr <= 0:
+            raise ValueError(f"`lr` must be positive, got {self.lr}.")
+
+    def _at_least(self, name: str, least: int) -> None:
+        if getattr(self, name) < least:
+            raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
+
+    def backbone_arguments(self) -> dict[str, Any]:
+        """Read `model_kwargs`: what stands behind each = is JSON, or a word."""
+        found: dict[str, Any] = {}
+        for text in self.model_kwargs:
+            name, equals, value = text.partition("=")
+            if not (name.isidentifier() and equals and value) or name in found:
+                raise ValueError(f"`model_kwargs` must be different NAME=VALUE, as windows=[28,14,14,7], got {text!r}.")
+            try:
+                found[name] = json.loads({"True": "true", "False": "false"}.get(value, value), parse_constant=_refused)
+            except ValueError:
+                if not value.isidentifier():
+                    raise ValueError(
+                        f"`model_kwargs` must have JSON or a word behind =, as windows=[28,14,14,7], got {text!r}."
+                    ) from None
+                found[name] = value
+            if found[name] is None:
+                raise ValueError(
+                    f"`model_kwargs` must not have null, which is the default: leave it out, got {text!r}."
+                )
+        return found
+
+    def differences(self, other: TrainingRecipe) -> list[str]:
+        """Name what differs and decides the result, which the machines do not, but for the order of sums."""
+        if self.task != other.task:
+            return ["task"]
+        names = [f.name for f in dataclasses.fields(self) if f.name not in MACHINE]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+    def quick(self) -> Self:
+        """The same code path in a few steps, on the CPU."""
+        return dataclasses.replace(
+            self,
+            epochs=2,
+            warmup_epochs=min(self.warmup_epochs, 1),
+            cooldown_epochs=0,
+            batch_size=8,
+            eval_batch_size=16,
+            limit_train=40,
+            limit_test=40,
+            precision="32-true",
+            accelerator="cpu",
+            devices=1,
+            nodes=1,
+            accumulate=1,
+            checkpoint_steps=None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {"task": self.task, **json.loads(json.dumps(dataclasses.asdict(self), default=str))}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Rebuild what `to_dict` wrote.
+
+        Raises:
+            ValueError: for a key that no recipe of this task has.
+        """
+        values = dict(values)
+        if (task := values.pop("task", cls.task)) != cls.task:
+            raise ValueError(f"`task` of the recipe must be {cls.task}, got {task!r}.")
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        if unknown := values.keys() - fields:
+            raise ValueError(f"a recipe must not have the keys {_with_hints(unknown, cls)}.")
+        for name, value in values.items():
+            field = fields[name]
+            kind: Any = field.default_factory
+            options = dataclasses.is_dataclass(kind)
+            if options:
+                given = {key: tuple(part) if isinstance(part, list) else part for key, part in value.items()}
+                if unknown := given.keys() - {inner.name for inner in dataclasses.fields(kind)}:
+                    raise ValueError(f"`{name}` of a recipe must not have the keys {_with_hints(unknown, kind)}.")
+                values[name] = kind(**given)
+            elif isinstance(value, list):
+                values[name] = tuple(value)
+            elif field.type == "Path | None" and value is not None:
+                values[name] = Path(value)
+        return cls(**values)
+
+
+def _with_hints(unknown: set[str], kind: Any) -> str:
+    """List keys, each with the name of a field that looks like it."""
+    fields = [f.name for f in dataclasses.fields(kind)]
+    close = {key: difflib.get_close_matches(key, fields, n=1) for key in sorted(unknown)}
+    return ", ".join(f"{key} (did you mean {found[0]}?)" if found else key for key, found in close.items())
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number.")
