@@ -17,10 +17,9 @@ def recipe() -> TextRecipe:
         dataset="pydoc",
         context=128,
         batch_size=16,
-        epochs=6,
+        epochs=5,
         warmup_epochs=1,
         lr=2e-3,
         weight_decay=0.1,
-        drop_rate=0.1,
         clip_grad=1.0,
     )
