@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -73,6 +74,20 @@ class Grid:
     def center(self) -> int:
         """Flattened index, among the patches, of the one at (H // 2, W // 2)."""
         return (self.height // 2) * self.width + self.width // 2
+
+    def alike(self, patches: int) -> Grid | None:
+        """Return the grid that so many patches of a checkpoint had, as far as their number tells; None if it does not.
+
+        It is this one if it has as many; else a row where this is a row, as a text is, or a square.
+        """
+        if patches == self.patches:
+            return Grid(*self.shape)
+        if patches < 1:
+            return None
+        if self.height == 1 < self.width:
+            return Grid(1, patches)
+        side = math.isqrt(patches)
+        return Grid(side, side) if side * side == patches else None
 
     def pyramid(self, stages: int, prefix: int = 0, pad: bool = False) -> list[Grid]:
         """Return this grid and those of half the sides each, `stages` in all; the last has `prefix` prefix tokens.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -68,20 +67,21 @@ class BiasPosition(Position):
         return names
 
     def fit(self, name: str, value: Tensor) -> Tensor | None:
-        """Bring a bias table, or a norm of one, of another square grid or window to this one."""
+        """Bring a bias table, or a norm of one, of another grid or window to this one: a square, or a text's row."""
         own = self.get_parameter(name)
         if value.shape == own.shape:
             return value
         encoding: Any = self.encodings[int(name.split(".")[1])]
         if name.endswith("relative_position_bias_table") and value.ndim == 2 and value.shape[1] == own.shape[1]:
-            side = math.isqrt(value.shape[0])
-            if side * side == value.shape[0] and side % 2:
-                height, width = encoding.grid.shape
-                return resize_map(value.T.unflatten(1, (side, side)), (2 * height - 1, 2 * width - 1)).flatten(1).T
+            height, width = encoding.grid.shape
+            displacements = Grid(2 * height - 1, 2 * width - 1)
+            old = displacements.alike(value.shape[0])
+            if old is not None and old.height % 2 and old.width % 2:
+                return resize_map(value.T.unflatten(1, old.shape), displacements.shape).flatten(1).T
         if isinstance(encoding, NormalizedBias) and value.ndim == 1:
-            side = math.isqrt(value.shape[0])
-            if side * side == value.shape[0]:
-                return resize_map(value.view(1, side, side), encoding.grid.shape).flatten()
+            old = encoding.grid.alike(value.shape[0])
+            if old is not None:
+                return resize_map(value.view(1, *old.shape), encoding.grid.shape).flatten()
         return value
 
 

@@ -70,7 +70,7 @@ class JoinedPosition(Position):
         if not isinstance(encoding, Learnable):
             return None
         prefix = encoding.grid.prefix
-        side = round(max(value.shape[1] - prefix, 0) ** 0.5)
-        if side < 1 or side * side + prefix != value.shape[1]:
-            return value  # not a square grid behind as many prefix tokens: the loader names the mismatch
-        return Grid(side, side, prefix).resize(value[0], encoding.grid, encoding.interpolation)[None]
+        old = encoding.grid.alike(value.shape[1] - prefix)
+        if old is None:
+            return value  # no grid behind as many prefix tokens: the loader names the mismatch
+        return Grid(*old.shape, prefix).resize(value[0], encoding.grid, encoding.interpolation)[None]

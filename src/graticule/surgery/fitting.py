@@ -66,7 +66,7 @@ class Fitting:
         tokens = self.prefix_there
         grid = Grid(*encoding.grid.shape)
         for prefix in (tokens, here, []):  # the first stages of a pyramid have none, whatever the last one has
-            if old := _grid(len(rows) - len(prefix), grid):
+            if old := grid.alike(len(rows) - len(prefix)):
                 break
         else:
             return None
@@ -121,14 +121,6 @@ def _prefix_rows(state: Mapping[str, Tensor]) -> list[str]:
             count = state[name].shape[1]
             rows += [name] if count == 1 else [f"{name} {i}" for i in range(count)]
     return rows
-
-
-def _grid(patches: int, grid: Grid) -> Grid | None:
-    """The grid of so many patches: `grid` if it has as many, else the square one, if there is one."""
-    side = math.isqrt(max(patches, 0))
-    if patches == grid.patches:
-        return grid
-    return Grid(side, side) if side and side * side == patches else None
 
 
 def _with_channels(weight: Tensor, channels: int) -> Tensor:
