@@ -192,6 +192,18 @@ def test_the_causal_form_of_the_buckets_is_the_one_that_a_text_has():
     ).encoding.causal
 
 
+def test_a_scale_is_that_of_the_embedding_alone():
+    plain, scaled = drawn(tied=False), drawn(tied=False, embed_scale=3.0)
+    state = plain.state_dict()
+    scaled.load_state_dict(state | {"embed.weight": state["embed.weight"] / 3})
+    tokens = torch.randint(0, WORDS, (2, CONTEXT))
+    torch.testing.assert_close(scaled(tokens), plain(tokens), atol=1e-10, rtol=0)
+    tied = drawn(embed_scale=3.0)
+    assert torch.equal(
+        tied.forward_head(torch.ones(1, DIM).double()), torch.ones(1, DIM).double() @ tied.embed.weight.T
+    )
+
+
 def test_tied_weights_are_one_parameter_and_untied_ones_two():
     tied, untied = small(), small(tied=False)
     assert count(untied) - count(tied) == WORDS * DIM
@@ -316,6 +328,7 @@ def test_what_is_no_text_is_refused(tokens, message):
         ({"context": 0}, "`context` must be a whole number of at least 1, got 0"),
         ({"depth": 0}, "`depth` must be a whole number of at least 1, got 0"),
         ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
+        ({"embed_scale": 0.0}, "`embed_scale` must be positive and finite, got 0.0"),
         ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
         ({"encoding": "alibbi"}, "`encoding` must be one of .*did you mean 'alibi'"),
     ],
@@ -338,3 +351,15 @@ def test_more_tokens_than_the_cache_is_for_are_refused():
     model.eval().requires_grad_(False)(texts(3), cache)
     with pytest.raises(ValueError, match="`tokens` must leave the text at 4 tokens at most, its cache's, got 5"):
         model(texts(2), cache)
+
+
+@pytest.mark.parametrize("joining", ["default", "lape"])
+@pytest.mark.parametrize("encoding", TABLES)
+def test_a_checkpoint_of_another_context_is_brought_over_as_set_context_does_it(encoding, joining):
+    short, long = drawn(encoding, joining, context=16), drawn(encoding, joining, context=24)
+    taken = graticule.transfer(long, short.state_dict())
+    resized = [row.name for row in taken.rows if row.status == "resized"]
+    short.set_context(24)
+    expected = short.state_dict()
+    assert [name for name, value in long.state_dict().items() if not torch.equal(value, expected[name])] == []
+    assert resized and all(name.startswith("position.") for name in resized)

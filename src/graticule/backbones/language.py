@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,6 +72,9 @@ class LanguageModel(nn.Module):
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether queries, keys and values have a bias.
         tied: whether the head's weights are those of the token embedding, G = E.
+        embed_scale: what token embeddings are multiplied by. A table of sinusoids of amplitude 1 that is added to
+            embeddings of std 0.02 drowns them; sqrt(D), as Vaswani et al. (2017, section 3.4) have it, or LaPE, which
+            keeps the table apart, do not let it.
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
@@ -91,6 +95,7 @@ class LanguageModel(nn.Module):
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         tied: bool = True,
+        embed_scale: float = 1.0,
         pos_drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
@@ -103,6 +108,8 @@ class LanguageModel(nn.Module):
         for name, value in (("vocab_size", vocab_size), ("context", context), ("depth", depth)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name}` must be a whole number of at least 1, got {value}.")
+        if not 0 < embed_scale < math.inf:
+            raise ValueError(f"`embed_scale` must be positive and finite, got {embed_scale}.")
         if not 0 <= drop_path_rate < 1:
             raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
         norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
@@ -110,6 +117,7 @@ class LanguageModel(nn.Module):
         self.vocab_size = vocab_size
         self.embed_dim = self.num_features = embed_dim
         self.tied = tied
+        self.embed_scale = embed_scale
         self.grad_checkpointing = False
 
         self.embed = nn.Embedding(vocab_size, embed_dim)
@@ -247,7 +255,7 @@ class LanguageModel(nn.Module):
         remembered: list[tuple[KeyValueCache, ...]] = [()] * len(self.blocks)
         if cache is not None:
             remembered = [(layer,) for layer in cache.layers]
-        x = self.embed(tokens)
+        x = self.embed(tokens) if self.embed_scale == 1 else self.embed(tokens) * self.embed_scale
         for layer, (block, position) in enumerate(zip(self.blocks, positions, strict=True)):
             x = position.enter(x)
             if layer == 0:
