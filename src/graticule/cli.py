@@ -10,11 +10,12 @@ from importlib import import_module
 
 #: What there is, and what it is for; each is a module of graticule.commands, imported when it is asked for.
 COMMANDS = {
-    "models": "list the backbones, encodings, joinings and recipes",
+    "models": "list the models, encodings, joinings and recipes",
     "train": "train a recipe, or go on with a run",
     "runs": "list the runs of a folder: how far they are, and what came of them",
     "plot": "draw the training of runs in one picture, a line a run or a mean with a band",
-    "evaluate": "accuracy of runs at several image sizes",
+    "evaluate": "scores of runs at several image sizes or text lengths",
+    "generate": "let a run on text go on with a text",
     "correlations": "draw what every layer of a run knows of position",
     "translation": "how far every layer of runs is from translation equivariance",
     "attention": "draw the attention maps of runs, with and without position",
@@ -29,7 +30,8 @@ _LIST = "\n".join(f"  {name:14} {about}" for name, about in COMMANDS.items())
 USAGE = f"""\
 usage: graticule COMMAND ...
 
-Choose a position embedding and how it reaches each layer, train a vision backbone, and see what came of it.
+Choose a position embedding and how it reaches each layer, train a vision backbone or a language model, and see what
+came of it.
 
 {_LIST}
 
@@ -38,8 +40,15 @@ An error is one line; GRATICULE_DEBUG=1 shows where it came from.
 """
 
 
+#: What a shell says of a process whose reader went away, as `head` does.
+NO_READER = 141
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 1 for a mistake that is named, 2 for a bad option, 130 if stopped."""
+    """Run a command; returns the exit code: 0, 1 for a mistake that is named, 2 for a bad option, 130 if stopped.
+
+    It is 141 where nobody reads what is printed any more.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -54,7 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from graticule.factory import known_name
 
         command = import_module(f"graticule.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
-        return command.run(arguments[1:])
+        code = command.run(arguments[1:])
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain when it ends
+        return NO_READER
     except KeyboardInterrupt:
         print("\ngraticule: stopped.", file=sys.stderr)
         return 130

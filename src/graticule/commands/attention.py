@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tyro
 
+from graticule.commands.kinds import check_on_images
 from graticule.commands.options import open_runs, parse, parse_checkpoint, parse_sizes, print_table, run_labels
 
 
@@ -40,6 +41,7 @@ def run(arguments: list[str]) -> int:
     from graticule.tasks import check_sizes
 
     runs = open_runs(options.runs, "attention")
+    check_on_images(runs, "attention")
     if not options.layers or min(options.layers) < 1 or min(options.heads, default=1) < 1:
         raise ValueError(f"`layers` and `heads` must count from 1, got {options.layers} and {options.heads}.")
     layers = [layer - 1 for layer in options.layers]

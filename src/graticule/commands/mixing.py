@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import tyro
 
+from graticule.commands.kinds import check_on_images
 from graticule.commands.options import open_runs, parse, parse_checkpoint, parse_sizes, print_table, run_labels
 
 
@@ -49,6 +50,7 @@ def run(arguments: list[str]) -> int:
     from graticule.tasks import check_sizes
 
     runs = open_runs(options.runs, "mixing")
+    check_on_images(runs, "mixing")
     if min([*options.layers, *options.groups], default=1) < 1:
         raise ValueError(f"`layers` and `groups` must count from 1, got {options.layers} and {options.groups}.")
     layers, groups = ([index - 1 for index in given] or None for given in (options.layers, options.groups))

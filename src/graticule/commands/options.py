@@ -59,10 +59,21 @@ def parse_checkpoint(given: str) -> Any:
 
 
 def choose_device(given: str) -> str:
-    """Turn auto into cuda where there is a GPU, and into cpu elsewhere."""
+    """Turn auto into cuda where there is a GPU, and into cpu elsewhere.
+
+    Raises:
+        ValueError: for a device that is not there.
+    """
     import torch
 
-    return ("cuda" if torch.cuda.is_available() else "cpu") if given == "auto" else given
+    if given == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.Generator(given)
+    except (RuntimeError, AssertionError) as error:  # the latter where PyTorch was built without it
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"`device` must be one that PyTorch has here, as cpu, got {given!r} ({reason}).") from None
+    return given
 
 
 def open_runs(folders: Sequence[Path], command: str) -> list[Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tyro
 
+from graticule.commands.kinds import check_on_images
 from graticule.commands.options import (
     choose_device,
     open_runs,
@@ -49,6 +50,7 @@ def run(arguments: list[str]) -> int:
     from graticule.tasks import check_sizes
 
     runs = open_runs(options.runs, "translation")
+    check_on_images(runs, "translation")
     shifts = [_shift(text) for text in options.shifts]
     if options.images is not None and options.images < 2:
         raise ValueError(f"`images` must be at least 2, got {options.images}.")

@@ -115,7 +115,7 @@ class BatchOrder(Sampler[list[Key]]):
         self.steps = full + (not drop_last and rest >= shares)
         if not self.steps:
             raise ValueError(
-                f"`batch_size` must not exceed the number of training images, {len(sampler)}, where a batch must be "
+                f"`batch_size` must not exceed the number of training examples, {len(sampler)}, where a batch must be "
                 f"full or be dealt out, got {batch_size}."
             )
         self._first = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 from collections.abc import Callable, Collection
@@ -121,6 +122,27 @@ def text_folder(root: Path | None) -> Corpus:
     return _split(documents, held_out)
 
 
+def read_utf8(path: Path) -> str:
+    """Read a file of text in UTF-8; a byte order mark goes.
+
+    Raises:
+        ValueError: if it is in another encoding, naming the file, the byte, and which one it may be.
+    """
+    content = path.read_bytes()
+    # of what decodes, only UTF-16 and UTF-32 without a mark, and what is no text, have a zero byte
+    try:
+        text = content.decode("utf-8")
+        wrong = content.find(b"\0")
+    except UnicodeDecodeError as error:
+        wrong = error.start
+    if wrong >= 0:
+        raise ValueError(
+            f"{path} must be text in UTF-8, got byte 0x{content[wrong]:02x} at offset {wrong}, which does not belong "
+            f"there: it may be {_likely_encoding(content)}; save it as UTF-8, or leave it out."
+        )
+    return text.removeprefix("\ufeff")
+
+
 _TEXTS: dict[str, Callable[[Path | None], Corpus]] = {"pydoc": lambda root: pydoc(), "text_folder": text_folder}
 
 
@@ -194,23 +216,13 @@ def _text_files(folder: Path, root: Path) -> dict[str, Path]:
     return files
 
 
-def _read(path: Path) -> str:
-    """Read a text file; white space alone is no text.
+def _likely_encoding(content: bytes) -> str:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    return "UTF-16 or no text" if b"\0" in content else "Latin-1 or another older encoding"
 
-    Raises:
-        ValueError: if it is not UTF-8, naming the file and the byte.
-    """
-    content = path.read_bytes()
-    # of what decodes, only UTF-16 and UTF-32 without a mark, and what is no text, have a zero byte
-    try:
-        text = content.decode("utf-8")
-        wrong = content.find(b"\0")
-    except UnicodeDecodeError as error:
-        wrong = error.start
-    if wrong >= 0:
-        raise ValueError(
-            f"{path} must be text in UTF-8, got byte 0x{content[wrong]:02x} at offset {wrong}, which does not belong "
-            "there; save it as UTF-8, or take it out of the folder."
-        )
-    text = text.removeprefix("\ufeff")
+
+def _read(path: Path) -> str:
+    """Read a text file; white space alone is no text."""
+    text = read_utf8(path)
     return text if text.strip() else ""

@@ -1,0 +1,241 @@
+"""`graticule generate`."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from graticule.commands.options import choose_device, parse, parse_checkpoint, printable
+
+#: How many new tokens there are where nothing is said.
+_TOKENS = 400
+
+
+@dataclass
+class Generate:
+    """Let a run on text go on with a text. It is printed as it comes, and ends where the document does."""
+
+    run: tyro.conf.Positional[Path]
+    """run folder"""
+    prompt: str = ""
+    """what the text begins with (default: nothing, the beginning of a document)"""
+    prompt_file: Path | None = None
+    """file with what the text begins with, in UTF-8"""
+    tokens: int | None = None
+    """how many new tokens, at most (default: 400, or as many as a learned table allows)"""
+    temperature: float = 1.0
+    """what the logits are divided by: below 1, what is likely comes more often; 0 takes the likeliest token"""
+    top_k: int | None = None
+    """draw among so many of the likeliest tokens only (default: among all)"""
+    seed: int = 0
+    """decides the text"""
+    context: int | None = None
+    """resample a learned table to so many tokens; the run stays as it is"""
+    checkpoint: str = "best"
+    """best or last"""
+    device: str = "auto"
+    """cpu, cuda, ... (default: a GPU if there is one)"""
+    output: Path | None = None
+    """file for the text, too"""
+
+
+def run(arguments: list[str]) -> int:
+    """Let a run on text go on with a text."""
+    options = parse(Generate, "generate", arguments)
+    checkpoint = parse_checkpoint(options.checkpoint)
+    _check(options)
+    prompt = _prompt(options)
+    device = choose_device(options.device)
+    import torch
+
+    import graticule
+    from graticule.tasks import Run
+
+    trained = Run.open(options.run)
+    trained.recipe()  # says what is wrong with a damaged one
+    tokenizer = trained.tokenizer()
+    model: Any = trained.model(checkpoint=checkpoint)
+    with _within_memory():
+        if options.context is not None:
+            _resample(model, options.context)
+        begin = torch.as_tensor(tokenizer.encode(prompt) if prompt else [tokenizer.end])
+        count = _count(model, len(begin), options.tokens)
+        model.to(device)
+        generator = torch.Generator(device).manual_seed(options.seed)
+        tokens = graticule.generate(
+            model,
+            begin[None].to(device),
+            count,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            generator=generator,
+        )
+        if options.tokens is None and count < _TOKENS:
+            print(
+                f"new tokens: {count} instead of {_TOKENS}, as the table of {_held(model)} ends there; "
+                f"--context {len(begin) + _TOKENS - 1} would resample it",
+                file=sys.stderr,
+            )
+        return _write(prompt, tokens, tokenizer, options.output)
+
+
+def _check(options: Generate) -> None:
+    """Check what can be checked before anything is loaded."""
+    if options.prompt and options.prompt_file is not None:
+        raise ValueError(f"`prompt` must be left out with `prompt_file`, got {options.prompt!r}.")
+    if options.tokens is not None and options.tokens < 1:
+        raise ValueError(f"`tokens` must be at least 1, got {options.tokens}.")
+    if 0 < options.temperature < 1e-4:  # the quotient would be beyond what float32 holds
+        raise ValueError(f"`temperature` must be 0, or at least 0.0001, got {options.temperature}.")
+    if options.temperature == 0 and options.top_k is not None:
+        raise ValueError(
+            f"`top_k` must be left out with a temperature of 0, which takes the likeliest token, got {options.top_k}."
+        )
+    if not 0 <= options.seed < 2**63:
+        raise ValueError(f"`seed` must be at least 0 and below 2^63, got {options.seed}.")
+    if options.output is not None and options.output.is_dir():
+        raise ValueError(f"`output` must be a file, got {str(options.output)!r}, which is a folder.")
+
+
+def _prompt(options: Generate) -> str:
+    """Return what the text begins with, "" for the beginning of a document."""
+    path = options.prompt_file
+    if path is not None:
+        from graticule.data.text import read_utf8
+
+        if not path.exists() or path.is_dir():
+            what = "is a folder" if path.is_dir() else "is not there"
+            raise FileNotFoundError(f"`prompt_file` must be a text file, got {str(path)!r}, which {what}.")
+        return read_utf8(path)
+    try:
+        options.prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        wrong = options.prompt[error.start]
+        raise ValueError(
+            f"`prompt` must be text that UTF-8 can write, got {wrong!r} at place {error.start}: does the terminal use "
+            "another encoding? A file in UTF-8 can be given as --prompt-file."
+        ) from None
+    return options.prompt
+
+
+def _held(model: Any) -> str:
+    """Name the encodings of `model` that hold a table."""
+    return " and ".join(model.position.resampled_encodings())
+
+
+def _resample(model: Any, context: int) -> None:
+    """Resample the tables of `model` to `context` tokens."""
+    if not _held(model):
+        raise ValueError(
+            f"`context` must be left out, as the run has no table to resample: a text of any length goes in, got "
+            f"{context}."
+        )
+    model.set_context(context)
+
+
+def _count(model: Any, begin: int, wanted: int | None) -> int:
+    """Return how many tokens to draw behind the first `begin`; the last one drawn is not read, so it needs no place.
+
+    Raises:
+        ValueError: if a table has no places for so many.
+    """
+    count = _TOKENS if wanted is None else wanted
+    held = _held(model)
+    room = model.context - begin + 1
+    if not held or count <= room:
+        return count
+    if wanted is None and room > 0:
+        return room
+    if room > 0:
+        starts = f"the text begins with {begin} token{'s' * (begin > 1)}"
+        wrong = (
+            f"`tokens` must be at most {room}, as the table of {held} has {model.context} places and {starts}, got "
+            f"{wanted}: take fewer{', or a shorter prompt' * (begin > 1)}"
+        )
+    else:
+        wrong = (
+            f"`prompt` must be at most {model.context} tokens long, as the table of {held} is, got {begin}: take a "
+            "shorter one"
+        )
+    raise ValueError(
+        f"{wrong}, or --context {begin + count - 1}, which resamples the table, or a run trained with an encoding "
+        "that needs no table (sinusoidal_1d, rotary_1d, alibi, bucketed_bias, none)."
+    )
+
+
+@contextlib.contextmanager
+def _within_memory() -> Iterator[None]:
+    """Say what to do where a text is too long for the memory, which PyTorch says with a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"`tokens` and `context` must be fewer, for the memory does not hold them ({reason})."
+        ) from None
+
+
+def _write(prompt: str, tokens: Any, tokenizer: Any, output: Path | None) -> int:
+    """Show `prompt` and what `tokens` come to until the document ends, and put it into `output`; returns the exit code.
+
+    If that is interrupted, what came is in `output`, too.
+    """
+    from graticule.files import write_bytes
+
+    screen = _Screen()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds the bytes of a character until it is whole
+    count, ended = 0, False
+    started = time.perf_counter()
+    try:
+        screen.show(prompt)
+        for token in map(int, tokens):
+            if token == tokenizer.end:
+                ended = True
+                break
+            count += 1
+            screen.show(decoder.decode(tokenizer.vocabulary[token]))
+        screen.show(decoder.decode(b"", final=True))
+        screen.close()
+    finally:
+        if output is not None:
+            write_bytes(output, "".join(screen.shown).encode())
+    rate = count / (time.perf_counter() - started)
+    said = f"{count} token{'s' * (count != 1)}, {rate:.0f} tokens/s{'; the document ended' * ended}"
+    print(said if output is None else f"{said}; wrote {output}", file=sys.stderr)
+    return 0
+
+
+class _Screen:
+    """Standard output: shows a text piece by piece, at once, and lets none of it command a terminal.
+
+    shown: the pieces as they were given.
+    """
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self._stream = sys.stdout
+        self._terminal = sys.stdout.isatty()
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+        if self._terminal:
+            text = "".join(c if c in "\n\t" else printable(c) for c in text)
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Let what a terminal shows next begin on a line of its own."""
+        if self._terminal and not "".join(self.shown).endswith("\n"):
+            self._stream.write("\n")
+            self._stream.flush()

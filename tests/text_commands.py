@@ -1,0 +1,41 @@
+"""What the tests of commands on text share: a command as a person types it, and runs on text of a second."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from graticule.cli import main
+from graticule.recipes import load_recipe
+from graticule.tasks import TextRecipe
+
+#: Tokens that position information is held for.
+CONTEXT = 32
+
+
+def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
+    """Run a command; returns its exit code and what it printed."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as exit:  # tyro's way out of --help and of values of a wrong type
+        code = int(exit.code or 0)
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return code, out, err
+
+
+def short_recipe(**options: Any) -> TextRecipe:
+    """Five steps of the smallest language model."""
+    fixed = {"model": "lm_nano", "context": CONTEXT, "epochs": 1, "warmup_epochs": 0, "limit_test": 4}
+    return dataclasses.replace(load_recipe("pydoc_quick").quick(), **{**fixed, **options})
+
+
+def write_text_folder(root: Path, **files: str | bytes) -> Path:
+    """Write two texts of 2 kB in English and French, and further `files` beside them."""
+    root.mkdir(parents=True)
+    texts = {
+        "a": "the cat sat on the mat and the dog sat beside the cat. " * 40,
+        "b": "où est le château où l'été passait? " * 50,
+    }
+    for name, content in {**texts, **files}.items():
+        (root / f"{name}.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
+    return root
