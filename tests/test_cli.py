@@ -70,6 +70,23 @@ def test_train_says_what_came_of_it_and_where_it_is(capsys, tmp_path):
     assert Run.open(tmp_path / "run").finished
 
 
+def test_train_says_in_bits_per_byte_what_came_of_a_run_on_text_and_how_to_read_a_sample(capsys, tmp_path):
+    folder = tmp_path / "run"
+    tokens = ("--tokenizer", "bpe", "--vocab-size", 300)
+    code, out, _ = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *tokens)
+    result = Run.open(folder).result()
+    assert code == 0
+    said, wrote, hint = out.splitlines()[-3:]
+    assert said.startswith(
+        f"bits per byte {result['last_bpb']:.3f} after the last epoch, {result['best_bpb']:.3f} in the best "
+        f"(epoch {result['best_epoch']} of 2), "
+    )
+    assert wrote.startswith(f"wrote {folder}: recipe.json, tokenizer.json, metrics.csv, ")
+    assert hint == f'to see what it writes: graticule generate {folder} --prompt "..."'
+    code, out, _ = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *tokens, "--auto-resume")
+    assert code == 0 and out.splitlines()[-4:] == ["this run was finished already.", said, wrote, hint]
+
+
 def test_evaluate_gives_a_row_a_size_and_the_drop_against_the_training_size(capsys, tmp_path, trained):
     code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "28", "24x36", "--output", tmp_path)
     assert code == 0 and "28x28 *" in out and "24x36" in out and "+0.00" in out
@@ -207,8 +224,49 @@ def test_models_lists_all_that_can_be_chosen(capsys):
     assert all(name in out for name in ("sinusoidal_2d", "lape_sharing", "channel_norm", "cifar100", "digits_quick"))
 
 
+def test_models_lists_language_models_with_their_sizes_on_bytes(capsys):
+    code, out, _ = run_command(capsys, "models", "lm_*")
+    head, _, *rows = (line.split("  ") for line in out.split("\n\n")[0].splitlines())
+    assert code == 0 and [cell.strip() for cell in head if cell] == [
+        *("language model", "parameters", "dim", "layers", "tokens", "context")
+    ]
+    expected = []
+    for name, dim, layers in (("nano", 64, 4), ("tiny", 128, 6), ("small", 384, 8), ("base", 768, 12)):
+        # embedding and table; qkv, projection and MLP of every block with their biases and norms; the last norm
+        count = (257 + 128) * dim + layers * (12 * dim**2 + 13 * dim) + 2 * dim
+        expected.append([f"lm_{name}", f"{count / 1e6:.2f} M", str(dim), str(layers), "257", "128"])
+    assert [[cell.strip() for cell in row if cell] for row in rows] == expected
+    assert "patches" not in out and "pydoc, text_folder" in out and "bytes, bpe" in out
+
+
+def test_models_of_both_kinds_are_listed_and_none_takes_memory(capsys, monkeypatch):
+    import graticule
+
+    built = []
+
+    def remembering(build):
+        def create(*arguments, **options):
+            built.append(build(*arguments, **options))
+            return built[-1]
+
+        return create
+
+    for name in ("create_model", "create_language_model"):
+        monkeypatch.setattr(graticule, name, remembering(getattr(graticule, name)))
+    code, out, _ = run_command(capsys, "models", "*_nano*")
+    assert code == 0 and "\nlm_nano " in out and "\nvit_nano_patch4_28 " in out
+    assert len(built) == len(graticule.list_models("*_nano*")) + 1
+    assert all(parameter.is_meta for model in built for parameter in model.parameters())
+
+
+def test_a_pattern_that_no_model_has_is_answered_with_all_of_both_kinds(capsys):
+    code, out, err = run_command(capsys, "models", "gpt*")
+    assert code == 1 and out == "" and "'gpt*'" in err and "deit_tiny_patch16_224" in err and "lm_nano" in err
+
+
 @pytest.mark.parametrize(
-    "command", ["train digits_quick", "train", "evaluate", "correlations", "compare", "models", "demo"]
+    "command",
+    ["train digits_quick", "train pydoc_quick", "train", "evaluate", "correlations", "compare", "models", "demo"],
 )
 def test_every_command_explains_itself(capsys, command):
     code, out, _ = run_command(capsys, *command.split(), "--help")

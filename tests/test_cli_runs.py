@@ -13,9 +13,9 @@ from PIL import Image
 
 from graticule.cli import main
 from graticule.files import locked
-from graticule.tasks import Recipe
+from graticule.tasks import Recipe, TextRecipe
 
-HEADER = "epoch,train_loss,val_loss,val_top1,lr,seconds"
+HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 
 
 def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -29,14 +29,14 @@ def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
     return code, out, err
 
 
-def write_run(folder: Path, top1=(), age: float = 0, seconds: float = 10.0, **recipe) -> Path:
+def write_run(folder: Path, scores=(), age: float = 0, seconds: float = 10.0, kind=Recipe, **recipe) -> Path:
     """Write a run as training leaves it, that last changed `age` seconds ago; returns its folder."""
     folder.mkdir(parents=True)
-    (folder / "recipe.json").write_text(json.dumps({"recipe": Recipe(**recipe).to_dict(), "parameters": 10}))
+    (folder / "recipe.json").write_text(json.dumps({"recipe": kind(**recipe).to_dict(), "parameters": 10}))
     (folder / "log.txt").write_text("2026-01-01 00:00:00  starts on 1 device, cpu\n")
-    if top1:
-        rows = [f"{n},{2 / n},{3 / n},{score},{0.001 / n},{seconds}" for n, score in enumerate(top1, 1)]
-        (folder / "metrics.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    if scores:
+        rows = [f"{n},{2 / n},{3 / n},{score},{0.001 / n},{seconds}" for n, score in enumerate(scores, 1)]
+        (folder / "metrics.csv").write_text("\n".join([HEADER.format(column=kind.metric.column), *rows]) + "\n")
     for path in folder.iterdir():
         os.utime(path, (time.time() - age,) * 2)
     return folder
@@ -139,6 +139,74 @@ def test_runs_writes_a_list_that_a_program_can_read(capsys, folder, tmp_path):
     assert found["broken"]["damage"].startswith("metrics.csv, line 2")
 
 
+@pytest.fixture
+def mixed(tmp_path, monkeypatch) -> Path:
+    """A folder with runs on images and runs on text, of which one is of a task that nobody knows."""
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "mixed"
+    write_run(root / "images" / "low", (50, 60), age=600)
+    write_run(root / "images" / "high", (97.8, 97), age=500)
+    write_run(root / "text" / "low", (3.5, 2.156, 2.1564), age=400, kind=TextRecipe, encoding="rotary_1d")
+    write_run(root / "text" / "high", (3.25, "nan"), age=300, kind=TextRecipe, seed=7)
+    write_run(root / "text" / "new", age=200, kind=TextRecipe)
+    strange = write_run(root / "strange", age=100)
+    (strange / "recipe.json").write_text('{"recipe": {"task": "detection", "model": "detr", "epochs": 50}}')
+    return root
+
+
+def test_runs_on_text_are_judged_by_bits_per_byte_of_which_the_lowest_is_best(capsys, mixed):
+    code, out, err = run_command(capsys, "runs", "mixed/text")
+    assert code == 0 and err == ""
+    head, *rows = table(out)[:4]
+    assert head == ["run", "state", "model", "joining", "epoch", "best bits per byte", "last", "changed"]
+    assert [(row[0], row[3], *row[4:7]) for row in rows] == [
+        ("low", "rotary_1d, default", "3/10", "2.156 (2)", "2.156"),
+        ("high", "default", "2/10", "3.250 (1)", "-"),
+        ("new", "default", "0/10", "-", "-"),
+    ]
+
+
+def test_in_a_list_of_several_kinds_every_best_score_says_what_it_is(capsys, mixed):
+    code, out, err = run_command(capsys, "runs", "mixed")
+    assert code == 0 and err == ""
+    head, *rows = table(out)[:7]
+    assert head[5:7] == ["best", "last"]
+    assert {row[0]: tuple(row[5:7]) for row in rows} == {
+        "images/low": ("60.00 % (2)", "60.00"),
+        "images/high": ("97.80 % (1)", "97.00"),
+        "text/low": ("2.156 bits per byte (2)", "2.156"),
+        "text/high": ("3.250 bits per byte (1)", "-"),
+        "text/new": ("-", "-"),
+        "strange": ("-", "-"),
+    }
+
+
+def test_the_best_run_is_the_last_of_its_kind(capsys, mixed):
+    _, out, _ = run_command(capsys, "runs", "mixed", "--sort", "best")
+    names = [row[0] for row in table(out)[1:7]]
+    assert names == ["strange", "images/low", "images/high", "text/new", "text/high", "text/low"]
+
+
+def test_a_run_of_an_unknown_task_is_damaged_and_the_others_are_listed_as_ever(capsys, mixed):
+    shutil.rmtree(mixed / "text")
+    code, out, err = run_command(capsys, "runs", "mixed")
+    assert code == 0 and err == ""
+    assert table(out)[0][5] == "best top-1 (%)"
+    assert table(out)[3][:5] == ["strange", "damaged", "detr", "-", "0/50"]
+    assert "strange is damaged: recipe.json: no task that this version knows, got 'detection'" in out
+
+
+def test_a_score_has_the_name_of_its_metric_for_a_program(capsys, mixed, tmp_path):
+    run_command(capsys, "runs", "mixed", "--json", tmp_path / "list.json")
+    found = {record["name"]: record for record in json.loads((tmp_path / "list.json").read_text())}
+    text, images, strange = (found[name] for name in ("text/low", "images/high", "strange"))
+    assert (text["task"], text["best_bpb"], text["best_epoch"], text["last_bpb"]) == ("language", 2.156, 2, 2.1564)
+    assert (images["task"], images["best_top1"], images["last_top1"]) == ("classification", 97.8, 97)
+    assert found["text/new"]["best_bpb"] is None and found["text/new"]["last_bpb"] is None
+    assert not any("top1" in key for key in text) and not any("bpb" in key for key in images)
+    assert not any("bpb" in key or "top1" in key for key in strange)
+
+
 def test_names_of_whatever_letters_are_a_row_each(capsys, tmp_path):
     names = ["with space", "näme", "a$b$", "_under", "line\nend", "\x1b[31mred", "=1+1", os.fsdecode(b"no\xfftext")]
     for name in names:
@@ -171,6 +239,7 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
         (["runs", "--sort", "size"], 2, "best"),
         (["plot", "runs/done", "--metrc", "lr"], 1, "did you mean --metric"),
         (["plot", "runs/done", "--metric", "top1"], 2, "val_top1"),
+        (["plot", "runs/done", "--metric", "val_bpb"], 1, "`metric` must be one that runs/done has"),
         (["plot", "runs/done", "--against", "steps"], 2, "seconds"),
         (["plot"], 1, "`runs`"),
         (["plot", "runs/nowhere"], 1, "'runs/nowhere', which is not there"),
@@ -298,3 +367,41 @@ def test_more_runs_than_lines_can_look_different_are_refused(capsys, tmp_path):
     runs += [Path(shutil.copytree(runs[0], tmp_path / str(i))) for i in range(28)]
     code, _, err = run_command(capsys, "plot", *runs, "--output", tmp_path / "a.png")
     assert code == 1 and "1 to 28" in err and "--group" in err and not (tmp_path / "a.png").exists()
+
+
+def test_runs_on_text_are_drawn_by_bits_per_byte_if_nothing_else_is_said(capsys, mixed):
+    code, out, err = run_command(capsys, "plot", "mixed/text/low", "mixed/text/high", "--output", "a.png")
+    assert code == 0 and err == ""
+    assert table(out)[0] == ["run", "epochs", "val_bpb", "best (epoch)"]
+    assert table(out)[1:3] == [["low", "3", "2.156", "2.156 (2)"], ["high", "2", "nan", "3.250 (1)"]]
+    rows = read_table(mixed.parent / "a.csv")
+    assert [row["val_bpb"] for row in rows] == ["3.5", "2.156", "2.1564", "3.25", ""]
+    assert_is_a_picture(mixed.parent / "a.png")
+
+
+def test_runs_that_are_judged_by_different_metrics_are_drawn_by_one_that_all_have(capsys, mixed):
+    runs = ("mixed/images/high", "mixed/text/low")
+    before = snapshot(mixed.parent)
+    code, out, err = run_command(capsys, "plot", *runs)
+    assert code == 1 and out == "" and snapshot(mixed.parent) == before
+    assert "`metric` must be given" in err
+    assert "got val_top1 (top-1) for images/high and val_bpb (bits per byte) for text/low" in err
+    code, out, err = run_command(capsys, "plot", *runs, "--metric", "val_bpb")
+    assert code == 1 and "`metric` must be one that mixed/images/high has" in err and "got 'val_bpb'" in err
+    code, out, err = run_command(capsys, "plot", *runs, "--metric", "val_loss")
+    assert code == 0 and err == "" and {row["run"] for row in read_table(mixed / "images" / "high" / "convergence.csv")}
+
+
+def test_a_run_whose_recipe_is_damaged_is_drawn_by_what_its_metrics_have(capsys, mixed):
+    (mixed / "text" / "low" / "recipe.json").write_text("{")
+    code, out, _ = run_command(capsys, "plot", "mixed/text/low", "--output", "a.png")
+    assert code == 0 and table(out)[1] == ["low", "3", "2.156", "2.156 (2)"]
+
+
+def test_a_run_of_a_version_that_knew_images_alone_is_one_of_the_seeds(capsys, tmp_path):
+    new, old = (write_run(tmp_path / str(seed), (50, 60), seed=seed) for seed in (0, 1))
+    recipe = Recipe(seed=1).to_dict()
+    del recipe["task"]
+    (old / "recipe.json").write_text(json.dumps({"recipe": recipe}))
+    code, out, _ = run_command(capsys, "plot", new, old, "--group", "--output", tmp_path / "a.png")
+    assert code == 0 and table(out)[1][0] == "vit_nano_patch4_28, default (2 seeds)"

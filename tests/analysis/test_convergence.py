@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from graticule.analysis import convergence_plot, save_figure
+from graticule.analysis.convergence import METRICS as FOLLOWED
+from graticule.tasks.metric import METRICS
 
 
 def line(*values, deviation=None):
@@ -28,6 +30,13 @@ def test_a_line_goes_through_its_points_and_is_named():
     np.testing.assert_array_equal(ax.lines[1].get_xydata(), [[1, 20], [2, 50]])
     assert legend(figure) == ["default", "lape"] and not ax.collections
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("epoch", "top-1 on validation (%)", "DeiT-Ti")
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.key)
+def test_whatever_a_run_is_judged_by_can_be_followed_and_is_named_with_its_unit(metric):
+    (ax,) = drawn(convergence_plot({"a": line(3, 2)}, metric.column)).axes
+    assert ax.get_ylabel() == FOLLOWED[metric.column]
+    assert ax.get_ylabel().startswith(metric.label) and metric.unit in ax.get_ylabel()
 
 
 def test_epochs_are_whole_numbers_on_the_axis():
@@ -96,7 +105,7 @@ def test_a_long_legend_leaves_the_axes_their_room():
         (({},), "`lines` must be 1 to 28"),
         (({str(i): line(1) for i in range(29)},), "got 29"),
         (({"a": line(1), "b": []},), "got none for 'b'"),
-        (({"a": line(1)}, "top1"), "`metric` must be one of val_top1, train_loss, val_loss, lr"),
+        (({"a": line(1)}, "top1"), "`metric` must be one of val_top1, val_bpb, train_loss, val_loss, lr"),
         (({"a": line(1)}, "lr", "steps"), "`against` epoch or seconds, got lr, steps"),
     ],
 )

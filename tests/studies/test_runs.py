@@ -9,18 +9,19 @@ import pytest
 
 from graticule.files import locked
 from graticule.studies.runs import Point, curve, find_runs, group_seeds, read_metrics, read_recipe, summarise
-from graticule.tasks import Recipe, Run
+from graticule.tasks import Recipe, Run, TextRecipe
+from graticule.tasks.metric import BITS_PER_BYTE, TOP1
 
-HEADER = "epoch,train_loss,val_loss,val_top1,lr,seconds"
+HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 
 
-def write_run(folder, top1=(), **recipe):
+def write_run(folder, scores=(), kind=Recipe, **recipe):
     """Write a run as training leaves it; returns its folder."""
     folder.mkdir(parents=True)
-    (folder / "recipe.json").write_text(json.dumps({"recipe": Recipe(**recipe).to_dict(), "parameters": 10}))
-    if top1:
-        rows = [f"{epoch},{2 / epoch},{3 / epoch},{score},0.001,{10 + epoch}" for epoch, score in enumerate(top1, 1)]
-        (folder / "metrics.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    (folder / "recipe.json").write_text(json.dumps({"recipe": kind(**recipe).to_dict(), "parameters": 10}))
+    if scores:
+        rows = [f"{epoch},{2 / epoch},{3 / epoch},{score},0.001,{10 + epoch}" for epoch, score in enumerate(scores, 1)]
+        (folder / "metrics.csv").write_text("\n".join([HEADER.format(column=kind.metric.column), *rows]) + "\n")
     return folder
 
 
@@ -87,6 +88,49 @@ def test_a_score_that_is_no_number_is_neither_best_nor_last(tmp_path):
     one = summarise(write_run(tmp_path / "run", ("nan", 40, "")))
     assert (one.epoch, one.best, one.last, one.state) == (3, (40.0, 2), None, "stopped")
     assert summarise(write_run(tmp_path / "other", ("nan",))).best is None
+
+
+def test_the_lowest_bits_per_byte_are_the_best_and_the_first_of_equals(tmp_path):
+    one = summarise(write_run(tmp_path / "run", (3.5, 2.25, 2.25, 2.5, "nan"), kind=TextRecipe))
+    assert (one.metric, one.best, one.last) == (BITS_PER_BYTE, (2.25, 2), None)
+    one = summarise(write_run(tmp_path / "other", ("nan", 3.5, 2.25), kind=TextRecipe))
+    assert (one.best, one.last) == ((2.25, 3), 2.25)
+    one = summarise(write_run(tmp_path / "new", kind=TextRecipe))
+    assert (one.metric, one.best, one.last) == (BITS_PER_BYTE, None, None)
+
+
+def test_the_recipe_says_what_a_run_is_judged_by_whatever_its_metrics_have(tmp_path):
+    folder = write_run(tmp_path / "run", kind=TextRecipe)
+    (folder / "metrics.csv").write_text("epoch,val_top1,val_bpb\n1,50,3\n2,60,4\n")
+    assert (summarise(folder).best, summarise(folder).last) == ((3.0, 1), 4.0)
+    (folder / "metrics.csv").write_text("epoch,val_top1\n1,50\n")
+    assert (summarise(folder).best, summarise(folder).last) == (None, None)
+
+
+def test_a_recipe_without_a_task_is_one_of_images(tmp_path):
+    folder = write_run(tmp_path / "run", (50, 60))
+    (folder / "recipe.json").write_text('{"recipe": {"epochs": 7, "model": "vit"}}')
+    one = summarise(folder)
+    assert (one.metric, one.best, one.state) == (TOP1, (60.0, 2), "stopped")
+    assert one.recipe["task"] == Recipe.task
+
+
+@pytest.mark.parametrize("task", ["detection", None, 3, ["language"], {}])
+def test_an_unknown_task_is_damage_beside_which_the_rest_is_told(tmp_path, task):
+    folder = write_run(tmp_path / "run")
+    (folder / "recipe.json").write_text(json.dumps({"recipe": {"task": task, "epochs": 7, "model": "detr"}}))
+    (folder / "metrics.csv").write_text("epoch,val_map\n1,50\n")
+    one = summarise(folder)
+    assert one.damage == f"recipe.json: no task that this version knows, got {str(task)!r}"
+    assert (one.state, one.epoch, one.epochs, one.recipe["model"]) == ("damaged", 1, 7, "detr")
+    assert (one.metric, one.best, one.last) == (None, None, None)
+
+
+def test_where_the_recipe_is_damaged_the_columns_say_what_a_run_is_judged_by(tmp_path):
+    folder = write_run(tmp_path / "run", (3.5, 2.25, 2.5), kind=TextRecipe)
+    (folder / "recipe.json").write_text("{")
+    one = summarise(folder)
+    assert (one.metric, one.best, one.last, one.state) == (BITS_PER_BYTE, (2.25, 2), 2.5, "damaged")
 
 
 def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
@@ -167,7 +211,7 @@ def test_a_recipe_of_another_version_is_read(tmp_path):
 
 
 def test_hundreds_of_runs_are_summarised_at_once(tmp_path):
-    text = "\n".join([HEADER, *[f"{epoch},1,1,50,0.1,10" for epoch in range(1, 101)]])
+    text = "\n".join([HEADER.format(column="val_top1"), *[f"{epoch},1,1,50,0.1,10" for epoch in range(1, 101)]])
     for i in range(200):
         (write_run(tmp_path / str(i)) / "metrics.csv").write_text(text)
     start = time.perf_counter()

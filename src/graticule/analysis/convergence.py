@@ -14,6 +14,7 @@ from graticule.analysis.plots import curves
 #: What can be followed -> what stands beside the axis.
 METRICS = {
     "val_top1": "top-1 on validation (%)",
+    "val_bpb": "bits per byte on validation",
     "train_loss": "loss in training",
     "val_loss": "loss on validation",
     "lr": "learning rate",

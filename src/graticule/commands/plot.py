@@ -17,6 +17,8 @@ from graticule.commands.options import open_runs, parse, print_table, printable,
 
 if TYPE_CHECKING:
     from graticule.studies.runs import Metrics, Point
+    from graticule.tasks import Run
+    from graticule.tasks.metric import Metric
 
 
 @dataclass
@@ -25,8 +27,8 @@ class Plot:
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
-    metric: Literal["val_top1", "train_loss", "val_loss", "lr"] = "val_top1"
-    """what is drawn"""
+    metric: Literal["val_top1", "val_bpb", "train_loss", "val_loss", "lr"] | None = None
+    """what is drawn (default: what the runs are judged by, val_top1 of images or val_bpb of text)"""
     against: Literal["epoch", "seconds"] = "epoch"
     """epochs, or the seconds that their training took"""
     group: bool = False
@@ -51,7 +53,8 @@ def run(arguments: list[str]) -> int:
     if len(set(names)) < len(names):
         raise ValueError(f"`runs` must differ, got {', '.join(map(str, options.runs))}.")
     named = dict(zip(names, runs, strict=True))
-    metrics = {name: _read(one.metrics_file, options.metric, options.against) for name, one in named.items()}
+    metric = options.metric or _judged_by(named)
+    metrics = {name: _read(one.metrics_file, metric, options.against) for name, one in named.items()}
     groups = {name: [name] for name in names}
     if options.group:
         recipes = {}
@@ -69,15 +72,15 @@ def run(arguments: list[str]) -> int:
             f"`runs` must make 1 to {MOST_LINES} lines, so that no two look the same, got {len(groups)}; "
             "--group makes one of runs that differ in the seed alone."
         )
-    lines = {label: curve([metrics[name] for name in members], options.metric) for label, members in groups.items()}
+    lines = {label: curve([metrics[name] for name in members], metric) for label, members in groups.items()}
     if empty := next((label for label, points in lines.items() if not points), None):
         raise ValueError(f"`runs` must have an epoch in common to be grouped, got {', '.join(groups[empty])}.")
     figure = convergence_plot(
         {label: [_drawn(point, options.against) for point in points] for label, points in lines.items()},
-        options.metric,
+        metric,
         options.against,
     )
-    _print_ends(lines, options.metric)
+    _print_ends(lines, metric)
     for label, members in groups.items():
         most = max(metrics[name]["epoch"][-1] for name in members)
         if most > lines[label][-1].epoch:
@@ -85,9 +88,27 @@ def run(arguments: list[str]) -> int:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # of a name in a script that the font has not
         written = save_figure(figure, picture)
-    table = write_text(picture.with_suffix(".csv"), _table(lines, groups, options.metric))
+    table = write_text(picture.with_suffix(".csv"), _table(lines, groups, metric))
     print(f"wrote {written} and {table}")
     return 0
+
+
+def _judged_by(runs: Mapping[str, Run]) -> str:
+    """Return the column of what all runs are judged by; of one that does not tell, the others decide."""
+    from graticule.studies.runs import summarise
+    from graticule.tasks.metric import TOP1
+
+    found: dict[Metric, str] = {}
+    for name, one in runs.items():
+        if metric := summarise(one.folder).metric:
+            found.setdefault(metric, name)
+    if len(found) > 1:
+        judged = " and ".join(f"{metric.column} ({metric.label}) for {name}" for metric, name in found.items())
+        raise ValueError(
+            "`metric` must be given where runs are judged by different ones, and be one that all have, as val_loss, "
+            f"got {judged}; or draw them apart."
+        )
+    return next(iter(found), TOP1).column
 
 
 def _read(path: Path, metric: str, against: str) -> Metrics:
@@ -115,16 +136,23 @@ def _drawn(point: Point, against: str) -> tuple[float, float, float | None]:
 
 def _print_ends(lines: Mapping[str, Sequence[Point]], metric: str) -> None:
     """Print where every line ends, and its best point."""
+    from graticule.tasks.metric import METRICS
+
+    judge = next((one for one in METRICS if one.column == metric), None)
     rows = []
-    shown = ".2f" if metric == "val_top1" else ".4g"
     for label, points in lines.items():
         known = [point for point in points if math.isfinite(point.mean)]
         best = "-"
         if known and metric != "lr":
-            top = (max if metric == "val_top1" else min)(known, key=lambda point: point.mean)
-            best = f"{top.mean:{shown}} ({top.epoch})"
-        rows.append((label, str(points[-1].epoch), f"{points[-1].mean:{shown}}", best))
+            highest = judge is not None and judge.highest
+            top = (max if highest else min)(known, key=lambda point: point.mean)
+            best = f"{_shown(top.mean, judge)} ({top.epoch})"
+        rows.append((label, str(points[-1].epoch), _shown(points[-1].mean, judge), best))
     print_table(("run", "epochs", metric, "best (epoch)"), rows)
+
+
+def _shown(value: float, judge: Metric | None) -> str:
+    return f"{value:.4g}" if judge is None else judge.show(value, unit=False)
 
 
 def _table(lines: Mapping[str, Sequence[Point]], groups: Mapping[str, Sequence[str]], metric: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Runs:
-    """List the runs in folders: how far each is, and its top-1 so far; the one that changed last is last."""
+    """List the runs in folders: how far each is, and its best score so far; the one that changed last is last."""
 
     folders: tyro.conf.Positional[list[Path]] = dataclasses.field(default_factory=lambda: [Path("runs")])
     """folders with runs, at whatever depth"""
     sort: Literal["age", "name", "best"] = "age"
-    """order by the last change, by name, or by the best top-1, the highest last"""
+    """order by the last change, by name, or by the best score: the best run last, those of one metric together"""
     json: Path | None = None
     """write the list to this file too"""
 
@@ -45,14 +46,17 @@ def run(arguments: list[str]) -> int:
     if options.sort == "name":
         found.sort(key=lambda one: one[0])
     elif options.sort == "best":
-        found.sort(key=lambda one: one[1].best or (-1.0, 0))
+        found.sort(key=lambda one: _rank(one[1]))
     else:
         found.sort(key=lambda one: one[1].changed)
     if not found:
         print(f"no run in {', '.join(map(str, options.folders))}")
     else:
-        rows = [_row(name, summary) for name, summary in found]
-        print_table(("run", "state", "model", "joining", "epoch", "best top-1 (%)", "last", "changed"), rows)
+        metrics = {summary.metric for _, summary in found if summary.metric is not None}
+        mixed = len(metrics) != 1
+        best = "best" if mixed else f"best {metrics.pop().title}"
+        rows = [_row(name, summary, mixed) for name, summary in found]
+        print_table(("run", "state", "model", "joining", "epoch", best, "last", "changed"), rows)
         counts = Counter(summary.state for _, summary in found)
         states = ", ".join(f"{count} {state}" for state, count in counts.items())
         print(f"{len(found)} run{'s' * (len(found) > 1)}: {states}")
@@ -64,11 +68,27 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _row(name: str, summary: Summary) -> list[str]:
-    recipe = summary.recipe
+def _rank(summary: Summary) -> tuple[int, float, int]:
+    """What runs are sorted by: their metric, how good the best score is (those without one come first), its epoch."""
+    from graticule.tasks.metric import METRICS
+
+    metric, best = summary.metric, summary.best
+    group = -1 if metric is None else METRICS.index(metric)
+    if metric is None or best is None:
+        return group, -math.inf, 0
+    return group, best[0] if metric.highest else -best[0], best[1]
+
+
+def _row(name: str, summary: Summary, mixed: bool) -> list[str]:
+    """Make the row of a run; where metrics are `mixed`, its best score says which it is."""
+    recipe, metric = summary.recipe, summary.metric
     joining = [str(recipe[key]) for key in ("encoding", "joining") if recipe.get(key)]
-    best = f"{summary.best[0]:.2f} ({summary.best[1]})" if summary.best else "-"
-    last = "-" if summary.last is None else f"{summary.last:.2f}"
+    best = last = "-"
+    if metric is not None and summary.best:
+        unit = f" {metric.unit or metric.label}" if mixed else ""
+        best = f"{metric.show(summary.best[0], unit=False)}{unit} ({summary.best[1]})"
+    if metric is not None and summary.last is not None:
+        last = metric.show(summary.last, unit=False)
     epoch = f"{summary.epoch}/{'?' if summary.epochs is None else summary.epochs}"
     model = printable(str(recipe.get("model", "-")))
     age = _age(time.time() - summary.changed)
@@ -83,17 +103,19 @@ def _age(seconds: float) -> str:
 
 
 def _record(name: str, summary: Summary) -> dict[str, Any]:
-    recipe, best = summary.recipe, summary.best
+    recipe, best, metric = summary.recipe, summary.best, summary.metric
+    scores = {}
+    if metric is not None:
+        scores = {f"best_{metric.key}": best[0] if best else None, f"last_{metric.key}": summary.last}
     return {
         "name": name,
         "folder": str(summary.folder),
         "state": summary.state,
         "damage": summary.damage or None,
-        **{key: recipe.get(key) for key in ("model", "encoding", "joining", "seed")},
+        **{key: recipe.get(key) for key in ("task", "model", "encoding", "joining", "seed")},
         "epoch": summary.epoch,
         "epochs": summary.epochs,
-        "best_top1": best[0] if best else None,
+        **scores,
         "best_epoch": best[1] if best else None,
-        "last_top1": summary.last,
         "changed": datetime.fromtimestamp(summary.changed).astimezone().isoformat(timespec="seconds"),
     }

@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from graticule.recipes import list_recipes, load_recipe
-    from graticule.tasks import Interrupted, Preempted, Run, train
+    from graticule.tasks import Interrupted, Preempted, Run, TextRecipe, train
 
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -85,13 +85,19 @@ def run(arguments: list[str]) -> int:
     result = run.result()
     if already:
         print("this run was finished already.")
-    print(f"top-1 {result['last_top1']:.2f} % after the last epoch, {result['best_top1']:.2f} % in the best ", end="")
+    metric = recipe.metric
+    last, best = (metric.show(result[f"{which}_{metric.key}"]) for which in ("last", "best"))
+    print(f"{metric.label} {last} after the last epoch, {best} in the best ", end="")
     print(f"(epoch {result['best_epoch']} of {result['epochs']}), {result['seconds']:.0f} s")
     if skipped := result["skipped_images"]:
         print(f"{len(skipped)} broken images were left out: {', '.join(skipped[:5])}{', ...' if skipped[5:] else ''}")
     if steps := result.get("skipped_steps"):
         print(f"{steps} steps were left out, for their loss was not finite: see {run.folder}/nonfinite-*.json")
-    print(f"wrote {run.folder}: recipe.json, metrics.csv, log.txt, weights.safetensors, checkpoints/, tensorboard/")
+    tokenizer = ", tokenizer.json" if run.tokenizer_file.exists() else ""
+    files = f"recipe.json{tokenizer}, metrics.csv, log.txt, weights.safetensors, checkpoints/, tensorboard/"
+    print(f"wrote {run.folder}: {files}")
+    if isinstance(recipe, TextRecipe):
+        print(f'to see what it writes: graticule generate {run.folder} --prompt "..."')
     return 0
 
 

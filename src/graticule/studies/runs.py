@@ -13,6 +13,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
+from graticule.tasks.build import TASK_METRICS
+from graticule.tasks.metric import METRICS, Metric
+from graticule.tasks.recipe import Recipe
 from graticule.tasks.run import Run
 
 #: Column -> its value in every epoch, NaN where there is none.
@@ -47,6 +50,7 @@ class Summary:
 
     state: damaged, if its recipe or metrics cannot be read; `damage` then says why.
     recipe, metrics: empty where they cannot be read.
+    metric: what it is judged by: as its recipe says, or else the columns of its metrics; None if neither tells.
     changed: when its metrics or its log last changed, in seconds since 1970.
     """
 
@@ -54,6 +58,7 @@ class Summary:
     state: State
     recipe: dict[str, Any]
     metrics: Metrics
+    metric: Metric | None
     changed: float
     damage: str = ""
 
@@ -69,16 +74,22 @@ class Summary:
 
     @property
     def best(self) -> tuple[float, int] | None:
-        """The best top-1 in percent and its epoch, the first of equals; None if no epoch has one."""
-        scored = zip(self.metrics.get("val_top1", []), self.metrics.get("epoch", []), strict=False)
-        found = [(top1, -int(epoch)) for top1, epoch in scored if math.isfinite(top1)]
-        return (max(found)[0], -max(found)[1]) if found else None
+        """The best score and its epoch, the first of equals; None if no epoch has one."""
+        if self.metric is None or not any(map(math.isfinite, self._scores)):
+            return None
+        column = self.metric.column
+        rows = zip(self._scores, self.metrics["epoch"], strict=True)
+        row = self.metric.best({column: score, "epoch": epoch} for score, epoch in rows)
+        return row[column], int(row["epoch"])
 
     @property
     def last(self) -> float | None:
-        """Top-1 of the last epoch in percent; None if it has none."""
-        values = self.metrics.get("val_top1", [])
-        return values[-1] if values and math.isfinite(values[-1]) else None
+        """The score of the last epoch; None if it has none."""
+        return self._scores[-1] if self._scores and math.isfinite(self._scores[-1]) else None
+
+    @property
+    def _scores(self) -> list[float]:
+        return [] if self.metric is None else self.metrics.get(self.metric.column, [])
 
 
 def summarise(folder: Path) -> Summary:
@@ -96,6 +107,10 @@ def summarise(folder: Path) -> Summary:
             metrics = read_metrics(run.metrics_file)
         except (ValueError, OSError) as error:
             damage.append(_reason(error))
+    task = str(recipe.get("task"))
+    metric = TASK_METRICS.get(task) or next((one for one in METRICS if one.column in metrics), None)
+    if recipe and task not in TASK_METRICS:
+        damage.append(f"{run.recipe_file.name}: no task that this version knows, got {task[:20]!r}")
     state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
     if damage:
         state = "damaged"
@@ -104,11 +119,11 @@ def summarise(folder: Path) -> Summary:
     elif _held(folder):
         state = "running"
     times = [_changed(path) for path in (run.metrics_file, run.log_file)]
-    return Summary(folder, state, recipe, metrics, max(times) or _changed(run.recipe_file), "; ".join(damage))
+    return Summary(folder, state, recipe, metrics, metric, max(times) or _changed(run.recipe_file), "; ".join(damage))
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Read the recipe of a run as plain values, whatever version wrote it.
+    """Read the recipe of a run as plain values, whatever version wrote it; one that says no task is of images.
 
     Raises:
         ValueError: if it is no recipe.
@@ -122,7 +137,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name}: no recipe with epochs in it") from None
     if not all(type(count) is int for count in counts):
         raise ValueError(f"{path.name}: no number of epochs, got {recipe['epochs']!r}")
-    return recipe
+    return {"task": Recipe.task} | recipe
 
 
 def read_metrics(path: Path) -> Metrics:

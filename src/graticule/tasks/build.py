@@ -6,14 +6,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from graticule.backbones import create_language_model, create_model, list_arguments, list_language_arguments
+from graticule.backbones import (
+    create_language_model,
+    create_model,
+    list_arguments,
+    list_language_arguments,
+    list_language_models,
+    list_models,
+)
+from graticule.backbones.registry import PREFIX
 from graticule.data import DataModule, TextModule, Tokenizer
 from graticule.factory import MixingOptions, PegOptions, known_name
+from graticule.tasks.metric import Metric
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.text_recipe import TextRecipe
 from graticule.tasks.training_recipe import TrainingRecipe
 
 _RECIPES: dict[str, type[TrainingRecipe]] = {kind.task: kind for kind in (Recipe, TextRecipe)}
+#: Task -> what its runs are judged by.
+TASK_METRICS: dict[str, Metric] = {task: kind.metric for task, kind in _RECIPES.items()}
 
 
 def read_recipe(values: dict[str, Any]) -> TrainingRecipe:
@@ -95,6 +106,7 @@ def _build_text(recipe: TextRecipe, tokenizer: Tokenizer | None) -> TextModule:
 
 
 def _build_backbone(recipe: Recipe, num_classes: int, channels: int) -> Any:
+    known_name("model", recipe.model.removeprefix(PREFIX), list_models())
     known = list_arguments(recipe.model)
     pool = recipe.global_pool
     given: dict[str, Any] = {
@@ -134,6 +146,7 @@ def _build_language_model(recipe: TextRecipe, vocab_size: int) -> Any:
         "proj_drop_rate": recipe.drop_rate,
         "drop_path_rate": recipe.drop_path_rate,
     }
+    known_name("model", recipe.model, list_language_models())
     further = recipe.backbone_arguments()
     for name in further:
         known_name("model_kwargs", name, [known for known in list_language_arguments() if known not in given])
