@@ -11,6 +11,7 @@ from graticule.analysis.correlation import (
     two_dimensionality,
 )
 from graticule.analysis.equivariance import Translation, translation_error
+from graticule.analysis.length_plots import length_plot
 from graticule.analysis.mixing import MixingMap, mixing_maps, save_mixing
 from graticule.analysis.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, sheet_layers
 from graticule.analysis.plots import (
@@ -36,6 +37,7 @@ __all__ = [
     "correlation_sheet",
     "cosine_similarity",
     "curves",
+    "length_plot",
     "locality",
     "locality_plot",
     "mixing_maps",

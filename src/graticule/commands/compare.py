@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tyro
 
+from graticule.commands.kinds import check_kind
 from graticule.commands.options import parse, parse_sizes, print_table
 
 
@@ -32,7 +33,9 @@ class Compare:
     output: Path | None = None
     """folder of the runs (default: runs/compare-RECIPE)"""
     sizes: list[str] = dataclasses.field(default_factory=list)
-    """evaluate every run at these sides too, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
+    """of images: evaluate every run at these sides too, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
+    lengths: list[int] = dataclasses.field(default_factory=list)
+    """of text: evaluate every run in windows of so many tokens too, a second table and a plot"""
     quick: bool = False
     """a few steps only, to see that everything works"""
 
@@ -41,11 +44,12 @@ def run(arguments: list[str]) -> int:
     """Train several choices with several seeds, and make one table."""
     options = parse(Compare, "compare", arguments)
     from graticule.recipes import load_recipe
-    from graticule.studies import compare, resolutions
-    from graticule.tasks import Interrupted, build_model, check_sizes
+    from graticule.studies import compare, lengths, resolutions
+    from graticule.tasks import Interrupted, TextRecipe, build_data, build_model, check_lengths, check_sizes, data_sizes
 
-    sizes = parse_sizes(options.sizes)
     base = load_recipe(options.recipe)
+    check_kind(isinstance(base, TextRecipe), lengths=options.lengths, sizes=options.sizes)
+    sizes = parse_sizes(options.sizes)
     base = base.quick() if options.quick else base
     choices = {}
     for choice in options.choices:
@@ -58,6 +62,9 @@ def run(arguments: list[str]) -> int:
         choices[choice] = parse(type(base), "compare --choices", flags, default=base)
     for recipe in choices.values() if sizes else ():  # before any training
         check_sizes(build_model(recipe, 10, 1), sizes)
+    for recipe in choices.values() if options.lengths else ():
+        data = build_data(recipe)
+        check_lengths(build_model(recipe, *data_sizes(data)), options.lengths, data)
     folder = options.output or Path("runs") / f"compare-{Path(options.recipe).stem}"
     try:
         comparison = compare(choices, options.seeds, folder)
@@ -73,6 +80,13 @@ def run(arguments: list[str]) -> int:
         print("\ntop-1 (%) at other sizes, mean and standard deviation")
         print_table(columns, rows)
         print(f"wrote {' and '.join(map(str, found.write(folder)))}")
+    if options.lengths:
+        at_lengths = lengths(comparison, options.lengths)
+        columns, *rows = at_lengths.rows()
+        print("\nbits per byte at other lengths, mean and standard deviation")
+        print_table(columns, rows)
+        print(at_lengths.legend())
+        print(f"wrote {' and '.join(map(str, at_lengths.write(folder)))}")
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import tyro
 
+from graticule.commands.kinds import check_kind
 from graticule.commands.options import (
     choose_device,
     open_runs,
@@ -22,14 +23,19 @@ from graticule.commands.options import (
 
 @dataclass
 class Evaluate:
-    """Accuracy of runs at several image sizes: one table, and a plot with the drop against the training size."""
+    """Accuracy of runs at several image sizes, or bits per byte of runs on text at several lengths.
+
+    One table, and a plot with what is lost against the size or length of the training.
+    """
 
     runs: tyro.conf.Positional[list[Path]]
-    """run folders"""
+    """run folders, all on images or all on text"""
     sizes: list[str] = dataclasses.field(default_factory=list)
-    """sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
     windows: list[int] = dataclasses.field(default_factory=list)
-    """side of the windows of every stage of a PosMLP, in patches (default: those of the run)"""
+    """of images: side of the windows of every stage of a PosMLP, in patches (default: those of the run)"""
+    lengths: list[int] = dataclasses.field(default_factory=list)
+    """of text: tokens that the held-out text is cut into (default: the training length)"""
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
@@ -39,13 +45,31 @@ class Evaluate:
 
 
 def run(arguments: list[str]) -> int:
-    """Score runs at several image sizes."""
+    """Score runs at several image sizes, or at several lengths of text."""
     options = parse(Evaluate, "evaluate", arguments)
+    from graticule.tasks import TextRecipe
+
+    runs = open_runs(options.runs, "evaluate")
+    texts = [run for run in runs if isinstance(run.recipe(), TextRecipe)]
+    if texts and len(texts) < len(runs):
+        image = next(run for run in runs if run not in texts)
+        raise ValueError(
+            f"`runs` must be all on images or all on text, got {image.folder}, which is on images, and "
+            f"{texts[0].folder}, which is on text: evaluate them apart, with --sizes and with --lengths."
+        )
+    check_kind(bool(texts), lengths=options.lengths, sizes=options.sizes, windows=options.windows)
+    options.device = choose_device(options.device)
+    evaluate = _evaluate_texts if texts else _evaluate_images
+    table, picture = evaluate(options, runs, options.output or runs[0].folder)
+    print(f"wrote {table} and {picture}")
+    return 0
+
+
+def _evaluate_images(options: Evaluate, runs: list[Any], folder: Path) -> tuple[Path, Path]:
     from graticule.analysis import resolution_plot, save_figure
     from graticule.files import write_json
     from graticule.tasks import check_sizes, evaluate, set_windows
 
-    runs = open_runs(options.runs, "evaluate")
     wanted = parse_sizes(options.sizes)
     models = []
     for run in runs:  # every mistake is found before the first image is read
@@ -60,7 +84,7 @@ def run(arguments: list[str]) -> int:
     records: list[dict[str, Any]] = []
     curves = {}
     for label, (run, data, model, sizes) in zip(run_labels(runs), models, strict=True):
-        scores = evaluate(model, data, sizes, device=choose_device(options.device))
+        scores = evaluate(model, data, sizes, device=options.device)
         trained = run.recipe().img_size
         same = (score.top1 for score in scores if score.size == trained and not options.windows)
         reference = next(same, None)
@@ -90,8 +114,54 @@ def run(arguments: list[str]) -> int:
     print("* the size that the run was trained at; speed and peak memory are those of the forward pass alone")
     if options.windows:
         print(f"with windows of {', '.join(map(str, options.windows))}; drop: against the windows of the training")
-    folder = options.output or runs[0].folder
     table = write_json(folder / "evaluation.json", records)
     figure = resolution_plot(curves, trained_at=runs[0].recipe().img_size)
-    print(f"wrote {table} and {save_figure(figure, folder / 'evaluation.png')}")
-    return 0
+    return table, save_figure(figure, folder / "evaluation.png")
+
+
+def _evaluate_texts(options: Evaluate, runs: list[Any], folder: Path) -> tuple[Path, Path]:
+    from graticule.analysis import length_plot, save_figure
+    from graticule.files import write_json
+    from graticule.tasks import check_lengths, evaluate_text
+
+    models = []
+    for run in runs:  # every mistake is found before the first token is read
+        data = run.data()
+        model = run.model(data, parse_checkpoint(options.checkpoint))
+        lengths = options.lengths or [run.recipe().context]
+        check_lengths(model, lengths, data)
+        models.append((run, data, model, lengths))
+    rows: list[list[str]] = []
+    records: list[dict[str, Any]] = []
+    curves, places = {}, {}
+    for label, (run, data, model, lengths) in zip(run_labels(runs), models, strict=True):
+        scores = evaluate_text(model, data, lengths, device=options.device)
+        trained = run.recipe().context
+        reference = next((score.bits_per_byte for score in scores if score.length == trained), None)
+        if reference is None and run.finished:  # measured in training, on the same text
+            reference = run.result()[f"{options.checkpoint}_bpb"]
+        for score in scores:
+            mark = " *" if score.length == trained else " ~" if score.resampled else ""
+            rows.append(
+                [
+                    label,
+                    f"{score.length}{mark}",
+                    f"{score.bits_per_byte:.3f}",
+                    "-" if reference is None else f"{score.bits_per_byte - reference:+.3f}",
+                    f"{score.loss:.3f}",
+                    f"{score.tokens:,}",
+                    f"{score.tokens_per_second:,.0f}",
+                    f"{score.memory / 1e3:.1f}",
+                ]
+            )
+            records.append({"run": str(run.folder), **dataclasses.asdict(score)})
+        curves[label] = {score.length: [score.bits_per_byte] for score in scores}
+        longest = max(scores, key=lambda score: score.length)
+        places[label] = {last: [bits] for _, last, bits in longest.by_place}
+    print_table(("run", "length", "bits/byte", "against *", "nats/token", "tokens", "tokens/s", "kB/token"), rows)
+    print("* the length that the run was trained at; speed and peak memory are those of the forward pass alone")
+    if any(record["resampled"] for record in records):
+        print("~ longer than the table of positions that the run has learned, which was resampled to the length")
+    table = write_json(folder / "evaluation.json", records)
+    figure = length_plot(curves, places, [run.recipe().context for run in runs])
+    return table, save_figure(figure, folder / "evaluation.png")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 
 from matplotlib.figure import Figure
 
 from graticule.analysis import resolution_plot, save_figure
 from graticule.files import write_json, write_text
-from graticule.studies.compare import Comparison, format_p, paired_p
+from graticule.studies.compare import Comparison
+from graticule.studies.tables import Rows, difference_rows, markdown, spread_rows
 from graticule.tasks import check_sizes, evaluate
+from graticule.tasks.metric import TOP1
 
 Size = tuple[int, int]
 
@@ -33,27 +34,18 @@ class Resolutions:
         """(height, width) of the test images, in pixels."""
         return list(next(iter(self.scores.values())))
 
-    def rows(self) -> list[tuple[str, ...]]:
+    def rows(self) -> Rows:
         """A header, then a row a choice: mean and standard deviation at each size."""
-        header = ("choice", *[self._name(size) for size in self.sizes])
-        return [header, *[(name, *[_spread(by[size]) for size in self.sizes]) for name, by in self.scores.items()]]
+        return spread_rows(self.scores, self._name, TOP1.decimals)
 
-    def differences(self) -> list[tuple[str, ...]]:
+    def differences(self) -> Rows:
         """A header, then a row a choice: mean difference against the first at each size, and p of a paired t-test."""
-        first = next(iter(self.scores.values()))
-        rows = [("against the first", *[self._name(size) for size in self.sizes])]
-        for name, by in list(self.scores.items())[1:]:
-            cells = []
-            for size in self.sizes:
-                p = format_p(paired_p(by[size], first[size]))
-                cells.append(f"{fmean(by[size]) - fmean(first[size]):+.2f} (p {p})")
-            rows.append((name, *cells))
-        return rows
+        return difference_rows(self.scores, self._name, TOP1.decimals)
 
     def markdown(self) -> str:
         """Both tables in Markdown; the second only where there is something to compare."""
         tables = [self.rows(), self.differences()] if len(self.scores) > 1 else [self.rows()]
-        return "\n\n".join(_markdown(table) for table in tables)
+        return markdown(*tables)
 
     def figure(self, title: str = "") -> Figure:
         """Draw accuracy against size, bars of one standard deviation."""
@@ -96,12 +88,3 @@ def resolutions(comparison: Comparison, sizes: Sequence[Size], *, progress: bool
 
 def _text(size: Size) -> str:
     return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -5,6 +5,7 @@ from graticule.tasks.checkpoints import Interrupted, Preempted
 from graticule.tasks.classification import Classification
 from graticule.tasks.distillation import Distillation
 from graticule.tasks.evaluate import Score, check_sizes, evaluate, set_windows
+from graticule.tasks.evaluate_text import TextScore, check_lengths, evaluate_text
 from graticule.tasks.language import LanguageModeling
 from graticule.tasks.recipe import Mixing, Recipe
 from graticule.tasks.run import Run
@@ -23,12 +24,15 @@ __all__ = [
     "Run",
     "Score",
     "TextRecipe",
+    "TextScore",
     "TrainingRecipe",
     "build_data",
     "build_model",
+    "check_lengths",
     "check_sizes",
     "data_sizes",
     "evaluate",
+    "evaluate_text",
     "read_recipe",
     "set_windows",
     "train",

@@ -33,7 +33,7 @@ class LanguageModeling(Task):
     def __init__(self, model: Any, recipe: TextRecipe, batches: BatchOrder, num_bytes: int) -> None:
         super().__init__(model, recipe, batches)
         self.num_bytes = num_bytes
-        self.nats = SumMetric()
+        self.nats = SumMetric().set_dtype(torch.float64)  # float32 would round the sum of a long text
 
     @property
     def rate(self) -> tuple[str, int]:
@@ -49,7 +49,7 @@ class LanguageModeling(Task):
         """Count the nats of a batch; tokens that only fill up are not counted."""
         nats = token_nats(self(batch[0]), batch[1])[batch[1] != PADDING]
         self.val_loss.update(nats)
-        self.nats.update(nats)
+        self.nats.update(nats.double())
 
     def score(self) -> float:
         """Return bits per byte."""

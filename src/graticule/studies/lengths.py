@@ -1,0 +1,117 @@
+"""Bits per byte at lengths that the runs of a comparison were not trained at, with error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from graticule.analysis import length_plot, save_figure
+from graticule.files import write_json, write_text
+from graticule.studies.compare import Comparison
+from graticule.studies.tables import Rows, difference_rows, markdown, spread_rows
+from graticule.tasks import check_lengths, evaluate_text
+from graticule.tasks.metric import BITS_PER_BYTE
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Bits per byte of every choice at every length, in tokens: `scores[choice][length][i]` is that of `seeds[i]`.
+
+    The weights are those of the last epoch, as in the comparison.
+
+    trained_at: choice -> the length of its training.
+    num_bytes: choice -> the held-out text of its training, in bytes.
+    resampled: choice -> the lengths that a table of it was resampled to.
+    places: choice -> last of some places in the longest windows -> values over seeds (`TextScore.by_place`).
+    """
+
+    seeds: tuple[int, ...]
+    trained_at: dict[str, int]
+    num_bytes: dict[str, int]
+    scores: dict[str, dict[int, list[float]]]
+    resampled: dict[str, list[int]]
+    places: dict[str, dict[int, list[float]]]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of the windows."""
+        return list(next(iter(self.scores.values())))
+
+    def rows(self) -> Rows:
+        """A header, then a row a choice: mean and standard deviation at each length, marked as `legend` says."""
+        return spread_rows(self.scores, str, BITS_PER_BYTE.decimals, self._mark)
+
+    def differences(self) -> Rows:
+        """A header, then a row a choice: mean difference against the first at each length, and p of a paired t-test."""
+        return difference_rows(self.scores, str, BITS_PER_BYTE.decimals)
+
+    def legend(self) -> str:
+        """What the marks in `rows` mean, and whether the choices were scored on the same text."""
+        said = ["bits per byte; marked * at the length that the choice was trained at"]
+        if any(self.resampled.values()):
+            said.append(", ~ where its table was resampled to the length")
+        if len(set(self.num_bytes.values())) > 1:
+            said.append("; not to be compared: limit_test is in windows of a choice's own tokens, so the text differs")
+        return "".join(said)
+
+    def markdown(self) -> str:
+        """Both tables in Markdown; the second only where there is something to compare."""
+        tables = [self.rows(), self.differences()] if len(self.scores) > 1 else [self.rows()]
+        return f"{markdown(*tables)}\n\n{self.legend()}"
+
+    def figure(self, title: str = "") -> Figure:
+        """Draw bits per byte against length, and against the place in the longest windows."""
+        return length_plot(self.scores, self.places, list(self.trained_at.values()), title)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write `lengths.md`, `.json` and `.png` in `folder`; returns the paths."""
+        values = {
+            "seeds": list(self.seeds),
+            "trained_at": self.trained_at,
+            "num_bytes": self.num_bytes,
+            BITS_PER_BYTE.key: self.scores,
+            "resampled": self.resampled,
+            "by_place": self.places,
+        }
+        return [
+            write_text(folder / "lengths.md", self.markdown() + "\n"),
+            write_json(folder / "lengths.json", values),
+            save_figure(self.figure(), folder / "lengths.png"),
+        ]
+
+    def _mark(self, choice: str, length: int) -> str:
+        return " *" if length == self.trained_at[choice] else " ~" if length in self.resampled[choice] else ""
+
+
+def lengths(comparison: Comparison, lengths: Sequence[int], *, progress: bool = True) -> Lengths:
+    """Evaluate the last weights of every run of `comparison` in windows of `lengths`, in tokens.
+
+    Raises:
+        ValueError: for runs that are not on text, no length, one twice, or one that cannot be, before any work.
+    """
+    lengths = list(lengths)
+    if comparison.metric != BITS_PER_BYTE:
+        raise ValueError(f"`comparison` must be of runs on text, got one that is judged by {comparison.metric.label}.")
+    data = {choice: runs[0].data() for choice, runs in comparison.runs.items()}  # a tokenizer each
+    for choice, runs in comparison.runs.items():
+        check_lengths(runs[0].model(data[choice], "last"), lengths, data[choice])
+    found = Lengths(
+        comparison.seeds,
+        {choice: runs[0].recipe().context for choice, runs in comparison.runs.items()},
+        {choice: one.num_bytes("test") for choice, one in data.items()},
+        {choice: {length: [] for length in lengths} for choice in data},
+        {choice: [] for choice in data},
+        {choice: {} for choice in data},
+    )
+    for choice, runs in comparison.runs.items():
+        for run in runs:
+            scores = evaluate_text(run.model(data[choice], "last"), data[choice], lengths, progress=progress)
+            for score in scores:
+                found.scores[choice][score.length].append(score.bits_per_byte)
+            found.resampled[choice][:] = [score.length for score in scores if score.resampled]
+            for _, last, bits in max(scores, key=lambda score: score.length).by_place:
+                found.places[choice].setdefault(last, []).append(bits)
+    return found

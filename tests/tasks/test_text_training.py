@@ -1,0 +1,366 @@
+"""A language model is trained, saved, resumed and shared out by the same engine as a backbone."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from short_runs import assert_same_end, rows
+
+from graticule.data import PADDING, BytePairTokenizer, TextModule, TextWindows
+from graticule.surgery import read_checkpoint
+from graticule.tasks import LanguageModeling, Preempted, Recipe, Run, TextRecipe, build_data, build_model, train
+from graticule.tasks.build import read_recipe
+from graticule.tasks.language import token_nats
+
+#: Two epochs of three steps, the last of them not full; a number of held-out windows that two does not divide.
+SHORT = {
+    "model": "lm_nano",
+    "encoding": "learnable",
+    "joining": "lape",
+    "context": 16,
+    "limit_train": 50,
+    "limit_test": 21,
+    "batch_size": 20,
+    "eval_batch_size": 4,
+    "epochs": 2,
+    "accelerator": "cpu",
+}
+PLAIN = SHORT | {"optimizer": "sgd", "lr": 0.05, "precision": "64-true"}
+RICH = SHORT | {"drop_rate": 0.1, "drop_path_rate": 0.1, "ema_decay": 0.8, "warmup_epochs": 1, "accumulate": 2}
+SCRIPT = """
+import json, sys
+from graticule.tasks import train
+from graticule.tasks.build import read_recipe
+if __name__ == "__main__":
+    train(read_recipe(json.loads(sys.argv[1])), sys.argv[2], resume=True, progress=False)
+"""
+
+
+def short(**options) -> TextRecipe:
+    return TextRecipe(**(SHORT | options))
+
+
+def naive_bits(model, data: TextModule) -> float:
+    """Bits per byte, a window at a time, in float64."""
+    model = model.double().eval()
+    nats = 0.0
+    with torch.inference_mode():
+        for inputs, targets in data.val_dataloader():
+            for text, wanted in zip(inputs, targets, strict=True):
+                chances = model(text[None])[0].softmax(-1)
+                nats -= sum(float(chances[place, word].log()) for place, word in enumerate(wanted) if word != PADDING)
+    return nats / math.log(2) / data.num_bytes("test")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Run:
+    return train(TextRecipe(**PLAIN), tmp_path_factory.mktemp("alone") / "run", progress=False)
+
+
+# What is measured
+
+
+def test_bits_per_byte_are_those_of_a_naive_pass_over_the_held_out_text(tmp_path):
+    run = train(short(), tmp_path / "run", progress=False)
+    result = run.result()
+    assert result["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
+    assert result["best_bpb"] == min(float(row["val_bpb"]) for row in rows(run))
+
+
+def test_an_untrained_model_without_weights_pays_log2_of_the_vocabulary_for_every_token():
+    recipe = short()
+    data = build_data(recipe)
+    model = build_model(recipe, data.info.num_classes)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    task = LanguageModeling(model, recipe, data.train_order(), data.num_bytes("test"))
+    for number, batch in enumerate(data.val_dataloader()):
+        task.validation_step(batch, number)
+    assert task.score() == pytest.approx(math.log2(257), abs=1e-5)  # with bytes, a token is a byte
+    loss, windows = task.loss(next(iter(data.train_dataloader())))
+    assert windows == 20 and loss.item() == pytest.approx(math.log(257), abs=1e-5)
+
+
+def test_the_loss_is_the_mean_of_minus_the_log_of_the_next_tokens_chance():
+    torch.manual_seed(0)
+    logits, targets = torch.randn(2, 5, 7, dtype=torch.float64), torch.randint(0, 7, (2, 5))
+    targets[1, 4] = PADDING
+    nats = token_nats(logits, targets)
+    for text, place in ((0, 0), (0, 4), (1, 3)):
+        by_hand = -math.log(float(logits[text, place].softmax(-1)[targets[text, place]]))
+        assert nats[text, place].item() == pytest.approx(by_hand, abs=1e-6)
+    assert nats[1, 4] == 0
+
+
+def test_a_score_begins_again():
+    recipe = short()
+    data = build_data(recipe)
+    task = LanguageModeling(build_model(recipe, 257), recipe, data.train_order(), data.num_bytes("test"))
+    found = []
+    for _ in range(2):
+        for number, batch in enumerate(data.val_dataloader()):
+            task.validation_step(batch, number)
+        found.append(task.score())
+    assert found[0] == found[1] > 5
+
+
+def test_what_is_learned_is_kept_where_it_is_the_best_and_lower_is_better(tmp_path, monkeypatch):
+    scores = iter([3.0, 2.0, 2.5])
+    monkeypatch.setattr(LanguageModeling, "score", lambda self: next(scores))
+    run = train(short(epochs=3, keep=3), tmp_path / "run", progress=False)
+    assert run.best is not None and run.best.name == "step-000000006.ckpt"
+    assert (run.result()["best_bpb"], run.result()["best_epoch"], run.result()["last_bpb"]) == (2.0, 2, 2.5)
+    assert json.loads((run.checkpoints / "best.json").read_text())["val_bpb"] == 2.0
+    state = read_checkpoint(run.best)["state_dict"]
+    assert torch.equal(load_file(run.weights)["embed.weight"], state["model.embed.weight"])
+
+
+def test_the_bar_shows_tokens_a_second_and_bits_per_byte(tmp_path, capsys):
+    run = train(short(), tmp_path / "run", progress=True)
+    shown = capsys.readouterr().err
+    assert f"bpb={run.result()['last_bpb']:.3f}" in shown and f"best={run.result()['best_bpb']:.3f}" in shown
+
+
+def test_training_makes_the_held_out_text_cheaper(tmp_path):
+    run = train(short(limit_train=400, epochs=3, lr=3e-3), tmp_path / "run", progress=False)
+    found = [float(row["val_bpb"]) for row in rows(run)]
+    assert found[0] > found[1] > found[2] and found[2] < 6 < math.log2(257)
+
+
+# The engine
+
+
+def stopped(recipe: TextRecipe, folder, step: int) -> Run:
+    """Train until a signal comes in the step behind `step`."""
+    inner = LanguageModeling.training_step
+
+    def stopping(self, batch, batch_idx):
+        if self.global_step == step:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGTERM)
+        return inner(self, batch, batch_idx)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModeling, "training_step", stopping)
+        with pytest.raises(Preempted):
+            train(recipe, folder, progress=False)
+    return Run.open(folder)
+
+
+def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_path):
+    recipe = TextRecipe(**RICH)
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    run = stopped(recipe, tmp_path / "run", step=4)
+    assert not run.finished
+    assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), whole)
+
+
+def test_parts_of_a_batch_add_up_to_the_step_of_the_whole(tmp_path, alone):
+    assert_equal_runs(train(TextRecipe(**PLAIN, accumulate=2), tmp_path / "run", progress=False), alone)
+
+
+def assert_equal_runs(run: Run, other: Run, atol: float = 1e-10) -> None:
+    ours, theirs = load_file(run.weights), load_file(other.weights)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=atol)
+    for row, expected in zip(rows(run), rows(other), strict=True):
+        assert {k: float(v) for k, v in row.items()} == pytest.approx({k: float(v) for k, v in expected.items()}, 1e-5)
+
+
+def together(folder, **options) -> Run:
+    path = folder.parent / "script.py"
+    path.write_text(SCRIPT)
+    recipe = TextRecipe(**(PLAIN | {"devices": 2} | options))
+    command = [sys.executable, str(path), json.dumps(recipe.to_dict()), str(folder)]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return Run(folder)
+
+
+def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone):
+    assert_equal_runs(together(tmp_path / "run"), alone)
+
+
+def test_shared_out_parameters_make_the_steps_and_the_scores_of_one(tmp_path):
+    options = {"precision": "32-true", "tied": False}
+    alone = train(TextRecipe(**(PLAIN | options)), tmp_path / "alone", progress=False)
+    run = together(tmp_path / "run", strategy="fsdp", **options)
+    assert run.last is not None and run.last.is_dir()
+    assert_equal_runs(run, alone, atol=1e-6)
+
+
+def test_tied_weights_are_shared_out_too(tmp_path):
+    alone = train(TextRecipe(**(PLAIN | {"precision": "32-true"})), tmp_path / "alone", progress=False)
+    assert_equal_runs(together(tmp_path / "run", strategy="fsdp", precision="32-true"), alone, atol=1e-6)
+
+
+def test_checkpointed_activations_change_nothing(tmp_path, alone):
+    assert_equal_runs(train(TextRecipe(**PLAIN, grad_checkpointing=True), tmp_path / "run", progress=False), alone)
+
+
+def test_a_loss_that_is_not_finite_names_the_windows(tmp_path, monkeypatch):
+    recipe = short()
+    spoilt = int(next(iter(build_data(recipe).train_order().sampler.indices(1))))
+    inner = F.cross_entropy
+    calls = []
+
+    def cross_entropy(logits, targets, **kwargs):
+        if logits.requires_grad:
+            calls.append(1)
+        return inner(logits, targets, **kwargs) * (math.nan if logits.requires_grad and len(calls) == 4 else 1)
+
+    monkeypatch.setattr(F, "cross_entropy", cross_entropy)
+    with pytest.raises(FloatingPointError, match="the windows of the batch are named in"):
+        train(recipe, tmp_path / "run", progress=False)
+    (kept,) = (tmp_path / "run").glob("nonfinite-*.json")
+    assert json.loads(kept.read_text())["windows"][0] == spoilt
+
+
+def test_every_parameter_is_trained(tmp_path):
+    recipe = short(encoding="learnable+relative_bias")
+    data = build_data(recipe)
+    model = build_model(recipe, data.info.num_classes)
+    task = LanguageModeling(model, recipe, data.train_order(), data.num_bytes("test"))
+    task.loss(next(iter(data.train_dataloader())))[0].backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
+
+
+# The recipe and the run folder
+
+
+def test_a_recipe_comes_back_from_json_as_the_kind_it_was():
+    for recipe in (short(data_root="texts", model_kwargs=("depth=2",)), Recipe(seed=3)):
+        again = read_recipe(json.loads(json.dumps(recipe.to_dict())))
+        assert type(again) is type(recipe) and again.to_dict() == recipe.to_dict()
+    old = Recipe(seed=3).to_dict()
+    assert old.pop("task") == "classification" and read_recipe(old) == Recipe(seed=3)
+    with pytest.raises(ValueError, match="`task` must be one of classification, language; got 'langauge'"):
+        read_recipe({"task": "langauge"})
+    with pytest.raises(ValueError, match="img_size"):
+        read_recipe({"task": "language", "img_size": [28, 28]})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 0}, "`context` must be at least 1, got 0"),
+        ({"drop_rate": 1.0}, r"`drop_rate` must be in \[0, 1\), got 1.0"),
+        ({"batch_size": 5, "accumulate": 2}, "`batch_size` must be a multiple"),
+        ({"optimizer": "adamv"}, "`optimizer` must be one of"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        TextRecipe(**(SHORT | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "lm_nan"}, "lm_nano"),
+        ({"encoding": "peg", "joining": "default"}, "look at those ahead"),
+        ({"model_kwargs": ("dept=2",)}, "`model_kwargs` must be one of .*depth"),
+        ({"model_kwargs": ("depth=[2]",)}, "`depth` must be a whole number"),
+        ({"tokenizer": "byte"}, "`tokenizer` must be one of bytes, bpe"),
+        ({"vocab_size": 300}, "`vocab_size` must be left out with `tokenizer` bytes"),
+        ({"dataset": "pydocs"}, "`dataset` must be one of pydoc, text_folder"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_anything_is_written(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(short(**options), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_another_task_is_not_gone_on_with(tmp_path):
+    train(short(), tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match="`task` would change"):
+        train(Recipe(), tmp_path / "run", resume=True, progress=False)
+
+
+def test_arguments_of_the_model_reach_it():
+    recipe = short(model_kwargs=("depth=2", "qkv_bias=false"), tied=False, drop_rate=0.3)
+    model = build_model(recipe, 300)
+    assert len(model.blocks) == 2 and model.blocks[0].attn.qkv.bias is None and model.head.weight.shape == (300, 64)
+    assert model.context == 16 and model.pos_drop.p == 0.3
+
+
+# Vocabularies
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A folder of texts in which few words come again and again."""
+    folder = tmp_path / "texts"
+    for split, times in (("train", 300), ("val", 60)):
+        (folder / split).mkdir(parents=True)
+        (folder / split / "a.txt").write_text("the grid of latitude and longitude is a graticule. " * times)
+    return folder
+
+
+def byte_pairs(texts, **options) -> TextRecipe:
+    pytest.importorskip("tokenizers")
+    given = {"dataset": "text_folder", "data_root": texts, "tokenizer": "bpe", "vocab_size": 280}
+    return short(**(given | {"limit_train": None, "limit_test": None} | options))
+
+
+def test_a_learned_vocabulary_stays_with_the_run(tmp_path, texts):
+    run = train(byte_pairs(texts), tmp_path / "run", progress=False)
+    own = BytePairTokenizer.load(run.tokenizer_file)
+    assert own.fingerprint == run.tokenizer().fingerprint and own.vocab_size == 280 == run.model().vocab_size
+    assert run.result()["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 300)
+    assert run.data().info.vocabulary == own.fingerprint  # what is there now is read with what was learned then
+
+
+def test_a_run_goes_on_with_the_vocabulary_that_it_learned(tmp_path, texts):
+    run = stopped(byte_pairs(texts), tmp_path / "run", step=2)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 400)
+    again = train(run.recipe(), run.folder, resume=True, progress=False)
+    assert again.finished and again.data().info.vocabulary == again.tokenizer().fingerprint
+
+
+def test_the_vocabulary_of_another_run_is_refused(tmp_path, texts):
+    run = train(byte_pairs(texts), tmp_path / "run", progress=False)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 300)
+    other = train(byte_pairs(texts), tmp_path / "other", progress=False)
+    run.tokenizer_file.write_bytes(other.tokenizer_file.read_bytes())
+    with pytest.raises(ValueError, match=r"`tokenizer` must have the vocabulary of .*run, bpe-280-\w+, got bpe-280-"):
+        run.data()
+    run.tokenizer_file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
+        run.tokenizer()
+
+
+def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vocabulary(tmp_path, texts, capsys):
+    first = train(short(), tmp_path / "first", progress=False)
+    options = {"start_from": first.folder, "context": 32, "joining": "default"}
+    second = train(short(limit_train=25, lr=1e-9, min_lr=0.0, **options), tmp_path / "second", progress=False)
+    ours, theirs = load_file(second.weights), load_file(first.weights)
+    torch.testing.assert_close(ours["blocks.0.attn.qkv.weight"], theirs["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours["embed.weight"], theirs["embed.weight"], atol=1e-6, rtol=0)
+    assert "1x16 -> 1x32" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"`tokenizer` must have the vocabulary of .*first"):
+        train(byte_pairs(texts, start_from=first.folder), tmp_path / "third", progress=False)
+    assert not (tmp_path / "third").exists()
+
+
+def test_a_run_on_images_has_no_tokenizer(tmp_path):
+    run = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match="`run` must be one on text"):
+        run.tokenizer()
+
+
+def test_text_of_no_window_is_refused(tmp_path, texts):
+    with pytest.raises(ValueError, match="`context` must not exceed the number of training tokens"):
+        train(short(dataset="text_folder", data_root=texts, context=20_000), tmp_path / "run", progress=False)
+    assert len(TextWindows(torch.arange(40).numpy(), 16, 0)) == 2
