@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from graticule.analysis import Correlations
 from graticule.data import BytePairTokenizer
+from graticule.grid import Grid
 from graticule.tasks import Recipe, Run, build_model, train
 from graticule.tasks.machines import load_weights
 from text_commands import run_command, short_recipe, write_text_folder
@@ -45,22 +47,27 @@ def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, tr
     assert torch.equal(loaded(tokens), model(tokens))
 
 
-@pytest.mark.parametrize(
-    ("command", "argument"),
-    [("correlations", "run"), ("translation", "runs"), ("attention", "runs"), ("mixing", "runs")],
-)
-def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, trained, tmp_path, command, argument):
+def test_what_every_layer_knows_of_position_is_drawn(capsys, tmp_path, trained):
+    code, out, _ = run_command(capsys, "correlations", trained.folder, "--output", tmp_path)
+    assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
+    found = Correlations.load(tmp_path / "correlations.npz")
+    assert code == 0 and "locality (tokens)" in out and found.grid == Grid(1, trained.recipe().context)
+    code, _, err = run_command(capsys, "correlations", trained.folder, "--img-size", "28")
+    assert code == 1 and "`img_size` must be left out with a language model" in err
+
+
+@pytest.mark.parametrize("command", ["translation", "attention", "mixing"])
+def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, trained, tmp_path, command):
     before = sorted(trained.folder.iterdir())
     code, out, err = run_command(capsys, command, trained.folder)
     assert code == 1 and out == "" and err.count("\n") == 1 and sorted(trained.folder.iterdir()) == before
-    for said in (f"`{argument}` must be on images", str(trained.folder), "evaluate RUN --lengths", "generate RUN"):
+    for said in ("`runs` must be on images", str(trained.folder), "evaluate RUN --lengths", "generate RUN"):
         assert said in err
-    if argument == "runs":  # also behind one on images
-        (tmp_path / "images").mkdir()
-        described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1}
-        (tmp_path / "images" / "recipe.json").write_text(json.dumps(described))
-        code, out, err = run_command(capsys, command, tmp_path / "images", trained.folder)
-        assert code == 1 and "must be on images" in err and str(trained.folder) in err
+    (tmp_path / "images").mkdir()  # also behind one on images
+    described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1}
+    (tmp_path / "images" / "recipe.json").write_text(json.dumps(described))
+    code, out, err = run_command(capsys, command, tmp_path / "images", trained.folder)
+    assert code == 1 and "must be on images" in err and str(trained.folder) in err
 
 
 # Training

@@ -295,3 +295,30 @@ def test_the_summary_has_a_row_for_the_table_for_each_layer_and_for_the_uniform_
     assert {len(row) for row in rows} == {len(columns)}
     assert rows[6] == ("6", "nothing", "-", "-", "-")
     assert rows[-1][3] == "100 %"
+
+
+# Texts
+
+
+@pytest.mark.parametrize("joining", ["default", "unshared", "lape"])
+def test_a_language_model_is_read_as_its_layers_are_told(joining):
+    torch.manual_seed(0)
+    model = graticule.create_language_model("lm_nano", vocab_size=7, context=12, joining=joining).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    found = position_correlations(model)
+    assert found.grid == Grid(1, 12) and found.unit == "tokens" and found.summary()[0][2] == "locality (tokens)"
+    stream = torch.zeros(12, 64, dtype=torch.float64)
+    for layer, (block, given) in enumerate(zip(model.blocks, model.positions(12), strict=True)):
+        if given.pre is not None:
+            stream = stream + given.pre
+        seen = block.norm1(stream) if given.inner is None else given.inner
+        np.testing.assert_allclose(found.similarity[layer], cosine_similarity(seen.detach().numpy()), atol=1e-12)
+    assert found.sources == (("inner",) if joining == "lape" else ("stream",)) * 4
+
+
+def test_a_language_model_has_no_size_in_pixels_and_rotation_no_vectors():
+    with pytest.raises(ValueError, match="`img_size` must be left out with a language model, got 28"):
+        position_correlations(graticule.create_language_model("lm_nano", vocab_size=7), 28)
+    with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
+        position_correlations(graticule.create_language_model("lm_nano", vocab_size=7, encoding="rotary_1d"))

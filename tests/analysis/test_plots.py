@@ -58,10 +58,9 @@ def test_a_layer_that_is_told_nothing_is_an_empty_panel_that_says_so(silent):
     assert [len(ax.images) for ax in figure.axes[:-1]] == [1] * 2 * (6 - silent) + [0] * 2 * silent
 
 
-@pytest.mark.parametrize("grid", [Grid(1, 15), Grid(15, 1)])
-def test_a_sheet_takes_a_grid_of_one_row_or_column(grid):
-    figure = drawn(correlation_sheet(correlations(grid=grid), "a model"))
-    assert {ax.images[0].get_array().shape for ax in figure.axes[:-1]} == {(15, 15), grid.shape}
+def test_a_sheet_takes_a_grid_of_one_column():
+    figure = drawn(correlation_sheet(correlations(grid=Grid(15, 1)), "a model"))
+    assert {ax.images[0].get_array().shape for ax in figure.axes[:-1]} == {(15, 15), (15, 1)}
 
 
 def test_no_text_of_a_sheet_lies_over_another():
@@ -69,6 +68,17 @@ def test_no_text_of_a_sheet_lies_over_another():
     texts = [t for ax in figure.axes for t in (ax.title, ax.xaxis.label, ax.yaxis.label)] + figure.texts
     boxes = [t.get_window_extent() for t in texts if t.get_text()]
     assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+
+
+def test_a_sheet_of_a_text_has_the_row_of_the_centre_token_as_a_line():
+    text = correlations(2, grid=Grid(1, 15))
+    figure = drawn(correlation_sheet(text, "a text"))
+    lines = [ax.lines[0] for ax in figure.axes[1:-1:2]]
+    assert len(lines) == 3 and not any(ax.images for ax in figure.axes[1:-1:2])
+    for line, image in zip(lines, [np.eye(15), *text.similarity], strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), image[7])
+    assert "in tokens under the map" in figure.texts[-1].get_text()
+    assert drawn(locality_plot({"a": text})).axes[0].get_ylabel() == "locality (tokens)"
 
 
 def test_locality_has_a_line_a_model_and_the_uniform_distance():

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 
+from graticule.backbones import LanguageModel
 from graticule.encodings import AbsoluteEncoding, MergedTable
 from graticule.files import write_bytes
 from graticule.grid import Grid
@@ -50,6 +51,11 @@ class Correlations:
             raise ValueError(f"`similarity` must be (L, H * W, H * W) = {wanted}, got {self.similarity.shape}.")
         if self.initial is not None and self.initial.shape != wanted[1:]:
             raise ValueError(f"`initial` must be (H * W, H * W) = {wanted[1:]}, got {self.initial.shape}.")
+
+    @property
+    def unit(self) -> str:
+        """What distances are in: patches, or the tokens of a text."""
+        return "tokens" if self.grid.height == 1 else "patches"
 
     @cached_property
     def center_maps(self) -> Array:
@@ -90,7 +96,7 @@ class Correlations:
 
     def summary(self) -> list[tuple[str, ...]]:
         """Rows for a table: `COLUMNS`, the table w, every layer, and the uniform map."""
-        rows: list[tuple[str, ...]] = [COLUMNS]
+        rows: list[tuple[str, ...]] = [tuple(name.replace("patches", self.unit) for name in COLUMNS)]
         if self.initial is not None:
             numbers = locality(self.initial, self.grid), two_dimensionality(self.initial, self.grid)
             rows.append(self._row("w", "table", *numbers))
@@ -163,12 +169,14 @@ def position_correlations(
     A layer that is told nothing (behind eta with LaPE; encoding 'none') has no correlation, NaN. So has a
     token whose vector is zero. A relative or conditional encoding beside an absolute one is left out.
 
+    A text is a grid of height 1: the places of a language model's context are compared.
+
     The model is left as it is, training mode included; it may be folded.
 
     Reference: LaPE (Yu et al., 2023), Eq. 6, 7 and 12, Figures 3 and 4.
 
     Args:
-        model: one of our backbones.
+        model: one of our backbones, or a language model.
         img_size: pixels, a side or (height, width); by default the size that the model is built for.
         stage: counted from 0, of a pyramid.
 
@@ -177,9 +185,12 @@ def position_correlations(
             gives no vectors.
     """
     backbone: Any = model
-    if not all(hasattr(model, name) for name in ("position", "grid", "each_layer")):
+    text = isinstance(model, LanguageModel)
+    if not text and not all(hasattr(model, name) for name in ("position", "grid", "each_layer")):
         raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
     grid: Grid = backbone.grid
+    if img_size is not None and text:
+        raise ValueError(f"`img_size` must be left out with a language model, got {img_size}.")
     if img_size is not None:
         grid = backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)
     stages = len(getattr(model, "depths", (1,)))

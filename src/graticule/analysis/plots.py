@@ -36,6 +36,8 @@ Size = tuple[int, int]
 def correlation_sheet(correlations: Correlations, title: str, limits: tuple[float, float] | None = None) -> Figure:
     """Draw, for the table w and for every layer, all pairs of tokens and beneath them the centre token's map.
 
+    Of a text, which is a grid of height 1, the centre token's row is drawn as a line.
+
     One colour scale for the whole sheet, from 0, or from the lowest cosine if that is negative, to 1. The
     centre token is marked. A layer that is told nothing is an empty panel that says so.
 
@@ -53,7 +55,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
     # every length is in inches and every panel is placed by hand: it is the one way to have them all alike
     side, gap, left, right, top, bottom = 1.7, 0.12, 0.6, 1.0, 0.45, 0.35
     across = side * min(1.0, 1.6 * width / height)  # of a map, narrower than its column on a tall grid
-    down = across * height / width
+    down = across * height / width if height > 1 else 0.7
     band_height = 0.3 + side + 0.1 + down + 0.35  # name, pairs, gap, map, number
     needed = left + columns * (side + gap) + right
     inches = np.array([max(needed, 6.0), top + bands * band_height + bottom])
@@ -79,14 +81,20 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
         if column == 0:
             tokens = correlations.grid.patches
             pairs.set_ylabel(f"all pairs\n{tokens} × {tokens}", fontsize=9)
-            center.set_ylabel(f"centre token\n{height} × {width}", fontsize=9)
+            center.set_ylabel(f"centre token\n{height} × {width}" if height > 1 else "centre\ntoken", fontsize=9)
         if image is None:
             _draw_nothing(pairs)
             _draw_nothing(center)
             continue
         pairs.imshow(image, **scale)
-        center.imshow(image[correlations.grid.center].reshape(height, width), interpolation="nearest", **scale)
-        spot = divmod(correlations.grid.center, width)[::-1]
+        row = image[correlations.grid.center]
+        if height > 1:
+            center.imshow(row.reshape(height, width), interpolation="nearest", **scale)
+            spot: tuple[float, float] = divmod(correlations.grid.center, width)[::-1]
+        else:
+            center.plot(row, color=PALETTE[0], linewidth=1)
+            center.set(xlim=(-0.5, width - 0.5), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
+            spot = correlations.grid.center, row[correlations.grid.center]
         for color, edge in (("white", 2.6), ("black", 1.2)):  # seen on dark and on light
             center.plot(*spot, "o", markersize=5, mfc="none", mec=color, mew=edge)
         center.set_xlabel(f"locality {locality(image, correlations.grid):.2f}", fontsize=9)
@@ -97,7 +105,8 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
     bar.tick_params(labelsize=8)
     middle = (left + columns * (side + gap) / 2) / inches[0]
     figure.text(middle, 1 - 0.25 / inches[1], title, ha="center", va="center", fontsize=12)
-    note = f"locality: mean distance in patches under the map; {correlations.uniform_distance:.2f} for a uniform map"
+    note = f"locality: mean distance in {correlations.unit} under the map"
+    note += f"; {correlations.uniform_distance:.2f} for a uniform map"
     if np.isfinite(correlations.hierarchy):
         note += f"; hierarchy (rank correlation with depth) {correlations.hierarchy:+.2f}"
     figure.text(middle, 0.2 / inches[1], note, ha="center", va="center", fontsize=9)
@@ -119,7 +128,8 @@ def _draw_nothing(ax: Axes) -> None:
 def locality_plot(correlations: Mapping[str, Correlations], title: str = "") -> Figure:
     """Draw the locality of every layer, a line a model, and what it would be if all places were alike."""
     _check(correlations, "correlations")
-    figure, ax = _axes("layer", "locality (patches)", title)
+    units = {found.unit for found in correlations.values()}
+    figure, ax = _axes("layer", f"locality ({' or '.join(sorted(units))})", title)
     for index, (label, found) in enumerate(correlations.items()):
         layers = np.arange(1, len(found.locality) + 1)
         ax.plot(layers, found.locality, label=label, **_style(index))

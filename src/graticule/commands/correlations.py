@@ -7,7 +7,6 @@ from pathlib import Path
 
 import tyro
 
-from graticule.commands.kinds import check_on_images
 from graticule.commands.options import parse, parse_checkpoint, parse_sizes, print_table
 
 
@@ -32,7 +31,6 @@ def run(arguments: list[str]) -> int:
     from graticule.tasks import Run
 
     run = Run.open(options.run)
-    check_on_images([run], "correlations", "run")
     recipe = run.recipe()
     model = run.model(checkpoint=parse_checkpoint(options.checkpoint))
     size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None

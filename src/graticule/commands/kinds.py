@@ -20,7 +20,7 @@ def check_kind(on_text: bool, *, lengths: Sequence[int], **of_images: Sequence[A
             raise ValueError(f"`{name}` must be left out with {what}, got {' '.join(map(str, values))}; {belongs}.")
 
 
-def check_on_images(runs: Sequence[Any], command: str, argument: str = "runs") -> None:
+def check_on_images(runs: Sequence[Any], command: str) -> None:
     """Check that all runs are on images.
 
     Raises:
@@ -31,7 +31,7 @@ def check_on_images(runs: Sequence[Any], command: str, argument: str = "runs") -
     for run in runs:
         if not isinstance(run.recipe(), Recipe):
             raise ValueError(
-                f"`{argument}` must be on images, which graticule {command} looks at, got {str(run.folder)!r}, which "
-                "is on text; what a language model learned is told by graticule evaluate RUN --lengths 128 512 and "
-                "graticule generate RUN."
+                f"`runs` must be on images, which graticule {command} looks at, got {str(run.folder)!r}, which "
+                "is on text; what a language model learned is told by graticule evaluate RUN --lengths 128 512, "
+                "graticule correlations RUN and graticule generate RUN."
             )
