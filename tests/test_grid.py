@@ -167,10 +167,11 @@ def test_resizing_to_another_number_of_prefix_tokens_is_refused():
         Grid(4, 4, 1).resize(torch.randn(17, 3), Grid(3, 5, 2))
 
 
-def test_a_grid_of_another_number_of_patches_is_a_row_where_this_is_one_and_else_a_square():
+def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
     assert Grid(2, 3, prefix=1).alike(6) == Grid(2, 3)
     assert Grid(2, 3).alike(16) == Grid(4, 4)
     assert [Grid(2, 3).alike(patches) for patches in (0, -1, 15)] == [None] * 3
-    assert [Grid(1, 8).alike(patches) for patches in (8, 16, 5)] == [Grid(1, 8), Grid(1, 16), Grid(1, 5)]
-    assert Grid(1, 8).alike(0) is None
-    assert Grid(1, 1).alike(196) == Grid(14, 14)  # one patch is no text
+    assert Grid(1, 7).alike(49) == Grid(7, 7) and Grid(1, 7).alike(7) == Grid(1, 7)  # an image of one row
+    text = Grid.of_text(8)
+    assert [text.alike(patches) for patches in (8, 16, 5)] == [Grid(1, 8), Grid(1, 16), Grid(1, 5)]
+    assert text.alike(16).sequence and Grid.of_text(1).alike(16) == Grid(1, 16) and text.alike(0) is None

@@ -66,17 +66,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = command.run(arguments[1:])
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain when it ends
-        return NO_READER
     except KeyboardInterrupt:
         print("\ngraticule: stopped.", file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and not _read():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain when it ends
+            return NO_READER
         if os.environ.get("GRATICULE_DEBUG") or not isinstance(error, _named_mistakes()):
             raise
         print(f"graticule: error: {error}", file=sys.stderr)
         return 1
+
+
+def _read() -> bool:
+    """Whether somebody still reads what is printed."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _named_mistakes() -> tuple[type[Exception], ...]:

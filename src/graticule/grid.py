@@ -25,6 +25,7 @@ class Grid:
         width: W, in patches.
         prefix: tokens without a place that stand before the patches.
         finer: the grid of the stage before, in a pyramid; two grids are equal whatever it is.
+        sequence: whether it is the row of a text, and not an image of one row; two grids are equal whatever it is.
 
     Example:
         >>> Grid(2, 3, prefix=1).tokens
@@ -35,6 +36,12 @@ class Grid:
     width: int
     prefix: int = 0
     finer: Grid | None = field(default=None, compare=False, repr=False)
+    sequence: bool = field(default=False, compare=False, repr=False)
+
+    @classmethod
+    def of_text(cls, length: int) -> Grid:
+        """Build the grid of a text of `length` tokens."""
+        return cls(1, length, sequence=True)
 
     @classmethod
     def of_image(cls, image: tuple[int, int], patch: tuple[int, int], prefix: int = 0) -> Grid:
@@ -78,14 +85,14 @@ class Grid:
     def alike(self, patches: int) -> Grid | None:
         """Return the grid that so many patches of a checkpoint had, as far as their number tells; None if it does not.
 
-        It is this one if it has as many; else a row where this is a row, as a text is, or a square.
+        It is this one if it has as many; else, for a text, a row, and for an image a square.
         """
-        if patches == self.patches:
-            return Grid(*self.shape)
         if patches < 1:
             return None
-        if self.height == 1 < self.width:
-            return Grid(1, patches)
+        if self.sequence:
+            return Grid.of_text(patches)
+        if patches == self.patches:
+            return Grid(*self.shape)
         side = math.isqrt(patches)
         return Grid(side, side) if side * side == patches else None
 

@@ -8,6 +8,7 @@ import torch
 from graticule.studies import Comparison, compare
 from graticule.studies.compare import paired_p
 from graticule.tasks import Recipe, Run, build_model, train
+from graticule.tasks.metric import TOP1
 
 
 def small(**kwargs) -> Recipe:
@@ -27,7 +28,7 @@ def test_one_seed_or_equal_differences_are_no_test():
 
 def comparison(first: list[float], second: list[float]) -> Comparison:
     scores = {"first": first, "second": second}
-    return Comparison(tuple(range(len(first))), scores, {"first": 10, "second": 1000}, {})
+    return Comparison(tuple(range(len(first))), scores, {"first": 10, "second": 1000}, {}, TOP1)
 
 
 def test_the_table_has_mean_deviation_difference_and_p():

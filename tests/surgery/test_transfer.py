@@ -773,3 +773,15 @@ def test_a_tensor_of_a_strange_kind_is_left_and_the_rest_is_taken(encoding, valu
         status = status_of(found)
         assert status[name] == "new"
         assert status["blocks.1.attn.qkv.weight"] == "loaded"
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("learnable", "encodings.0.pos_embed"), ("relative_bias", "table")])
+def test_an_image_of_one_row_takes_a_square_table_as_a_square(encoding, name):
+    square = graticule.create_model("vit_nano_patch4_28", encoding=encoding, img_size=28)
+    row = graticule.create_model("vit_nano_patch4_28", encoding=encoding, img_size=(4, 28))
+    for parameter in square.position.parameters():
+        torch.nn.init.normal_(parameter)
+    transfer(row, square.state_dict())
+    square.set_input_size((4, 28))
+    expected = {key: value for key, value in square.state_dict().items() if name in key}
+    assert expected and all(torch.equal(row.state_dict()[key], value) for key, value in expected.items())

@@ -14,6 +14,7 @@ from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.tasks import Run, train
 from graticule.tasks.checkpoints import Checkpoints, best_checkpoint, remove_leftovers, saved_checkpoints
+from graticule.tasks.metric import TOP1
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -220,6 +221,6 @@ def test_a_disk_that_is_full_when_the_folder_is_made_is_said(tmp_path, monkeypat
 
 
 def test_the_state_of_a_checkpoint_without_a_name_is_taken_up(tmp_path):
-    saver = Checkpoints(tmp_path, keep=1, every=None)
+    saver = Checkpoints(tmp_path, keep=1, every=None, metric=TOP1)
     saver.load_state_dict({"best": 12.5})  # as it was kept at first
     assert saver.state_dict() == {"best": 12.5, "best_name": None}

@@ -146,6 +146,15 @@ def test_a_model_that_knows_nothing_needs_the_logarithm_of_the_vocabulary_a_toke
         assert [bits for *_, bits in score.by_place] == pytest.approx([math.log2(257)] * 7, rel=1e-6)
 
 
+def test_a_model_whose_weights_are_no_numbers_scores_none_and_is_as_it_was(data):
+    model = small(data)
+    model.norm.weight.data.fill_(math.nan)
+    for score in scores(model, data, 1, 5, CONTEXT, 40):
+        bits = [score.bits_per_byte, score.loss, *(bits for *_, bits in score.by_place)]
+        assert all(map(math.isnan, bits)) and score.tokens == TOKENS
+    assert model.norm.weight.isnan().all() and model.context == CONTEXT
+
+
 def test_places_come_in_bins_that_double(data):
     found = {score.length: score.by_place for score in scores(small(data, "none"), data, 1, 2, 3, 8, 10)}
     bins = {length: [(first, last) for first, last, _ in places] for length, places in found.items()}

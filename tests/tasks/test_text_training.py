@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from short_runs import assert_same_end, rows
 
-from graticule.data import PADDING, BytePairTokenizer, TextModule, TextWindows
+from graticule.data import PADDING, BytePairTokenizer, TextModule
 from graticule.surgery import read_checkpoint
 from graticule.tasks import LanguageModeling, Preempted, Recipe, Run, TextRecipe, build_data, build_model, train
 from graticule.tasks.build import read_recipe
@@ -58,6 +58,15 @@ def naive_bits(model, data: TextModule) -> float:
     return nats / math.log(2) / data.num_bytes("test")
 
 
+@torch.inference_mode()
+def validated(task: LanguageModeling, data: TextModule) -> float:
+    """Bits per byte as an epoch has them."""
+    task.on_validation_epoch_start()
+    for number, batch in enumerate(data.val_dataloader()):
+        task.validation_step(batch, number)
+    return task.score(float(task._held_out))
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Run:
     return train(TextRecipe(**PLAIN), tmp_path_factory.mktemp("alone") / "run", progress=False)
@@ -80,9 +89,7 @@ def test_an_untrained_model_without_weights_pays_log2_of_the_vocabulary_for_ever
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
     task = LanguageModeling(model, recipe, data.train_order(), data.num_bytes("test"))
-    for number, batch in enumerate(data.val_dataloader()):
-        task.validation_step(batch, number)
-    assert task.score() == pytest.approx(math.log2(257), abs=1e-5)  # with bytes, a token is a byte
+    assert validated(task, data) == pytest.approx(math.log2(257), abs=1e-5)  # with bytes, a token is a byte
     loss, windows = task.loss(next(iter(data.train_dataloader())))
     assert windows == 20 and loss.item() == pytest.approx(math.log(257), abs=1e-5)
 
@@ -102,17 +109,13 @@ def test_a_score_begins_again():
     recipe = short()
     data = build_data(recipe)
     task = LanguageModeling(build_model(recipe, 257), recipe, data.train_order(), data.num_bytes("test"))
-    found = []
-    for _ in range(2):
-        for number, batch in enumerate(data.val_dataloader()):
-            task.validation_step(batch, number)
-        found.append(task.score())
+    found = [validated(task, data) for _ in range(2)]
     assert found[0] == found[1] > 5
 
 
 def test_what_is_learned_is_kept_where_it_is_the_best_and_lower_is_better(tmp_path, monkeypatch):
     scores = iter([3.0, 2.0, 2.5])
-    monkeypatch.setattr(LanguageModeling, "score", lambda self: next(scores))
+    monkeypatch.setattr(LanguageModeling, "score", lambda self, total: next(scores))
     run = train(short(epochs=3, keep=3), tmp_path / "run", progress=False)
     assert run.best is not None and run.best.name == "step-000000006.ckpt"
     assert (run.result()["best_bpb"], run.result()["best_epoch"], run.result()["last_bpb"]) == (2.0, 2, 2.5)
@@ -121,10 +124,41 @@ def test_what_is_learned_is_kept_where_it_is_the_best_and_lower_is_better(tmp_pa
     assert torch.equal(load_file(run.weights)["embed.weight"], state["model.embed.weight"])
 
 
-def test_the_bar_shows_tokens_a_second_and_bits_per_byte(tmp_path, capsys):
+def test_speed_is_in_tokens():
+    recipe = short()
+    order = build_data(recipe).train_order()
+    assert LanguageModeling(build_model(recipe, 257), recipe, order, 1).rate == ("tok/s", 20 * 16)
+
+
+def test_the_bar_shows_bits_per_byte(tmp_path, capsys):
     run = train(short(), tmp_path / "run", progress=True)
     shown = capsys.readouterr().err
     assert f"bpb={run.result()['last_bpb']:.3f}" in shown and f"best={run.result()['best_bpb']:.3f}" in shown
+
+
+def test_a_run_whose_scores_are_no_numbers_has_no_best(tmp_path, monkeypatch):
+    inner = LanguageModeling.validation_step
+
+    def spoilt(self, batch, batch_idx):
+        self.model.norm.weight.data[0] = math.nan
+        inner(self, batch, batch_idx)
+
+    monkeypatch.setattr(LanguageModeling, "validation_step", spoilt)
+    with pytest.raises(ValueError, match="no epoch has a finite val_bpb"):
+        train(short(epochs=1), tmp_path / "run", progress=False)
+    run = Run(tmp_path / "run")
+    assert run.best is None and [(row["val_bpb"], row["val_loss"]) for row in rows(run)] == [("nan", "nan")]
+
+
+def test_a_score_is_exact_though_the_model_is_in_half_precision(tmp_path):
+    run = train(short(precision="bf16-true", limit_test=300), tmp_path / "run", progress=False)
+    model, data = run.model(checkpoint="last").bfloat16(), run.data()
+    nats = 0.0
+    with torch.inference_mode():
+        for inputs, targets in data.val_dataloader():
+            nats += token_nats(model(inputs), targets).sum(dtype=torch.float64).item()
+    found = run.result()["last_bpb"]
+    assert found == pytest.approx(nats / math.log(2) / data.num_bytes("test"), rel=1e-6)
 
 
 def test_training_makes_the_held_out_text_cheaper(tmp_path):
@@ -161,6 +195,14 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_pat
     run = stopped(recipe, tmp_path / "run", step=4)
     assert not run.finished
     assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), whole)
+
+
+def test_what_does_not_decide_the_result_may_change_when_a_run_goes_on(tmp_path, texts):
+    recipe = short(dataset="text_folder", data_root=texts)
+    run = stopped(recipe, tmp_path / "run", step=2)
+    moved = texts.rename(tmp_path / "moved")
+    recipe = dataclasses.replace(recipe, data_root=moved, eval_batch_size=3)
+    assert train(recipe, run.folder, resume=True, progress=False).finished
 
 
 def test_parts_of_a_batch_add_up_to_the_step_of_the_whole(tmp_path, alone):
@@ -326,7 +368,9 @@ def test_a_run_goes_on_with_the_vocabulary_that_it_learned(tmp_path, texts):
     run = stopped(byte_pairs(texts), tmp_path / "run", step=2)
     (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 400)
     again = train(run.recipe(), run.folder, resume=True, progress=False)
-    assert again.finished and again.data().info.vocabulary == again.tokenizer().fingerprint
+    assert again.tokenizer().fingerprint == run.tokenizer().fingerprint
+    # the tokens of another vocabulary, of as many, would cost another number of bits
+    assert again.result()["last_bpb"] == pytest.approx(naive_bits(again.model(checkpoint="last"), again.data()), 1e-5)
 
 
 def test_the_vocabulary_of_another_run_is_refused(tmp_path, texts):
@@ -349,9 +393,28 @@ def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vo
     torch.testing.assert_close(ours["blocks.0.attn.qkv.weight"], theirs["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0)
     torch.testing.assert_close(ours["embed.weight"], theirs["embed.weight"], atol=1e-6, rtol=0)
     assert "1x16 -> 1x32" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"`tokenizer` must have the vocabulary of .*first"):
-        train(byte_pairs(texts, start_from=first.folder), tmp_path / "third", progress=False)
+    for source in (first.folder, first.weights, first.last):
+        with pytest.raises(ValueError, match=r"`tokenizer` must have the vocabulary of .*first"):
+            train(byte_pairs(texts, start_from=source), tmp_path / "third", progress=False)
     assert not (tmp_path / "third").exists()
+
+
+def test_what_a_run_starts_from_must_be_there_and_on_text(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"`start_from` must be a run or a checkpoint, got .*nowhere"):
+        train(short(start_from=tmp_path / "nowhere"), tmp_path / "run", progress=False)
+    images = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "images", progress=False)
+    with pytest.raises(ValueError, match="`start_from` must be of a run on text"):
+        train(short(start_from=images.folder), tmp_path / "run", progress=False)
+
+
+def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
+    first = train(byte_pairs(texts), tmp_path / "first", progress=False)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 300)
+    with pytest.raises(ValueError, match=f"--tokenizer {first.tokenizer_file} takes that of the run"):
+        train(byte_pairs(texts, start_from=first.folder), tmp_path / "second", progress=False)
+    options = {"tokenizer": str(first.tokenizer_file), "vocab_size": None, "start_from": first.folder}
+    second = train(byte_pairs(texts, **options), tmp_path / "second", progress=False)
+    assert second.tokenizer().fingerprint == first.tokenizer().fingerprint
 
 
 def test_a_run_on_images_has_no_tokenizer(tmp_path):
@@ -363,4 +426,3 @@ def test_a_run_on_images_has_no_tokenizer(tmp_path):
 def test_text_of_no_window_is_refused(tmp_path, texts):
     with pytest.raises(ValueError, match="`context` must not exceed the number of training tokens"):
         train(short(dataset="text_folder", data_root=texts, context=20_000), tmp_path / "run", progress=False)
-    assert len(TextWindows(torch.arange(40).numpy(), 16, 0)) == 2

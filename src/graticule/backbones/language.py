@@ -121,7 +121,7 @@ class LanguageModel(nn.Module):
         self.grad_checkpointing = False
 
         self.embed = nn.Embedding(vocab_size, embed_dim)
-        self.grid = Grid(1, context)
+        self.grid = Grid.of_text(context)
         self.position: Position = position(self.grid, dim=embed_dim, depth=depth, num_heads=num_heads, causal=True)
         check_fields(
             self.position(self.grid),
@@ -194,7 +194,7 @@ class LanguageModel(nn.Module):
         """Make another length the one that position information is held for; tables are resampled for good."""
         if not isinstance(context, int) or context < 1:
             raise ValueError(f"`context` must be a whole number of at least 1, got {context}.")
-        grid = Grid(1, context)
+        grid = Grid.of_text(context)
         self.position.set_grid(grid)
         self.grid = grid
 
@@ -205,7 +205,7 @@ class LanguageModel(nn.Module):
             ValueError: if the text is longer than a table allows.
         """
         self.check_length(length)
-        grid = self.grid if length <= self.context else Grid(1, length)
+        grid = self.grid if length <= self.context else Grid.of_text(length)
         return [given.part(0, length) for given in self.position(grid)]
 
     def check_length(self, length: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import tyro
 
 from graticule.commands.kinds import check_kind
-from graticule.commands.options import parse, parse_sizes, print_table
+from graticule.commands.options import choose_device, parse, parse_sizes, print_table
 
 
 @dataclass
@@ -75,13 +75,13 @@ def run(arguments: list[str]) -> int:
     print(*comparison.verdict(), sep="\n")
     print(f"wrote {folder / 'comparison.md'} and {folder / 'comparison.json'}")
     if sizes:
-        found = resolutions(comparison, sizes)
+        found = resolutions(comparison, sizes, device=choose_device("auto"))
         columns, *rows = found.rows()
         print("\ntop-1 (%) at other sizes, mean and standard deviation")
         print_table(columns, rows)
         print(f"wrote {' and '.join(map(str, found.write(folder)))}")
     if options.lengths:
-        at_lengths = lengths(comparison, options.lengths)
+        at_lengths = lengths(comparison, options.lengths, device=choose_device("auto"))
         columns, *rows = at_lengths.rows()
         print("\nbits per byte at other lengths, mean and standard deviation")
         print_table(columns, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -177,7 +178,7 @@ def _within_memory() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "memory" not in str(error):
+        if not re.search("out of memory|allocate", str(error)):
             raise
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(

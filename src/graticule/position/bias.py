@@ -74,7 +74,7 @@ class BiasPosition(Position):
         encoding: Any = self.encodings[int(name.split(".")[1])]
         if name.endswith("relative_position_bias_table") and value.ndim == 2 and value.shape[1] == own.shape[1]:
             height, width = encoding.grid.shape
-            displacements = Grid(2 * height - 1, 2 * width - 1)
+            displacements = Grid(2 * height - 1, 2 * width - 1, sequence=encoding.grid.sequence)
             old = displacements.alike(value.shape[0])
             if old is not None and old.height % 2 and old.width % 2:
                 return resize_map(value.T.unflatten(1, old.shape), displacements.shape).flatten(1).T

@@ -14,7 +14,7 @@ from scipy import stats
 
 from graticule.files import write_json, write_text
 from graticule.tasks import Run, TrainingRecipe, build_data, build_model, data_sizes, train
-from graticule.tasks.metric import TOP1, Metric
+from graticule.tasks.metric import Metric
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Comparison:
     scores: dict[str, list[float]]
     parameters: dict[str, int]
     runs: dict[str, list[Run]]
-    metric: Metric = TOP1
+    metric: Metric
 
     @property
     def columns(self) -> tuple[str, ...]:
         """What stands above the rows."""
         unit = f" ({self.metric.unit})" if self.metric.unit else ""
-        mean = f"{self.metric.label}, mean{unit}"
+        mean = f"{self.metric.label}, mean{unit}" + ("" if self.metric.highest else ", the lower the better")
         return ("choice", "parameters", "seeds", mean, "s.d.", "against the first", "p (paired t)")
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -69,7 +69,9 @@ class Comparison:
             p = paired_p(self.scores[name], self.scores[names[0]])
             difference = fmean(self.scores[name]) - fmean(self.scores[names[0]])
             found = f"{name} against {names[0]}: {difference:+.{self.metric.decimals}f}"
-            if p is None:
+            if not math.isfinite(difference):
+                said.append(f"{name} against {names[0]}: a score is no number.")
+            elif p is None:
                 said.append(f"{found}, with too few seeds for a test.")
             elif p < 0.05:
                 said.append(f"{found}, p = {p:.3g}: a difference beyond chance.")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from matplotlib.figure import Figure
 
 from graticule.analysis import length_plot, save_figure
@@ -50,7 +51,7 @@ class Lengths:
 
     def legend(self) -> str:
         """What the marks in `rows` mean, and whether the choices were scored on the same text."""
-        said = ["bits per byte; marked * at the length that the choice was trained at"]
+        said = ["bits per byte, the lower the better; marked * at the length that the choice was trained at"]
         if any(self.resampled.values()):
             said.append(", ~ where its table was resampled to the length")
         if len(set(self.num_bytes.values())) > 1:
@@ -86,7 +87,9 @@ class Lengths:
         return " *" if length == self.trained_at[choice] else " ~" if length in self.resampled[choice] else ""
 
 
-def lengths(comparison: Comparison, lengths: Sequence[int], *, progress: bool = True) -> Lengths:
+def lengths(
+    comparison: Comparison, lengths: Sequence[int], *, device: torch.device | str = "cpu", progress: bool = True
+) -> Lengths:
     """Evaluate the last weights of every run of `comparison` in windows of `lengths`, in tokens.
 
     Raises:
@@ -108,7 +111,11 @@ def lengths(comparison: Comparison, lengths: Sequence[int], *, progress: bool = 
     )
     for choice, runs in comparison.runs.items():
         for run in runs:
-            scores = evaluate_text(run.model(data[choice], "last"), data[choice], lengths, progress=progress)
+            # a text that changed between two runs gave them other tokens
+            same = run.tokenizer().fingerprint == data[choice].info.vocabulary
+            held_out = data[choice] if same else run.data()
+            model = run.model(held_out, "last")
+            scores = evaluate_text(model, held_out, lengths, device=device, progress=progress)
             for score in scores:
                 found.scores[choice][score.length].append(score.bits_per_byte)
             found.resampled[choice][:] = [score.length for score in scores if score.resampled]

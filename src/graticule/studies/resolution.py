@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from matplotlib.figure import Figure
 
 from graticule.analysis import resolution_plot, save_figure
@@ -64,7 +65,9 @@ class Resolutions:
         return _text(size) + (" (trained)" if size == self.trained_at else "")
 
 
-def resolutions(comparison: Comparison, sizes: Sequence[Size], *, progress: bool = True) -> Resolutions:
+def resolutions(
+    comparison: Comparison, sizes: Sequence[Size], *, device: torch.device | str = "cpu", progress: bool = True
+) -> Resolutions:
     """Evaluate the last weights of every run of `comparison` at `sizes` = (height, width), in pixels.
 
     Raises:
@@ -81,7 +84,7 @@ def resolutions(comparison: Comparison, sizes: Sequence[Size], *, progress: bool
     for name, runs in comparison.runs.items():
         scores[name] = {size: [] for size in sizes}
         for run in runs:
-            for score in evaluate(run.model(data, "last"), data, sizes, progress=progress):
+            for score in evaluate(run.model(data, "last"), data, sizes, device=device, progress=progress):
                 scores[name][score.size].append(score.top1)
     return Resolutions(comparison.seeds, first.recipe().img_size, scores)
 

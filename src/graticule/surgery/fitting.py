@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 
 from graticule.encodings import AbsoluteEncoding, Learnable
-from graticule.grid import Grid
 
 #: Prefix tokens, in the order of their rows in a table.
 _PREFIX = ("cls_token", "dist_token", "reg_token")
@@ -64,7 +64,7 @@ class Fitting:
         rows = value.reshape(-1, encoding.dim)
         here = self.prefix_here[: encoding.grid.prefix]
         tokens = self.prefix_there
-        grid = Grid(*encoding.grid.shape)
+        grid = replace(encoding.grid, prefix=0)
         for prefix in (tokens, here, []):  # the first stages of a pyramid have none, whatever the last one has
             if old := grid.alike(len(rows) - len(prefix)):
                 break

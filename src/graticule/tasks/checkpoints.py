@@ -22,7 +22,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from graticule.files import write_json, write_whole
 from graticule.surgery import read_checkpoint
-from graticule.tasks.metric import TOP1, Metric
+from graticule.tasks.metric import Metric
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
@@ -86,7 +86,7 @@ class Checkpoints(Checkpoint):
         metric: what tells the best.
     """
 
-    def __init__(self, folder: Path, keep: int, every: int | None, metric: Metric = TOP1) -> None:
+    def __init__(self, folder: Path, keep: int, every: int | None, metric: Metric) -> None:
         self.folder = folder
         self.keep = keep
         self.every = every

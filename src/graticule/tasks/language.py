@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics.aggregation import SumMetric
 
 from graticule.data import PADDING, BatchOrder
 from graticule.tasks.task import Sharded, Task
@@ -33,7 +32,6 @@ class LanguageModeling(Task):
     def __init__(self, model: Any, recipe: TextRecipe, batches: BatchOrder, num_bytes: int) -> None:
         super().__init__(model, recipe, batches)
         self.num_bytes = num_bytes
-        self.nats = SumMetric().set_dtype(torch.float64)  # float32 would round the sum of a long text
 
     @property
     def rate(self) -> tuple[str, int]:
@@ -47,15 +45,11 @@ class LanguageModeling(Task):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Count the nats of a batch; tokens that only fill up are not counted."""
-        nats = token_nats(self(batch[0]), batch[1])[batch[1] != PADDING]
-        self.val_loss.update(nats)
-        self.nats.update(nats.double())
+        self.hold_out(token_nats(self(batch[0]), batch[1])[batch[1] != PADDING])
 
-    def score(self) -> float:
-        """Return bits per byte."""
-        bits = float(self.nats.compute()) / math.log(2) / self.num_bytes
-        self.nats.reset()
-        return bits
+    def score(self, total: float) -> float:
+        """Return bits per byte; `total` is in nats."""
+        return total / math.log(2) / self.num_bytes
 
 
 class ShardedLanguageModeling(Sharded, LanguageModeling):
@@ -64,5 +58,5 @@ class ShardedLanguageModeling(Sharded, LanguageModeling):
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
     """Return -log p of each target, (B, n), 0 where it is `PADDING`, from logits (B, n, vocab_size)."""
-    nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=PADDING, reduction="none")
-    return nats.view_as(targets).to(torch.float32)
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+    return F.cross_entropy(exact, targets.flatten(), ignore_index=PADDING, reduction="none").view_as(targets)

@@ -219,6 +219,11 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def syncs_batchnorm(recipe: TrainingRecipe) -> bool:
+    """Whether BatchNorm sees the examples of all devices, which a recipe of text does not ask: it has no BatchNorm."""
+    return getattr(recipe, "sync_batchnorm", False)
+
+
 def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe) -> None:
     """Check that as many processes take part as the recipe says, and that they can find each other.
 
@@ -226,7 +231,7 @@ def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe) -> None:
         ValueError: if torchrun or SLURM started another number, or several machines are asked for and nothing says
             where they are; also for what needs GPUs where there are none.
     """
-    if getattr(recipe, "sync_batchnorm", False) and trainer.strategy.root_device.type == "cpu":
+    if syncs_batchnorm(recipe) and trainer.strategy.root_device.type == "cpu":
         raise ValueError("`sync_batchnorm` must be off on CPUs, for PyTorch has it for GPUs alone, got True.")
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if recipe.nodes > 1 and type(environment) is LightningEnvironment and "MASTER_ADDR" not in os.environ:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from graticule.data import Augmentation
@@ -39,6 +40,10 @@ class Recipe(TrainingRecipe):
 
     model: str = "vit_nano_patch4_28"
     """backbone, one of `graticule models`"""
+    position_from: Path | None = None
+    """start with the position parameters of this checkpoint; with peg.frozen they stay as they are"""
+    model_kwargs: tuple[str, ...] = ()
+    """arguments of the backbone, as windows=[28,14,14,7] combine=add"""
     dataset: str = "digits"
     """data set, one of digits, fashion_mnist, cifar10, cifar100, image_folder, shards, hf_disk"""
     limit_train: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,6 @@ import torch
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from torch import Tensor, nn
-from torchmetrics.aggregation import MeanMetric
 
 from graticule.data import BatchOrder
 from graticule.files import write_json
@@ -24,7 +23,7 @@ from graticule.tasks.training_recipe import TrainingRecipe
 _MOST_SKIPPED = 50
 
 
-class Task(L.LightningModule):
+class Task(L.LightningModule, ABC):
     """A model, trained as a recipe says.
 
     Args:
@@ -41,13 +40,14 @@ class Task(L.LightningModule):
         self.model = model
         self.recipe = recipe
         self.batches = batches
-        self.val_loss = MeanMetric()
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
         self._skip = False
         self._before: Any = None  # what a step that is skipped puts back
         self._loss: Tensor | float = 0.0  # sums over the epoch so far, in this process
         self._count = 0.0
+        self._held_out: Tensor | float = 0.0  # the same for what is validated
+        self._held_out_count = 0
 
     @property
     @abstractmethod
@@ -59,8 +59,12 @@ class Task(L.LightningModule):
         """Return the mean loss of a training batch, and over how many examples it is a mean."""
 
     @abstractmethod
-    def score(self) -> float:
-        """Return the metric of the recipe over what was validated, of all processes, and begin again."""
+    def score(self, total: float) -> float:
+        """Return the metric of the recipe over what was validated, of all processes, and begin again.
+
+        Args:
+            total: the sum of the losses that were given to `hold_out`.
+        """
 
     def forward(self, inputs: Tensor) -> Any:
         """Call the model."""
@@ -165,21 +169,34 @@ class Task(L.LightningModule):
         self._skipped_in_a_row += 1
         self._skip = False
 
+    def hold_out(self, losses: Tensor) -> None:
+        """Count the losses of some validated examples, (n,)."""
+        # a plain sum, as a metric's would be rounded to the precision of the model, and pass over what is no number
+        self._held_out = self._held_out + losses.sum(dtype=_exact(losses.device))
+        self._held_out_count += len(losses)
+
+    def on_validation_epoch_start(self) -> None:
+        """Count from nothing."""
+        self._held_out, self._held_out_count = 0.0, 0
+
     def on_validation_epoch_end(self) -> None:
         """Log `train_loss`, `val_loss`, the metric of the recipe, over all processes, and the learning rate."""
-        loss, count = (sum(column) for column in zip(*self._sums(), strict=True))
-        metrics = {"train_loss": loss / max(count, 1.0), "val_loss": float(self.val_loss.compute())}
+        loss, count = _total(self._sums())
+        total, held_out = _total(self._gathered(self._held_out, self._held_out_count))
+        metrics = {"train_loss": loss / max(count, 1.0), "val_loss": total / max(held_out, 1.0)}
         rates = {"lr": self.trainer.optimizers[0].param_groups[0]["lr"]}
-        self.log_dict(metrics | {self.recipe.metric.column: self.score()} | rates)
-        self.val_loss.reset()
+        self.log_dict(metrics | {self.recipe.metric.column: self.score(total)} | rates)
 
     def _sums(self) -> list[list[float]]:
         """For each process, the sum of the losses and the number of examples of the epoch so far."""
-        dtype = torch.float32 if self.device.type == "mps" else torch.float64  # which has no other
-        sums = torch.tensor([float(self._loss), self._count], dtype=dtype, device=self.device)
+        return self._gathered(self._loss, self._count)
+
+    def _gathered(self, *values: Tensor | float) -> list[list[float]]:
+        """Return such values of each process."""
+        here = torch.tensor([float(value) for value in values], dtype=_exact(self.device), device=self.device)
         if self.trainer.world_size > 1:
-            return self.trainer.strategy.all_gather(sums).tolist()
-        return [sums.tolist()]
+            return self.trainer.strategy.all_gather(here).tolist()
+        return [here.tolist()]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what the epoch came to so far, and where in it the run stands."""
@@ -202,7 +219,7 @@ class Task(L.LightningModule):
         if len(sums) == self.trainer.world_size:
             self._loss, self._count = sums[self.global_rank]
         elif self.global_rank == 0:
-            self._loss, self._count = (sum(column) for column in zip(*sums, strict=True))
+            self._loss, self._count = _total(sums)
         else:
             self._loss, self._count = 0.0, 0.0
         self.skipped_steps = progress["skipped_steps"]
@@ -247,3 +264,13 @@ class Sharded(Task):
         return loss * 0.0
 
     _shared = False
+
+
+def _exact(device: torch.device) -> torch.dtype:
+    """Return what sums are held in: float64, or float32 where there is no other."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _total(rows: list[list[float]]) -> list[float]:
+    """Add up the values of all processes."""
+    return [sum(column) for column in zip(*rows, strict=True)]

@@ -23,9 +23,8 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from safetensors.torch import save_file
 from torch import nn
 
-from graticule.data import BatchOrder, BytePairTokenizer, build_mixup, check_vocabulary
+from graticule.data import BatchOrder, BytePairTokenizer, build_mixup
 from graticule.files import locked, write_json, write_whole
-from graticule.surgery import Transfer, load_position, transfer
 from graticule.tasks.build import build_data, build_model, data_sizes
 from graticule.tasks.callbacks import History, Progress
 from graticule.tasks.checkpoints import (
@@ -38,9 +37,10 @@ from graticule.tasks.checkpoints import (
 from graticule.tasks.classification import Classification, ShardedClassification
 from graticule.tasks.distillation import build_teacher
 from graticule.tasks.language import LanguageModeling, ShardedLanguageModeling
-from graticule.tasks.machines import build_strategy, check_trainer, read_rest, read_shards
+from graticule.tasks.machines import build_strategy, check_trainer, read_rest, syncs_batchnorm
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.run import Run
+from graticule.tasks.start import start
 from graticule.tasks.task import Task
 from graticule.tasks.text_recipe import TextRecipe
 from graticule.tasks.training_recipe import TrainingRecipe
@@ -89,12 +89,12 @@ def _train(recipe: TrainingRecipe, run: Run, saver: Checkpoints, resume: bool, p
             )
         run.check_recipe(recipe)
     L.seed_everything(recipe.seed, verbose=False)
-    data = run.data() if run.recipe_file.exists() else build_data(recipe)
+    data = build_data(recipe, run.tokenizer() if isinstance(recipe, TextRecipe) and run.recipe_file.exists() else None)
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
     model = build_model(recipe, *data_sizes(data))
     if run.finished:
         return run
-    taken = _start(model, recipe, data) if run.last is None else None
+    taken = start(model, recipe, data) if run.last is None else None
     task = _task(model, recipe, data, batches)
     with contextlib.ExitStack() as stack:
         if first:
@@ -140,7 +140,7 @@ def build_trainer(recipe: TrainingRecipe, run: Run, callbacks: list[L.Callback])
             precision=recipe.precision,
             gradient_clip_val=recipe.clip_grad,
             accumulate_grad_batches=recipe.accumulate,
-            sync_batchnorm=isinstance(recipe, Recipe) and recipe.sync_batchnorm,
+            sync_batchnorm=syncs_batchnorm(recipe),
             use_distributed_sampler=False,
             callbacks=callbacks,
             logger=TensorBoardLogger(run.folder, name="", version="tensorboard"),
@@ -153,25 +153,6 @@ def build_trainer(recipe: TrainingRecipe, run: Run, callbacks: list[L.Callback])
         )
     check_trainer(trainer, recipe)
     return trainer
-
-
-def _start(model: nn.Module, recipe: TrainingRecipe, data: Any) -> Transfer | None:
-    """Take the weights to start from; returns what was taken from a whole checkpoint."""
-    taken = None
-    if recipe.start_from is not None:
-        source = recipe.start_from
-        if Run(source).recipe_file.is_file():
-            found = Run(source).best
-            if found is None:
-                raise FileNotFoundError(f"`start_from` must be a run that saved something, got {str(source)!r}.")
-            if isinstance(recipe, TextRecipe):
-                check_vocabulary(data.tokenizer, Run(source).tokenizer().fingerprint, str(source))
-            taken = transfer(model, found if found.is_file() else read_shards(found))
-        else:
-            taken = transfer(model, source)
-    if recipe.position_from is not None:
-        load_position(model, recipe.position_from)
-    return taken
 
 
 def _task(model: Any, recipe: TrainingRecipe, data: Any, batches: BatchOrder) -> Task:
@@ -314,12 +295,12 @@ def _describe(recipe: TrainingRecipe, data: Any, model: nn.Module) -> dict[str, 
 
 def _finish(run: Run, data: Any, task: Task) -> None:
     """Leave the best weights alone in a file, and say what came of it."""
-    model = run.model()
-    write_whole(run.weights, lambda path: save_file(model.state_dict(), path))
     assert run.last is not None  # every epoch leaves a checkpoint
     history = read_rest(run.last)["callbacks"]["History"]["rows"]
     metric = task.recipe.metric
     best = metric.best(history)
+    model = run.model()
+    write_whole(run.weights, lambda path: save_file(model.state_dict(), path))
     write_json(
         run.result_file,
         {

@@ -50,9 +50,9 @@ class TrainingRecipe:
     """start with the weights of this checkpoint or run, of whatever size, classes, encoding or joining: what fits is
     taken, resampled where it must be, and the rest is new"""
     position_from: Path | None = None
-    """start with the position parameters of this checkpoint; with peg.frozen they stay as they are"""
+    """start with the position parameters of this checkpoint"""
     model_kwargs: tuple[str, ...] = ()
-    """arguments of the model, as windows=[28,14,14,7] combine=add"""
+    """arguments of the model, as depth=2"""
     dataset: str = ""
     """data set"""
     data_root: Path | None = None
