@@ -17,7 +17,7 @@ import torch
 import graticule
 from graticule.data import BytePairTokenizer
 from graticule.tasks import Recipe, Run, train
-from text_commands import CONTEXT, run_command, short_recipe, write_text_folder
+from text_commands import CONTEXT, run_command, short_recipe, spoiled_after_first_epoch, write_text_folder
 
 #: On standard error, behind the text.
 SPEED = re.compile(r"(\d+) tokens?, \d+ tokens/s(; the document ended)?(; wrote .*)?\n")
@@ -25,8 +25,10 @@ SPEED = re.compile(r"(\d+) tokens?, \d+ tokens/s(; the document ended)?(; wrote 
 
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory) -> Run:
-    """A run whose encoding needs no table."""
-    return train(short_recipe(encoding="rotary_1d"), tmp_path_factory.mktemp("runs") / "computed", progress=False)
+    """A run whose encoding needs no table, and whose best weights are not its last."""
+    recipe = short_recipe(encoding="rotary_1d", epochs=2)
+    with spoiled_after_first_epoch():
+        return train(recipe, tmp_path_factory.mktemp("runs") / "computed", progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +101,17 @@ def test_the_text_is_the_librarys_and_alone_on_standard_output(capsys, request, 
 
 
 def test_temperature_and_top_k_and_checkpoint_are_those_of_the_library(capsys, computed):
-    code, out, _ = run_command(
-        capsys, "generate", computed.folder, "--prompt", "of", "--tokens", 20, "--temperature", 0.5, "--top-k", 3,
-        "--checkpoint", "last", "--device", "cpu",
-    )  # fmt: skip
-    model = computed.model(checkpoint="last")
-    assert code == 0 and out == continued(computed, "of", 20, model, temperature=0.5, top_k=3)
+    assert computed.best != computed.last
+    texts = []
+    for checkpoint in ("best", "last"):
+        code, out, _ = run_command(
+            capsys, "generate", computed.folder, "--prompt", "of", "--tokens", 20, "--temperature", 0.5, "--top-k", 3,
+            "--checkpoint", checkpoint, "--device", "cpu",
+        )  # fmt: skip
+        model = computed.model(checkpoint=checkpoint)
+        assert code == 0 and out == continued(computed, "of", 20, model, temperature=0.5, top_k=3)
+        texts.append(out)
+    assert texts[0] != texts[1]
 
 
 def test_a_seed_is_a_text_and_at_temperature_zero_there_is_one_text(capsys, computed):

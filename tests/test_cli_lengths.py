@@ -4,23 +4,12 @@ import json
 
 import pytest
 
-from graticule.cli import main
 from graticule.tasks import Recipe, Run, TextRecipe, train
+from text_commands import run_command, spoiled_after_first_epoch
 
 #: 4 windows of 16 held-out tokens.
 SHORT = {"model": "lm_nano", "model_kwargs": ("depth=1",), "context": 16, "limit_train": 16, "limit_test": 4}
 SHORT |= {"batch_size": 8, "epochs": 2, "accelerator": "cpu"}
-
-
-def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
-    """Run a command; returns its exit code and what it printed."""
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # tyro's way out of --help and of values of a wrong type
-        code = int(exit.code or 0)
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return code, out, err
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +23,22 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
+def trained(folder, encoding: str) -> Run:
+    """Two epochs, of which the first is the best by far."""
+    with spoiled_after_first_epoch():
+        run = train(TextRecipe(encoding=encoding, lr=1e-2, **SHORT), folder, progress=False)
+    assert run.result()["best_bpb"] + 1 < run.result()["last_bpb"]
+    return run
+
+
 @pytest.fixture(scope="module")
 def learned(folder) -> Run:
-    return train(TextRecipe(encoding="learnable", lr=1e-2, **SHORT), folder / "learned", progress=False)
+    return trained(folder / "learned", "learnable")
 
 
 @pytest.fixture(scope="module")
 def rotary(folder) -> Run:
-    return train(TextRecipe(encoding="rotary_1d", lr=1e-2, **SHORT), folder / "rotary", progress=False)
+    return trained(folder / "rotary", "rotary_1d")
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +82,13 @@ def test_by_default_it_is_the_training_length_and_the_run_s_own_folder(capsys, r
     assert (rotary.folder / "evaluation.png").is_file()
 
 
-def test_the_difference_is_told_where_the_training_length_is_not_asked_for(capsys, tmp_path, rotary):
-    code, out, _ = run_command(capsys, "evaluate", rotary.folder, "--lengths", 4, "--output", tmp_path)
+@pytest.mark.parametrize("checkpoint", ["best", "last"])
+def test_the_difference_is_told_where_the_training_length_is_not_asked_for(capsys, tmp_path, rotary, checkpoint):
+    asked = ("--lengths", 4, "--checkpoint", checkpoint, "--output", tmp_path)
+    code, out, _ = run_command(capsys, "evaluate", rotary.folder, *asked)
     (record,) = json.loads((tmp_path / "evaluation.json").read_text())
-    assert code == 0 and f"{record['bits_per_byte'] - rotary.result()['best_bpb']:+.3f}" in out
+    difference = record["bits_per_byte"] - rotary.result()[f"{checkpoint}_bpb"]
+    assert code == 0 and f"{difference:+.3f}" in out and abs(difference) < 1  # best and last are further apart
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,8 @@ def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
     small = ",model=lm_nano,context=16"
     choices = (f"encoding=learnable{small}", f"encoding=alibi{small}")
     options = ("--quick", "--seeds", 0, 1, "--lengths", 16, 64, "--output", tmp_path)
-    code, out, err = run_command(capsys, "compare", "pydoc_quick", "--choices", *choices, *options)
+    with spoiled_after_first_epoch():
+        code, out, err = run_command(capsys, "compare", "pydoc_quick", "--choices", *choices, *options)
     assert code == 0, err
     table = out[out.index("at other lengths") :]
     assert table.count(" *") >= 2 and " ~" in table and "marked *" in table
@@ -131,6 +132,8 @@ def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
     written = json.loads((tmp_path / "lengths.json").read_text())
     compared = json.loads((tmp_path / "comparison.json").read_text())
     assert written["resampled"] == {choices[0]: [64], choices[1]: []}
+    results = [json.loads(file.read_text()) for file in tmp_path.rglob("result.json")]
+    assert len(results) == 4 and all(result["best_bpb"] + 1 < result["last_bpb"] for result in results)
     for choice in choices:
         assert written["bpb"][choice]["16"] == pytest.approx(compared["bpb"][choice], rel=1e-5)
 

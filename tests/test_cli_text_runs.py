@@ -13,13 +13,17 @@ from graticule.analysis import Correlations
 from graticule.data import BytePairTokenizer
 from graticule.grid import Grid
 from graticule.tasks import Recipe, Run, build_model, train
+from graticule.tasks.checkpoints import saved_checkpoints
 from graticule.tasks.machines import load_weights
-from text_commands import run_command, short_recipe, write_text_folder
+from text_commands import run_command, short_recipe, spoiled_after_first_epoch, write_text_folder
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Run:
-    return train(short_recipe(encoding="learnable"), tmp_path_factory.mktemp("runs") / "trained", progress=False)
+    """Two epochs, of which the first is the best."""
+    recipe = short_recipe(encoding="learnable", epochs=2)
+    with spoiled_after_first_epoch():
+        return train(recipe, tmp_path_factory.mktemp("runs") / "trained", progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +37,19 @@ def pairs(tmp_path_factory) -> Run:
 # Commands on a run
 
 
-@pytest.mark.parametrize("checkpoint", ["last", "best"])
-def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, trained, checkpoint):
+@pytest.mark.parametrize(("checkpoint", "epoch"), [("best", 0), ("last", 1)])
+def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, trained, checkpoint, epoch):
     path = tmp_path / "weights.safetensors"
     code, out, _ = run_command(capsys, "consolidate", trained.folder, "--checkpoint", checkpoint, "--output", path)
-    model = trained.model(checkpoint=checkpoint)
-    assert code == 0 and str(path) in out
+    tokens = torch.randint(257, (2, 9))
+    saved = saved_checkpoints(trained.checkpoints)  # one an epoch
+    models = [load_weights(build_model(trained.recipe(), 257), one).eval() for one in saved]
+    assert len(models) == 2 and not torch.equal(models[0](tokens), models[1](tokens))
+    model = models[epoch]
+    assert code == 0 and str(path) in out and str(saved[epoch]) in out
     assert f"{sum(p.numel() for p in model.parameters()):,} numbers" in out  # the tied weights once
     ours, theirs = load_file(path), model.state_dict()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    tokens = torch.randint(257, (2, 9))
     loaded = load_weights(build_model(trained.recipe(), 257), path).eval()
     assert torch.equal(loaded(tokens), model(tokens))
 

@@ -1,12 +1,17 @@
 """What the tests of commands on text share: a command as a person types it, and runs on text of a second."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+from torch import nn
+
 from graticule.cli import main
 from graticule.recipes import load_recipe
-from graticule.tasks import TextRecipe
+from graticule.tasks import LanguageModeling, TextRecipe
 
 #: Tokens that position information is held for.
 CONTEXT = 32
@@ -27,6 +32,24 @@ def short_recipe(**options: Any) -> TextRecipe:
     """Five steps of the smallest language model."""
     fixed = {"model": "lm_nano", "context": CONTEXT, "epochs": 1, "warmup_epochs": 0, "limit_test": 4}
     return dataclasses.replace(load_recipe("pydoc_quick").quick(), **{**fixed, **options})
+
+
+@contextlib.contextmanager
+def spoiled_after_first_epoch() -> Iterator[None]:
+    """Let runs on text forget what they know of the tokens when a later epoch begins, so that their first is the best.
+
+    Scores are measured as ever, so that the best weights and the last are told apart by what they score, too.
+    """
+    begin = LanguageModeling.on_train_epoch_start
+
+    def spoil(task: LanguageModeling) -> None:
+        begin(task)
+        if task.current_epoch:
+            nn.init.normal_(task.model.embed.weight)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModeling, "on_train_epoch_start", spoil)
+        yield
 
 
 def write_text_folder(root: Path, **files: str | bytes) -> Path:

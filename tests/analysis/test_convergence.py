@@ -1,12 +1,14 @@
 """Convergence curves: what is drawn is what was given, gaps are gaps, and labels are as they are."""
 
 import math
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from graticule.analysis import convergence_plot, save_figure
 from graticule.analysis.convergence import METRICS as FOLLOWED
+from graticule.commands.plot import Plot
 from graticule.tasks.metric import METRICS
 
 
@@ -37,6 +39,12 @@ def test_whatever_a_run_is_judged_by_can_be_followed_and_is_named_with_its_unit(
     (ax,) = drawn(convergence_plot({"a": line(3, 2)}, metric.column)).axes
     assert ax.get_ylabel() == FOLLOWED[metric.column]
     assert ax.get_ylabel().startswith(metric.label) and metric.unit in ax.get_ylabel()
+
+
+def test_the_command_draws_all_that_can_be_followed_and_whatever_a_run_is_judged_by():
+    offered, _ = get_args(get_type_hints(Plot)["metric"])  # or None
+    assert get_args(offered) == tuple(FOLLOWED)
+    assert {metric.column for metric in METRICS} <= set(FOLLOWED)
 
 
 def test_epochs_are_whole_numbers_on_the_axis():

@@ -7,6 +7,7 @@ import pytest
 
 from graticule.studies import Lengths, compare, lengths
 from graticule.tasks import Recipe, TextRecipe, evaluate_text
+from text_commands import spoiled_after_first_epoch
 
 FOUND = Lengths(
     seeds=(0, 1, 2),
@@ -61,20 +62,22 @@ def test_all_is_written(tmp_path):
 
 
 def test_every_run_is_scored_at_every_length_with_its_last_weights(tmp_path):
-    base = {"model": "lm_nano", "limit_train": 16, "limit_test": 4, "batch_size": 8, "epochs": 1, "accelerator": "cpu"}
+    base = {"model": "lm_nano", "limit_train": 16, "limit_test": 4, "batch_size": 8, "epochs": 2, "accelerator": "cpu"}
     base |= {"model_kwargs": ("depth=1",), "lr": 1e-2}
     choices = {
         "learnable": TextRecipe(encoding="learnable", context=16, **base),
         "alibi": TextRecipe(encoding="alibi", context=32, **base),
     }
-    comparison = compare(choices, [0, 1], tmp_path, progress=False)
+    with spoiled_after_first_epoch():
+        comparison = compare(choices, [0, 1], tmp_path, progress=False)
     found = lengths(comparison, [32, 16], progress=False)
     assert found.lengths == [32, 16] and found.trained_at == {"learnable": 16, "alibi": 32}
     assert found.resampled == {"learnable": [32], "alibi": []}
     assert found.num_bytes == {"learnable": 64, "alibi": 128}  # 4 windows each
     for name, runs in comparison.runs.items():
-        same = found.scores[name][found.trained_at[name]]  # training sums up in float32
-        assert same == pytest.approx(comparison.scores[name], rel=1e-5)
+        assert all(run.result()["best_bpb"] + 1 < run.result()["last_bpb"] for run in runs)
+        same = found.scores[name][found.trained_at[name]]
+        assert same == pytest.approx(comparison.scores[name], rel=1e-5)  # which Lightning keeps in float32
         (score,) = evaluate_text(runs[1].model(checkpoint="last"), runs[1].data(), [32], progress=False)
         assert found.scores[name][32][1] == score.bits_per_byte
         assert {last: values[1] for last, values in found.places[name].items()} == {
