@@ -13,11 +13,11 @@ def recipe() -> TextRecipe:
     """413 kB of text in windows of 128 bytes."""
     return TextRecipe(
         model="lm_tiny",
-        encoding="rotary_1d",
+        encoding="alibi",
         dataset="pydoc",
         context=128,
         batch_size=16,
-        epochs=5,
+        epochs=7,
         warmup_epochs=1,
         lr=2e-3,
         weight_decay=0.1,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from tqdm.auto import tqdm
 
 from graticule.analysis import length_plot, save_figure
 from graticule.files import write_json, write_text
@@ -109,16 +110,20 @@ def lengths(
         {choice: [] for choice in data},
         {choice: {} for choice in data},
     )
+    bar = tqdm(total=sum(map(len, comparison.runs.values())), unit="run", disable=not progress)
     for choice, runs in comparison.runs.items():
+        bar.set_description(choice, refresh=False)
         for run in runs:
             # a text that changed between two runs gave them other tokens
             same = run.tokenizer().fingerprint == data[choice].info.vocabulary
             held_out = data[choice] if same else run.data()
             model = run.model(held_out, "last")
-            scores = evaluate_text(model, held_out, lengths, device=device, progress=progress)
+            scores = evaluate_text(model, held_out, lengths, device=device, progress=False)
             for score in scores:
                 found.scores[choice][score.length].append(score.bits_per_byte)
             found.resampled[choice][:] = [score.length for score in scores if score.resampled]
             for _, last, bits in max(scores, key=lambda score: score.length).by_place:
                 found.places[choice].setdefault(last, []).append(bits)
+            bar.update()
+    bar.close()
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from tqdm.auto import tqdm
 
 from graticule.analysis import resolution_plot, save_figure
 from graticule.files import write_json, write_text
@@ -81,11 +82,15 @@ def resolutions(
     for runs in comparison.runs.values():
         check_sizes(runs[0].model(data, "last"), sizes)
     scores: dict[str, dict[Size, list[float]]] = {}
+    bar = tqdm(total=sum(map(len, comparison.runs.values())), unit="run", disable=not progress)
     for name, runs in comparison.runs.items():
         scores[name] = {size: [] for size in sizes}
+        bar.set_description(name, refresh=False)
         for run in runs:
-            for score in evaluate(run.model(data, "last"), data, sizes, device=device, progress=progress):
+            for score in evaluate(run.model(data, "last"), data, sizes, device=device, progress=False):
                 scores[name][score.size].append(score.top1)
+            bar.update()
+    bar.close()
     return Resolutions(comparison.seeds, first.recipe().img_size, scores)
 
 
