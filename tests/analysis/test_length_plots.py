@@ -54,3 +54,15 @@ def test_nothing_to_draw_is_an_error():
         length_plot(SCORES, {"a": {1: []}}, 128)
     with pytest.raises(ValueError, match="`scores` must have a value everywhere, got none for some of 'a'"):
         length_plot({"a": {}}, PLACES, 128)
+
+
+def test_a_long_legend_takes_nothing_from_the_axes():
+    few, many = ({f"encoding={n},joining=lape_sharing": {64: [1.0], 128: [2.0]} for n in range(k)} for k in (2, 17))
+    sizes = []
+    for scores in (few, many):
+        figure = length_plot(scores, scores, 128)
+        figure.draw_without_rendering()  # a layout that does not fit warns here
+        sizes.append(figure.axes[0].get_window_extent().height)
+        legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_tightbbox()
+        assert legend.y1 <= axes.y0 + 1
+    assert sizes[1] > 0.9 * sizes[0]

@@ -70,8 +70,6 @@ def convergence_plot(
         alone = known[1:-1] & ~known[:-2] & ~known[2:]
         if alone.any() and line.get_marker() in (None, "None", ""):
             ax.plot(x[alone], y[alone], ".", color=line.get_color(), markersize=5)
-    rows = math.ceil(len(lines) / max(1, 72 // (max(map(len, lines)) + 6)))
-    figure.set_size_inches(6.4, 4.2 + 0.2 * max(0, rows - 3))  # a long legend takes nothing from the axes
     return figure
 
 

@@ -294,10 +294,13 @@ def _style(index: int) -> dict[str, Any]:
 
 
 def _legend(figure: Figure, ax: Axes) -> Figure:
-    """Put the legend beneath the axes, where it hides nothing."""
+    """Put the legend beneath the axes, where it hides nothing; a long one makes the figure higher."""
     handles, labels = ax.get_legend_handles_labels()
     longest = max(map(len, labels), default=1)
-    columns = max(1, min(len(labels), 72 // (longest + 6)))
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(labels), int(11.25 * width) // (longest + 6)))
+    rows = math.ceil(len(labels) / columns)
+    figure.set_size_inches(width, height + 0.2 * max(0, rows - 3))
     figure.legend(
         handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False, handlelength=2.8
     )

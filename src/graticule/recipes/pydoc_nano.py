@@ -2,9 +2,9 @@
 
 Reproduces nothing of a paper: it is what LaPE (Yu et al., 2023) asks for in its last sentence, in a small form.
 Command: graticule compare pydoc_nano --choices encoding=learnable encoding=learnable,joining=lape ...
-    --seeds 1 2 3 4 5 --lengths 64 128 256 512 1024 (all fifteen choices: docs/results.md)
-Cost: about a minute a run on one core (2026-11-21).
-Result: see docs/results.md (fifteen choices, five seeds).
+    --seeds 1 2 3 4 5 --lengths 64 128 256 512 1024 (all choices: docs/results.md)
+Cost: about 75 seconds a run on one core (2026-11-21).
+Result: see docs/results.md (seventeen choices, five seeds).
 """
 
 from graticule.tasks import TextRecipe
