@@ -218,7 +218,9 @@ def test_a_reader_that_goes_away_is_no_mistake(capsys, monkeypatch, computed):
 def test_a_person_sees_text_at_once_and_stops_it_with_control_c(computed):
     """In a terminal, with a text that would go on for long."""
     screen, end = pty.openpty()
-    code = "import sys; from graticule.cli import main; sys.exit(main(sys.argv[1:]))"
+    # a shell lets what it starts in the background ignore Control-C, tests and all that they start
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listen}; import sys; from graticule.cli import main; sys.exit(main(sys.argv[1:]))"
     options = ["--prompt", "Now ", "--tokens", "50000", "--temperature", "0"]
     command = [sys.executable, "-c", code, "generate", str(computed.folder), *options]
     process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env={**os.environ, "OMP_NUM_THREADS": "1"})
