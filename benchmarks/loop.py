@@ -100,8 +100,8 @@ def measure(recipe: Recipe, options: argparse.Namespace) -> list[tuple[float, fl
         batches = data.train_order()
         if options.compile:
             model.compile()
-        callbacks = [turns, History(run.metrics_file, run.log_file), Progress()]
-        trainer = build_trainer(recipe, run, [*callbacks, Checkpoints(run.checkpoints, 1, None)])
+        callbacks = [turns, History(run.metrics_file, run.log_file), Progress(recipe.metric)]
+        trainer = build_trainer(recipe, run, [*callbacks, Checkpoints(run.checkpoints, 1, None, recipe.metric)])
         warnings.filterwarnings("ignore")
         turns.start = time.perf_counter()
         with contextlib.suppress(Enough):
