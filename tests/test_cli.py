@@ -11,19 +11,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from graticule.cli import main
+from commands import run_command
 from graticule.tasks import Recipe, Run, train
-
-
-def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
-    """Run a command; returns its exit code and what it printed."""
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # tyro's way out of --help and of values of a wrong type
-        code = int(exit.code or 0)
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return code, out, err
 
 
 @pytest.fixture(scope="module")

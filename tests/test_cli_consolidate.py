@@ -7,22 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from graticule.cli import main
+from commands import run_command
 from graticule.data.digits import digits
 from graticule.surgery import read_checkpoint
 from graticule.tasks import Recipe, Run, build_model, train
 from graticule.tasks.machines import load_weights
-
-
-def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
-    """Run a command; returns its exit code and what it printed."""
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # tyro's way out of --help and of values of a wrong type
-        code = int(exit.code or 0)
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return code, out, err
 
 
 @pytest.fixture(scope="module", params=["one file", "shared out"])

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import graticule
+from commands import run_command
 from graticule.data import BytePairTokenizer
 from graticule.tasks import Recipe, Run, train
-from text_commands import CONTEXT, run_command, short_recipe, spoiled_after_first_epoch, write_text_folder
+from text_commands import CONTEXT, short_recipe, spoiled_after_first_epoch, write_text_folder
 
 #: On standard error, behind the text.
 SPEED = re.compile(r"(\d+) tokens?, \d+ tokens/s(; the document ended)?(; wrote .*)?\n")

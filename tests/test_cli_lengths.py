@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from commands import run_command
 from graticule.tasks import Recipe, Run, TextRecipe, train
-from text_commands import run_command, spoiled_after_first_epoch
+from text_commands import spoiled_after_first_epoch
 
 #: 4 windows of 16 held-out tokens.
 SHORT = {"model": "lm_nano", "model_kwargs": ("depth=1",), "context": 16, "limit_train": 16, "limit_test": 4}

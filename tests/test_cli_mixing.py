@@ -11,21 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from commands import run_command
 from graticule.analysis import mixing_maps
 from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.tasks import Recipe, Run, evaluate, set_windows
-
-
-def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
-    """Run a command; returns its exit code and what it printed."""
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # tyro's way out of --help and of values of a wrong type
-        code = int(exit.code or 0)
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return code, out, err
 
 
 def trained(folder: Path, *arguments: str) -> Run:

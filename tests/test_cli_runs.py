@@ -11,22 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from graticule.cli import main
+from commands import run_command
 from graticule.files import locked
 from graticule.tasks import Recipe, TextRecipe
 
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
-
-
-def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
-    """Run a command; returns its exit code and what it printed."""
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # tyro's way out of --help and of values of a wrong type
-        code = int(exit.code or 0)
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return code, out, err
 
 
 def write_run(folder: Path, scores=(), age: float = 0, seconds: float = 10.0, kind=Recipe, **recipe) -> Path:

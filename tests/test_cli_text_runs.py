@@ -9,13 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from commands import run_command
 from graticule.analysis import Correlations
 from graticule.data import BytePairTokenizer
 from graticule.grid import Grid
 from graticule.tasks import Recipe, Run, build_model, train
 from graticule.tasks.checkpoints import saved_checkpoints
 from graticule.tasks.machines import load_weights
-from text_commands import run_command, short_recipe, spoiled_after_first_epoch, write_text_folder
+from text_commands import short_recipe, spoiled_after_first_epoch, write_text_folder
 
 
 @pytest.fixture(scope="module")

@@ -9,23 +9,11 @@ from typing import Any
 import pytest
 from torch import nn
 
-from graticule.cli import main
 from graticule.recipes import load_recipe
 from graticule.tasks import LanguageModeling, TextRecipe
 
 #: Tokens that position information is held for.
 CONTEXT = 32
-
-
-def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
-    """Run a command; returns its exit code and what it printed."""
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # tyro's way out of --help and of values of a wrong type
-        code = int(exit.code or 0)
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return code, out, err
 
 
 def short_recipe(**options: Any) -> TextRecipe:

@@ -1,0 +1,14 @@
+"""A command of the command line, run within a test."""
+
+from graticule.cli import main
+
+
+def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
+    """Run a command; returns its exit code and what it printed."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as exit:  # tyro's way out of --help and of values of a wrong type
+        code = int(exit.code or 0)
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return code, out, err
