@@ -155,9 +155,9 @@ def test_the_table_is_that_of_lapes_code_but_for_its_float32_angles(case, kind):
 def test_timms_two_dimensional_table_has_the_same_channels_in_another_order(shape_dim):
     height, width, dim = shape_dim
     name = f"grid_{height}x{width}_dim_{dim}"
-    theirs = load_file(GOLDEN / "sincos2d_timm.safetensors")[name].double()
+    theirs = load_file(GOLDEN / "sincos2d_timm_float64.safetensors")[name]
     ours = table_of(Sinusoidal2d(Grid(height, width), dim))
     # timm: the sines of y, the sines of x, then the cosines; ours: x then y, a sine and a cosine in turns
     y, x = theirs.unflatten(-1, (2, 2, dim // 4)).unbind(2)  # (N, sine or cosine, D/4) each
     reordered = torch.stack([x, y], 1).transpose(-2, -1).flatten(1)
-    torch.testing.assert_close(ours, reordered, rtol=0, atol=1e-6)  # 5.4e-7 at most: its angles are float32 too
+    torch.testing.assert_close(ours, reordered, rtol=0, atol=1e-12)

@@ -153,7 +153,7 @@ class Teacher(nn.Module):
             \text{soft:}\quad & (1 - \alpha)\, CE(\psi(Z_s), y)
                 + \alpha \tau^2\, KL(\psi(Z_t / \tau) \,\|\, \psi(Z_s / \tau))
 
-        Both are means over the images; softmax (psi) and logarithm are in float32. y_t is not smoothed.
+        Both are means over the images; softmax (psi) and logarithm are in float32 at least. y_t is not smoothed.
 
         Reference: Touvron et al. (2021), Eq. 3 (alpha = 1/2) and Eq. 2 (lambda = alpha = 0.1, tau = 3).
 
@@ -173,7 +173,8 @@ class Teacher(nn.Module):
             teacher_logits: (B, num_classes), of the same images.
         """
         share, tau = self.options.share, self.options.tau
-        student, teacher = student_logits.float(), teacher_logits.float()
+        exact = torch.promote_types(student_logits.dtype, torch.float32)  # float64 stays
+        student, teacher = student_logits.to(exact), teacher_logits.to(exact)
         if self.options.form == "hard":
             learned = F.cross_entropy(student, teacher.argmax(-1))
         else:

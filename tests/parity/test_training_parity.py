@@ -1,0 +1,86 @@
+"""Recorded losses, learning rates and drop path rates of DeiT's, timm's, PVT's and Twins' code against ours."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from timm.loss import SoftTargetCrossEntropy
+
+import graticule
+from graticule.data import DatasetInfo
+from graticule.tasks import Recipe
+from graticule.tasks.classification import Classification
+from graticule.tasks.distillation import Distillation, Teacher
+
+GOLDEN = Path(__file__).parent / "golden"
+CLASSES = 6
+
+
+def teacher(**options):
+    info = DatasetInfo("digits", tuple("abcdef"), 1, (28, 28), (0.5,), (0.5,))
+    return Teacher(torch.nn.Identity(), Distillation(**options), info, mean=(0.5,), std=(0.5,), size=(1, 28, 28))
+
+
+@pytest.mark.parametrize("form", ["hard", "soft", "none"])
+def test_distillation_is_that_of_deits_code_with_gradients(form):
+    """DeiT's soft loss is divided by the number of logits, ours by that of images: alpha takes the difference up."""
+    case = load_file(GOLDEN / "deit_distillation.safetensors")
+    outputs = case["input_outputs"].double().requires_grad_()
+    outputs_kd = case["input_outputs_kd"].double().requires_grad_()
+    teacher_logits = case["input_teacher"].double()
+    loss = SoftTargetCrossEntropy()(outputs, case["input_labels"].double())
+    if form == "hard":
+        loss = teacher(form="hard", alpha=0.5).combine(loss, outputs_kd, teacher_logits)
+    elif form == "soft":
+        # (1 - a) loss + a / K soft = s * ((1 - b) loss + b soft), as DeiT's soft is ours over K
+        scale = 0.9 + 0.1 / CLASSES
+        loss = scale * teacher(form="soft", alpha=0.1 / CLASSES / scale, temperature=3.0).combine(
+            loss, outputs_kd, teacher_logits
+        )
+    loss.backward()
+    torch.testing.assert_close(loss.detach().reshape(1), case[f"loss_{form}"], rtol=0, atol=1e-9)
+    for name, logits in (("outputs", outputs), ("outputs_kd", outputs_kd)):
+        gradient = torch.zeros_like(logits) if logits.grad is None else logits.grad
+        torch.testing.assert_close(gradient, case[f"grad_{name}_{form}"], rtol=0, atol=1e-9)
+
+
+def rates(epochs: int, **options: Any) -> torch.Tensor:
+    """Return the learning rate of a training of one step per epoch, for each of its epochs and three beyond."""
+    recipe = Recipe(epochs=epochs, lr=1e-3, min_lr=1e-5, warmup_lr=1e-6, **options)
+    batches: Any = SimpleNamespace(steps=1)
+    model = torch.nn.Linear(2, 2)
+    model.num_classes = 2
+    configured = Classification(model, recipe, batches, None).configure_optimizers()
+    scheduler, optimizer = configured["lr_scheduler"]["scheduler"], configured["optimizer"]
+    found = []
+    for step in range(epochs + recipe.cooldown_epochs + 1):
+        scheduler.step_update(step)
+        found.append(optimizer.param_groups[0]["lr"])
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def test_the_learning_rates_are_those_of_timms_cosine_schedule_with_deits_values():
+    """The warm-up lies within the epochs; cool-down has `min_lr`. (DeiT's own loop is one epoch late, ours is not.)"""
+    ours = rates(300, warmup_epochs=5, cooldown_epochs=10)
+    recorded = load_file(GOLDEN / "deit_schedule.safetensors")
+    torch.testing.assert_close(ours, recorded["rate_at_t"][: len(ours)], rtol=0, atol=1e-12)
+    torch.testing.assert_close(ours[:300], recorded["rate_in_epoch_timm"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "sizes"),
+    [
+        ("pvt_tiny", "pvt_tiny", {"drop_path_rate": 0.1}),
+        ("pvt_small", "pvt_small", {"drop_path_rate": 0.1}),
+        ("pcpvt_small_v0", "pvt_small_peg_gap", {"drop_path_rate": 0.2}),
+    ],
+)
+def test_drop_path_grows_over_all_blocks_of_a_pyramid_not_within_a_stage(case, name, sizes):
+    with torch.device("meta"):
+        model = graticule.create_model(name, **sizes)
+    ours = [getattr(block.drop_path1, "drop_prob", 0.0) for stage in model.blocks for block in stage]
+    recorded = load_file(GOLDEN / "pyramid_drop_path.safetensors")[f"rates_{case}"]
+    torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), recorded, rtol=0, atol=1e-8)  # float32 steps
