@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -133,6 +134,37 @@ def test_a_checkpoint_goes_into_a_folded_model(case, tmp_path):
     load_checkpoint(model, write(state, tmp_path, "model"))
     torch.testing.assert_close(model(x), output, rtol=0, atol=1e-10)
     assert graticule.published_state_dict(model).keys() == state.keys()
+
+
+# Twins' published weights, which timm's hub has
+
+TWINS = [("pvt_small_peg_gap", "twins_pcpvt_small"), ("pvt_medium_peg_gap", "twins_pcpvt_base")]
+THIN = {"img_size": 64, "embed_dims": [4, 4, 6, 8], "num_heads": [1, 1, 2, 2], "mlp_ratios": [2, 2, 1, 1]}
+
+
+@pytest.mark.parametrize(("name", "theirs"), TWINS)
+def test_pvt_with_peg_and_gap_is_timms_twins_parameter_by_parameter(name, theirs):
+    with torch.device("meta"):
+        ours, twins = graticule.create_model(name), timm.create_model(theirs)
+    published = {key: value.shape for key, value in graticule.published_state_dict(ours).items()}
+    assert published == {key: value.shape for key, value in twins.state_dict().items()}
+
+
+@pytest.mark.parametrize(("name", "theirs"), TWINS)
+def test_pretrained_weights_are_those_that_timms_hub_has(name, theirs, tmp_path):
+    config, published = timm.get_pretrained_cfg(f"graticule_{name}"), timm.get_pretrained_cfg(theirs)
+    for field in ("hf_hub_id", "input_size", "mean", "std", "crop_pct", "interpolation", "first_conv", "classifier"):
+        assert getattr(config, field) == getattr(published, field), field
+    twins = draw(timm.create_model(theirs, **THIN)).eval()
+    save_file(twins.state_dict(), tmp_path / "model.safetensors")  # as the hub has it
+    file = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(tmp_path / "model.safetensors")}}
+    model = graticule.create_model(name, **THIN, **file).double().eval()
+    x = wide(64, 96)
+    torch.testing.assert_close(model(x), twins.double()(x), rtol=1e-13, atol=1e-13)
+    other = graticule.create_model(name, num_classes=3, in_chans=1, **THIN, **file)
+    assert other.head.weight.shape == (3, 8)
+    gray = twins.patch_embeds[0].proj.weight.float().sum(1, keepdim=True)
+    torch.testing.assert_close(other.patch_embeds[0].proj.weight, gray)
 
 
 # Out and in again

@@ -198,7 +198,7 @@ def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, said)
         ({"sr_ratios": [8, 4, 8, 1]}, "`sr_ratios` must be .* no more than the sides .* got 8 for 4 x 4 patches"),
         ({"img_size": (64, 32), "sr_ratios": [8, 4, 4, 1]}, "`sr_ratios` must .* got 4 for 4 x 2 patches"),
         ({"encoding": "peg", "peg": {"places": 1}}, "`places` must be from -1, .* 1 layers, to 0, got 1"),
-        ({"pretrained": True}, "`pretrained` must be False"),
+        ({"pretrained": True}, "`pretrained` must be False for pvt_tiny: .* pvt_small_peg_gap and pvt_medium_peg_gap"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_name(kwargs, message):

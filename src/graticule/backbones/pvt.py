@@ -1,4 +1,4 @@
-"""Pyramid Vision Transformer: four stages, keys on a coarser grid, an encoding a stage."""
+"""Pyramid Vision Transformer: four stages, keys on a coarser grid, one encoding per stage."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from graticule.position import PositionBuilder
 
 
 class PyramidVisionTransformer(Pyramid):
-    """PVT: as published with a learnable embedding a stage and a class token in the last; or with PEG, GAP, both.
+    """PVT as published, with one learnable embedding per stage and a class token in the last; or with PEG, GAP, both.
 
-    PEG's place l is counted within each stage: 0 is behind the first block of every stage. The models by name
+    PEG's place l is counted within each stage: 0 is after the first block of every stage. The models by name
     resample their tables bilinearly for another size, as PVT's code does (but for its fault that a grid of another
     shape and as many patches as the first stage's keeps the table as it is). The names of the parameters are
     those of Twins' code, and PVT's are taken by `load_state_dict` as well.
 
     Reference: Pyramid Vision Transformer (Wang et al., 2021); with PEG and GAP, CPVT (Chu et al., 2023), Table 13,
-    as in Twins' code (CPVTV2).
+    which is PCPVT of Twins (Chu et al., 2021): `pvt_small_peg_gap` is timm's `twins_pcpvt_small` and
+    `pvt_medium_peg_gap` its `twins_pcpvt_base`, and `pretrained=True` loads their published weights.
 
     Args:
         position: builds the position of a stage.
