@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.analysis import Translation, translation_error, translation_plot
+from graticule.analysis import Translation, translation_error, translation_plot, whole_patches
 from graticule.analysis.equivariance import COLUMNS
 from graticule.grid import Grid
 from tiny import draw, images, tiny
@@ -60,6 +60,7 @@ class Told(nn.Module):
     """A model of one layer whose features are given: patches that add a place's own value, and the image's mean."""
 
     num_classes = 0
+    coarsest_patch = (1, 1)
 
     def __init__(self, strength: float) -> None:
         super().__init__()
@@ -107,6 +108,45 @@ def test_swin_is_measured_too():
     )
     found = translation_error(model, images(64, 64))
     assert len(found.grids) == 5 and np.isfinite(found.all_patches).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "refused", "patch"),
+    [
+        ("swin_tiny_patch4_window7_224", [(32, 64)], [(36, 32), (32, 40), (34, 34)], 32),
+        ("cct_2_3x2_32", [(28, 32)], [(30, 32), (32, 30)], 4),
+        # 14 patches of 15 pixels, by their number; but a patch is every 16 pixels, and the last is padded
+        ("cct_7_7x2_224", [(32, 48)], [(210, 224), (224, 210)], 16),
+    ],
+)
+def test_a_size_that_the_model_pads_is_refused_because_no_shift_moves_all_its_patches(name, sizes, refused, patch):
+    with torch.device("meta"):
+        model = graticule.create_model(name, encoding="none")
+    assert model.coarsest_patch == (patch, patch) == (model.feature_info[-1]["reduction"],) * 2
+    for size in sizes:
+        assert whole_patches(model, size).shape == (size[0] // patch, size[1] // patch)
+    for size in refused:
+        with pytest.raises(ValueError, match=f"must be a multiple of the coarsest patch .*, {patch} x {patch} pixels"):
+            translation_error(model, torch.zeros(2, 3, *size))
+
+
+def test_patches_that_are_not_square_are_shifted_by_whole_ones():
+    found = translation_error(pooled("none", patch_size=(8, 4)), doubles(32, 24), [(1, 0), (0, 1), (2, -1)])
+    assert found.grids[0].shape == (4, 6) and np.all(found.all_patches < 1e-12)
+
+
+def test_a_swin_without_position_whose_windows_fill_the_grid_is_equivariant_in_the_stages_that_have_one_window():
+    model = graticule.create_model(
+        "swin_tiny_patch4_window7_224",
+        img_size=32,
+        embed_dim=12,
+        num_heads=(1, 2),
+        depths=(1, 1),
+        window_size=8,
+        encoding="none",
+    )
+    found = translation_error(draw(model).double(), doubles(32, 32), [(1, 0), (-1, 2)])
+    assert np.all(found.all_patches < 1e-12)
 
 
 def test_the_model_is_left_as_it_is():

@@ -10,7 +10,7 @@ from graticule.analysis.correlation import (
     position_correlations,
     two_dimensionality,
 )
-from graticule.analysis.equivariance import Translation, translation_error
+from graticule.analysis.equivariance import Translation, translation_error, whole_patches
 from graticule.analysis.length_plots import length_plot
 from graticule.analysis.mixing import MixingMap, mixing_maps, save_mixing
 from graticule.analysis.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, sheet_layers
@@ -52,4 +52,5 @@ __all__ = [
     "translation_error",
     "translation_plot",
     "two_dimensionality",
+    "whole_patches",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -129,21 +129,24 @@ def translation_error(
     """Measure how far each layer of `model` is from translation equivariance, and the logits from invariance.
 
     The image is rolled: what leaves it on one side comes in on the other. So both images are made of the very
-    same patches, and only what the model knows of position can tell them apart. An encoding that is equivariant
-    on an endless image is not quite so here: for a relative one, two patches on either side of the seam change
-    their offset. The distances to an edge are those to the image's edges before and after the shift, where zero
-    padding shows; the seam is one of them.
+    same patches, and only what the model knows of position can tell them apart. That holds where the sides are whole
+    multiples of the coarsest patch; others, which Swin and CCT pad, are refused, because no shift moves all patches.
+    An encoding that is equivariant on an endless image is not quite so here: for a relative one, two patches on
+    either side of the seam change their offset. The distances to an edge are those to the image's edges before and
+    after the shift, where zero padding shows; the seam is one of them.
 
     Reference: CPVT (Chu et al., 2023), appendix A, which argues it and measures nothing.
 
     Args:
         model: one of our backbones; it is left as it is, and measured in evaluation mode.
-        images: (B, C, height, width), real ones; at least two, for their spread.
+        images: (B, C, height, width), real ones; at least two, for their spread. Sides are multiples of the model's
+            coarsest patch.
         shifts: (down, right), in patches of the model's coarsest grid; negative goes the other way.
         border: as in `Translation`.
 
     Raises:
-        ValueError: if `images` are not at least two, a shift moves nothing, or a size does not fit the model.
+        ValueError: if `images` are not at least two, their sides are not whole patches, a shift moves nothing, or a
+            size does not fit the model.
     """
     backbone: Any = model
     if not hasattr(model, "each_layer"):
@@ -152,17 +155,17 @@ def translation_error(
         raise ValueError(f"`images` must be (B, C, height, width) with B at least 2, got {tuple(images.shape)}.")
     if border < 0:
         raise ValueError(f"`border` must not be negative, got {border}.")
+    coarsest = whole_patches(model, (images.shape[-2], images.shape[-1]))
+    for shift in shifts:
+        if not shift[0] % coarsest.height and not shift[1] % coarsest.width:
+            raise ValueError(
+                f"`shifts` must move the image, got {shift} on a grid of {coarsest.height} x {coarsest.width}."
+            )
+    height, width = backbone.coarsest_patch
     training = model.training
     model.eval()
     try:
         before, logits = _run(backbone, images)
-        coarsest = min((grid for _, grid in before), key=lambda grid: grid.patches)
-        for shift in shifts:
-            if not shift[0] % coarsest.height and not shift[1] % coarsest.width:
-                raise ValueError(
-                    f"`shifts` must move the image, got {shift} on a grid of {coarsest.height} x {coarsest.width}."
-                )
-        height, width = images.shape[-2] // coarsest.height, images.shape[-1] // coarsest.width
         sums: list[Array] = [np.zeros((max(grid.shape) + 1) // 2) for _, grid in before]
         counts: list[Array] = [np.zeros_like(total) for total in sums]
         prefix = np.zeros(len(before))
@@ -200,6 +203,21 @@ def translation_error(
         images=len(images),
         border=border,
     )
+
+
+def whole_patches(model: nn.Module, image: tuple[int, int]) -> Grid:
+    """Return the coarsest grid of `image` = (height, width) in pixels, which must be whole patches of it.
+
+    Raises:
+        ValueError: if a side is not a multiple of the coarsest patch, so that the model would pad or cut it.
+    """
+    patch: tuple[int, int] = cast("Any", model).coarsest_patch
+    if image[0] % patch[0] or image[1] % patch[1]:
+        raise ValueError(
+            f"`img_size` must be a multiple of the coarsest patch of {type(model).__name__}, {patch[0]} x {patch[1]} "
+            f"pixels, to be shifted by whole patches, got {image[0]} x {image[1]}."
+        )
+    return Grid(image[0] // patch[0], image[1] // patch[1])
 
 
 def _run(model: Any, images: Tensor) -> tuple[list[tuple[Tensor, Grid]], Tensor | None]:

@@ -220,8 +220,14 @@ class Pyramid(nn.Module, ABC):
                 raise ValueError(f"`img_size` must be at least 1 x 1, got {image[0]} x {image[1]}.")
             return Grid(*(-(-side // patch) for side, patch in zip(image, self.patch_size, strict=True)))
         step = 2 ** (len(self.depths) - 1)
-        coarse = Grid.of_image(image, (self.patch_size[0] * step, self.patch_size[1] * step))
+        coarse = Grid.of_image(image, self.coarsest_patch)
         return Grid(coarse.height * step, coarse.width * step)
+
+    @property
+    def coarsest_patch(self) -> tuple[int, int]:
+        """(height, width) in pixels of a patch of the last stage."""
+        step = 2 ** (len(self.depths) - 1)
+        return self.patch_size[0] * step, self.patch_size[1] * step
 
     def each_layer(self, images: Tensor) -> Iterator[tuple[Tensor, Grid]]:
         """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""

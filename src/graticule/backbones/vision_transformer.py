@@ -230,6 +230,15 @@ class VisionTransformer(nn.Module):
         """(height, width), in pixels, that position information is held for."""
         return to_2tuple(self.patch_embed.img_size)
 
+    @property
+    def coarsest_patch(self) -> tuple[int, int]:
+        """(height, width) in pixels of what a token stands for."""
+        return (
+            self.patch_embed.patch_size
+            if isinstance(self.patch_embed, Patches)
+            else to_2tuple(self.patch_embed.reduction)
+        )
+
     def grid_at(self, image: tuple[int, int]) -> Grid:
         """Return the grid of an image of `image` = (height, width), in pixels.
 

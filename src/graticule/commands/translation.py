@@ -23,7 +23,7 @@ from graticule.commands.options import (
 @dataclass
 class Translation:
     """Shift test images by whole patches: how far is each layer from shifting its features alike (0), and the logits
-    from not changing? One table a run, and a plot of all."""
+    from not changing? One table per run, and a plot of all."""
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
@@ -34,7 +34,7 @@ class Translation:
     border: int = 1
     """tokens less than so many patches from an edge are told apart"""
     img_size: str | None = None
-    """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
+    """side in pixels, or HEIGHTxWIDTH, multiples of the coarsest patch (default: the training size)"""
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
@@ -44,9 +44,9 @@ class Translation:
 
 
 def run(arguments: list[str]) -> int:
-    """Tell how far every layer of runs is from translation equivariance."""
+    """Measure how far every layer of runs is from translation equivariance."""
     options = parse(Translation, "translation", arguments)
-    from graticule.analysis import save_figure, translation_error, translation_plot
+    from graticule.analysis import save_figure, translation_error, translation_plot, whole_patches
     from graticule.tasks import check_sizes
 
     runs = open_runs(options.runs, "translation")
@@ -60,6 +60,7 @@ def run(arguments: list[str]) -> int:
         size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else run.recipe().img_size
         model = run.model(data, parse_checkpoint(options.checkpoint))
         check_sizes(model, [size])
+        whole_patches(model, size)
         models.append((run, data, model, size))
     device = choose_device(options.device)
     found = {}
