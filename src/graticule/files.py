@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
-    """Let `write` make a temporary file beside `path`, then put it in its place; returns `path`.
+    """Let `write` make a temporary file beside `path`, then replace `path` by it; returns `path`.
+
+    The file gets the mode that the process gives to new files, whichever mode `write` gave it.
 
     Raises:
         OSError: if it cannot be written, such as on a full disk; what was at `path` is then as it was.
@@ -19,7 +22,10 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = stat.S_IMODE(temporary.stat().st_mode)
         write(temporary)
+        temporary.chmod(mode)  # safetensors makes files that nobody else may read
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
