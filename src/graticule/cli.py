@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+
+from graticule.names import known_name
 
 #: What there is, and what it is for; each is a module of graticule.commands, imported when it is asked for.
 COMMANDS = {
@@ -59,9 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(version("graticule"))
         return 0
     _quiet()
+    _share_cores()
     try:
-        from graticule.factory import known_name
-
         command = import_module(f"graticule.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
         code = command.run(arguments[1:])
         sys.stdout.flush()
@@ -89,22 +91,44 @@ def _read() -> bool:
 
 
 def _named_mistakes() -> tuple[type[Exception], ...]:
-    """What is the user's to mend, and is said without a traceback (GRATICULE_DEBUG=1 shows it)."""
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
+    """Return the errors that a user can fix, which are shown without a traceback (GRATICULE_DEBUG=1 shows it)."""
+    mistakes: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, FloatingPointError)
+    lightning = sys.modules.get(
+        "lightning.fabric.utilities.exceptions"
+    )  # it costs seconds, and many commands need none
+    return mistakes if lightning is None else (*mistakes, lightning.MisconfigurationException)
 
-    return ValueError, OSError, ImportError, FloatingPointError, MisconfigurationException
+
+class _WithoutLightning(logging.Handler):
+    """Writes log records to stderr, of Lightning's the errors only: the others are for its developers."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write `record`, or drop it."""
+        if record.levelno >= (logging.ERROR if record.name.startswith(_LIGHTNING) else logging.WARNING):
+            print(self.format(record), file=sys.stderr)
+
+
+_LIGHTNING = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")
+_HANDLER = _WithoutLightning()
 
 
 def _quiet() -> None:
-    """Keep what Lightning tells its developers from the user's screen."""
-    import logging
-
-    import lightning.pytorch  # noqa: F401 (sets its own level when it is imported)
-
-    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    """Keep messages of Lightning for its developers from the user's screen, without importing it."""
+    for name in _LIGHTNING:
+        logging.getLogger(name).setLevel(logging.ERROR)  # where it is imported already
+    logging.getLogger().addHandler(_HANDLER)  # where it is not: then it leaves the output to this one
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     warnings.filterwarnings("ignore", module=r"torch\..*", category=FutureWarning)
+
+
+def _share_cores() -> None:
+    """Let threads that wait for each other spin only briefly, unless the user chose otherwise.
+
+    OpenMP's threads otherwise spin until the next parallel region, and a training step becomes many times slower as
+    soon as another process computes. It has an effect only before torch is imported.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -39,6 +38,7 @@ from graticule.encodings import (
 )
 from graticule.grid import Grid, Interpolation
 from graticule.joining import DECOMPOSITIONS, Default, Joining, Lape, LapeSharing, Shared, Unshared
+from graticule.names import known_name
 from graticule.position import (
     BeforeProjections,
     BetweenBlocks,
@@ -132,20 +132,6 @@ def list_joinings() -> list[str]:
 def list_decompositions() -> list[str]:
     """List what can stand in the place of LaPE's norm, the names that `decomposition` takes."""
     return list(DECOMPOSITIONS)
-
-
-def known_name(argument: str, name: str, known: Collection[str]) -> str:
-    """Return `name` if it is known.
-
-    Raises:
-        ValueError: with the nearest names and all of them, if it is not.
-    """
-    if name in known:
-        return name
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    shown = list(known) if len(known) <= 30 else [*list(known)[:30], "..."]
-    raise ValueError(f"`{argument}` must be one of {', '.join(shown)}; got {name!r}{hint}")
 
 
 def build_position(

@@ -7,7 +7,7 @@ from typing import Any
 
 from graticule.backbones.language import LanguageModel
 from graticule.backbones.registry import take_position
-from graticule.factory import known_name
+from graticule.names import known_name
 
 SIZES: dict[str, dict[str, int]] = {
     "lm_nano": {"embed_dim": 64, "depth": 4, "num_heads": 4},

@@ -12,7 +12,8 @@ import timm
 from timm.models import register_model
 from torch import nn
 
-from graticule.factory import build_position, known_name
+from graticule.factory import build_position
+from graticule.names import known_name
 from graticule.position import PositionBuilder
 
 PREFIX = "graticule_"

@@ -30,7 +30,7 @@ from graticule.data.sampling import (
 from graticule.data.shards import shards
 from graticule.data.shifted import ShiftedImages, shifts_only
 from graticule.data.transforms import Augmentation, evaluation_transform, training_transform
-from graticule.factory import known_name
+from graticule.names import known_name
 
 #: Images of at most so many pixels in all are transformed once and held in memory.
 _IN_MEMORY_PIXELS = 64_000_000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from graticule.data.folder import SPLITS, stay_inside
 from graticule.data.images import Split
-from graticule.factory import known_name
+from graticule.names import known_name
 
 #: What the name of a text file ends with.
 TEXT_EXTENSIONS = (".txt", ".text", ".md", ".rst", ".tex", ".py")

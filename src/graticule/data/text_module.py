@@ -18,7 +18,7 @@ from graticule.data.sampling import BatchOrder, EpochSampler, EvaluationOrder
 from graticule.data.text import list_texts, load_text
 from graticule.data.tokens import ByteTokenizer, Tokenizer
 from graticule.data.windows import EvaluationWindows, TextWindows
-from graticule.factory import known_name
+from graticule.names import known_name
 
 
 def list_tokenizers() -> list[str]:

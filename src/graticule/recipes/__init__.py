@@ -7,7 +7,7 @@ import pkgutil
 import runpy
 from pathlib import Path
 
-from graticule.factory import known_name
+from graticule.names import known_name
 from graticule.tasks import Run, TrainingRecipe
 
 

@@ -16,7 +16,8 @@ from graticule.backbones import (
 )
 from graticule.backbones.registry import PREFIX
 from graticule.data import DataModule, TextModule, Tokenizer
-from graticule.factory import MixingOptions, PegOptions, known_name
+from graticule.factory import MixingOptions, PegOptions
+from graticule.names import known_name
 from graticule.tasks.metric import Metric
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.text_recipe import TextRecipe

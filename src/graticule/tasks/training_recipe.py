@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from timm.optim import list_optimizers
 
-from graticule.factory import known_name
+from graticule.names import known_name
 from graticule.tasks.metric import Metric
 
 #: What a run may change when it goes on, for it does not decide what comes out.
