@@ -1,8 +1,9 @@
-"""Files that are whole or not there, and folders that one process alone works in."""
+"""Files that are written whole or not at all and read within limits, and folders that one process alone works in."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -51,6 +52,56 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
 def write_json(path: Path, values: Any) -> Path:
     """Write `values` as JSON to `path`, whole or not at all; returns `path`."""
     return write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def check_plain(path: Path) -> int:
+    """Check that `path`, links followed, is a plain file, without opening it; returns its size in bytes.
+
+    Reading a pipe can wait forever, and reading a device can take all memory.
+
+    Raises:
+        FileNotFoundError: if there is nothing, or a link to nothing.
+        ValueError: if it is a folder, a pipe, a device, a socket, or a link that leads back to itself.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ValueError(f"{path} must be a plain file, got a link that leads back to itself.") from None
+    if not stat.S_ISREG(found.st_mode):
+        kinds = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"))
+        kind = next((name for test, name in kinds if test(found.st_mode)), "device")
+        raise ValueError(f"{path} must be a plain file, got a {kind}.")
+    return found.st_size
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Read a plain file of at most `limit` bytes.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it is no plain file, or larger; nothing of it is read then.
+    """
+    if (size := check_plain(path)) > limit:
+        raise ValueError(f"{path} must have at most {limit:,} bytes, got {size:,}.")
+    return path.read_bytes()
+
+
+def read_json(path: Path, limit: int = 1 << 26) -> Any:
+    """Read the JSON in a plain file of at most `limit` bytes.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it is no plain file, larger, or no JSON.
+    """
+    content = read_bytes(path, limit)
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError(f"{path} must be JSON, and is nested too deeply.") from None
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON, and is damaged ({error}).") from None
 
 
 @contextlib.contextmanager

@@ -455,7 +455,8 @@ def test_a_student_is_not_its_own_teacher(tmp_path):
     with pytest.raises(ValueError, match=r"`distillation.teacher` must be the folder of a run"):
         train(recipe, folder, progress=False)
     folder.mkdir()
-    (folder / "recipe.json").write_text(json.dumps({"recipe": recipe.to_dict(), "num_classes": 10, "channels": 1}))
+    described = {"recipe": recipe.to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
+    (folder / "recipe.json").write_text(json.dumps(described))
     with pytest.raises(ValueError, match=r"`distillation.teacher` must be another run than the student's own"):
         train(recipe, folder, resume=True, progress=False)
 

@@ -1,7 +1,7 @@
 """Real images and text, on this machine or shipped with a package, as batches that can be repeated."""
 
 from graticule.data.byte_pairs import BytePairTokenizer
-from graticule.data.images import ArrayImages, DatasetInfo
+from graticule.data.images import ArrayImages, DatasetInfo, check_class_names, same_classes
 from graticule.data.module import DataModule, build_mixup, list_datasets, load_dataset
 from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, SeededImages
 from graticule.data.text import Document, list_texts, load_text
@@ -30,6 +30,7 @@ __all__ = [
     "Tokenizer",
     "build_mixup",
     "build_tokenizer",
+    "check_class_names",
     "check_vocabulary",
     "evaluation_transform",
     "list_datasets",
@@ -37,5 +38,6 @@ __all__ = [
     "list_tokenizers",
     "load_dataset",
     "load_text",
+    "same_classes",
     "training_transform",
 ]

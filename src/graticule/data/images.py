@@ -35,6 +35,43 @@ class DatasetInfo:
         return len(self.class_names)
 
 
+def check_class_names(found: Sequence[str], expected: Sequence[str], source: str) -> None:
+    """Check that data have the classes, by name and in order, that `source`, a run, was trained on.
+
+    Raises:
+        ValueError: naming the classes that differ: the same outputs would stand for other classes.
+    """
+    found, expected = tuple(found), tuple(expected)
+    if found == expected:
+        return
+    here, there = (
+        [name for name in names if name not in set(others)] for names, others in ((found, expected), (expected, found))
+    )
+    if here or there:
+        differing = f"in the data alone: {_listed(here)}; in {source} alone: {_listed(there)}"
+    else:
+        number = next(n for n, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1])
+        differing = f"the order differs: class {number} is {found[number]!r}, and {expected[number]!r} in {source}"
+    raise ValueError(
+        f"`data_root` must have the classes of {source}, by name and in order ({len(expected)}), got {len(found)}; "
+        f"{differing}. Restore the names, or train another run."
+    )
+
+
+def same_classes(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Return whether two data sets have the same classes in the same order, as far as their classes have names.
+
+    Classes without names are called "0", "1" and so on, and may be any others that are as many.
+    """
+    ours, theirs = tuple(ours), tuple(theirs)
+    numbers = tuple(map(str, range(len(ours))))
+    return ours == theirs or (len(ours) == len(theirs) and numbers in (ours, theirs))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "") if names else "none"
+
+
 class ArrayImages(Dataset[tuple[Image.Image, int]]):
     """Images held in memory: `images` (n, H, W) or (n, H, W, 3), uint8, and `labels` (n,)."""
 

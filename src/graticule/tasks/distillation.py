@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from graticule.backbones import list_models
 from graticule.backbones.published import unwrap_checkpoint
 from graticule.backbones.registry import registry_name
-from graticule.data import DatasetInfo
+from graticule.data import DatasetInfo, check_class_names, same_classes
 from graticule.position import Position
 from graticule.surgery import load_checkpoint, read_checkpoint
 
@@ -236,6 +236,8 @@ def _run_teacher(folder: Path, options: Distillation, info: DatasetInfo) -> Teac
     known = info if recipe.dataset == info.name else run.data().info  # channels and normalisation go with the name
     model: Any = run.model()
     _check_classes(model.num_classes, str(folder), info)
+    if not same_classes(run.class_names, info.class_names):
+        check_class_names(info.class_names, run.class_names, f"`distillation.teacher` {folder}")
     return Teacher(model, options, info, mean=known.mean, std=known.std, size=(known.channels, *recipe.img_size))
 
 

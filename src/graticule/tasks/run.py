@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from graticule.data import BytePairTokenizer, ByteTokenizer, Tokenizer, check_vocabulary
+from graticule.data import BytePairTokenizer, ByteTokenizer, Tokenizer, check_class_names, check_vocabulary
 from graticule.files import locked
 from graticule.tasks.build import build_data, build_model, data_sizes, read_recipe
 from graticule.tasks.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.tasks.machines import load_weights
+from graticule.tasks.text_recipe import TextRecipe
 from graticule.tasks.training_recipe import TrainingRecipe
 
 
@@ -137,10 +138,33 @@ class Run:
         check_vocabulary(found, fingerprint, str(self.folder))
         return found
 
-    def data(self) -> Any:
-        """Build the data of the run, checked: a `DataModule`, or a `TextModule` with the run's tokenizer."""
-        tokenizer = self.tokenizer() if "vocabulary" in self._described() else None
-        return build_data(self.recipe(), tokenizer)
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes of a run on images, in the order of the model's outputs.
+
+        Raises:
+            ValueError: if the run has none: it is on text, or its file is damaged.
+        """
+        names = self._described().get("class_names")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{self.recipe_file} must list the names of the classes (`class_names`), got {names!r}.")
+        return tuple(names)
+
+    def data(self, recipe: TrainingRecipe | None = None) -> Any:
+        """Build the data of the run, checked: a `DataModule`, or a `TextModule` with the run's tokenizer.
+
+        Args:
+            recipe: replaces the run's own, as where it is resumed with data in another folder.
+
+        Raises:
+            ValueError: also if the data have other classes, or in another order, than the run was trained on.
+        """
+        recipe = self.recipe() if recipe is None else recipe
+        if isinstance(recipe, TextRecipe):
+            return build_data(recipe, self.tokenizer())
+        data = build_data(recipe)
+        check_class_names(data.info.class_names, self.class_names, str(self.folder))
+        return data
 
     def _described(self) -> dict[str, Any]:
         return json.loads(self.recipe_file.read_text(encoding="utf-8"))

@@ -89,7 +89,7 @@ def _train(recipe: TrainingRecipe, run: Run, saver: Checkpoints, resume: bool, p
             )
         run.check_recipe(recipe)
     L.seed_everything(recipe.seed, verbose=False)
-    data = build_data(recipe, run.tokenizer() if isinstance(recipe, TextRecipe) and run.recipe_file.exists() else None)
+    data = run.data(recipe) if run.recipe_file.exists() else build_data(recipe)
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
     model = build_model(recipe, *data_sizes(data))
     if run.finished:
@@ -285,7 +285,11 @@ def _describe(recipe: TrainingRecipe, data: Any, model: nn.Module) -> dict[str, 
     return {
         "recipe": recipe.to_dict(),
         **dict(zip(("num_classes", "channels"), data_sizes(data), strict=True)),
-        **({"vocabulary": data.info.vocabulary} if isinstance(recipe, TextRecipe) else {}),
+        **(
+            {"vocabulary": data.info.vocabulary}
+            if isinstance(recipe, TextRecipe)
+            else {"class_names": data.info.class_names}
+        ),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _VERSIONS}},
