@@ -239,7 +239,7 @@ class Pyramid(nn.Module, ABC):
             if at.prefix:
                 prefix = self._prefix()
                 assert prefix is not None
-                x = torch.cat([prefix.expand(len(x), -1, -1), x], 1)
+                x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], 1)
             for index in range(self.depths[stage]):
                 position: LayerPosition = next(positions)
                 x = position.enter(x)

@@ -255,7 +255,7 @@ class VisionTransformer(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Turn images (B, C, height, width) into tokens (B, N, D), before any position information."""
         tokens = self.patch_embed(images)
-        prefix = [token.expand(len(tokens), -1, -1) for token in self._prefix_tokens()]
+        prefix = [token.expand(tokens.shape[0], -1, -1) for token in self._prefix_tokens()]
         # the patch embedding hands over a transposed map; the layers want each token in one piece
         return torch.cat([*prefix, tokens], 1) if prefix else tokens.contiguous()
 

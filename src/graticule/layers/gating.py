@@ -42,7 +42,7 @@ def _mixed(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None) -> Te
     columns = x.unflatten(-1, (groups, -1)).permute(2, 1, 0, 3).reshape(groups, x.shape[1], -1)  # (groups, N, B c)
     mixing = mixing.to(x.dtype)
     y = mixing @ columns if bias is None else torch.baddbmm(bias[:, None].to(x.dtype), mixing, columns)
-    return y.unflatten(-1, (len(x), -1)).permute(2, 1, 0, 3)
+    return y.unflatten(-1, (x.shape[0], -1)).permute(2, 1, 0, 3)
 
 
 class GatingUnit(nn.Module):

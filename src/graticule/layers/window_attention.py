@@ -90,7 +90,7 @@ class WindowAttention(Attention):
             for part, apart in strip:
                 q, k, _, bias = self._windows(part, position, apart)
                 logits = q * self.scale @ k.transpose(-2, -1)
-                found.append((logits if bias is None else logits + bias).softmax(-1).unflatten(0, (len(x), -1)))
+                found.append((logits if bias is None else logits + bias).softmax(-1).unflatten(0, (x.shape[0], -1)))
         return torch.cat(found, 1).flatten(0, 1)
 
     def _parts(self, x: Tensor, grid: Grid) -> list[list[tuple[Tensor, Tensor | None]]]:

@@ -42,14 +42,15 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(family: str, encoding: str, joining: str, **kwargs: Any) -> Any:
-    """Build the small model of `family`.
+def build(family: str, encoding: str | None = None, joining: str = "default", **kwargs: Any) -> Any:
+    """Build the small model of `family`, with the encoding of the family's own if none is given.
 
     Raises:
         ValueError: if the family does not take the encoding, or the encoding not the joining.
     """
     name, sizes = SMALL[family]
-    return create_model(name, encoding=encoding, joining=joining, num_classes=5, **sizes, **kwargs)
+    chosen = {} if encoding is None else {"encoding": encoding}
+    return create_model(name, **chosen, joining=joining, num_classes=5, **sizes, **kwargs)
 
 
 def combinations() -> dict[tuple[str, str, str], str]:

@@ -1,0 +1,56 @@
+"""Every family is exported by torch.export with a batch of any size."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+import graticule
+from graticule.studies.matrix import SMALL, build
+
+#: Beside the default joining of each family's own encoding, one encoding for every field of `LayerPosition`.
+CASES = [
+    *((family, None, "default") for family in SMALL),
+    *(("ViT, DeiT", encoding, "default") for encoding in ("shaw", "rotary", "peg", "convolutional_projection")),
+    ("ViT, DeiT", "learnable", "lape"),
+    ("PVT", "peg", "default"),
+    ("Swin", "learnable", "lape"),
+    ("PosMLP", "sgu", "default"),
+]
+
+
+@torch.no_grad()
+def assert_any_batch_goes_in(model: nn.Module, name: str, example: Tensor, *others: Tensor) -> None:
+    """Export with a batch of two, and compare other batches with the model itself."""
+    exported = export(model, (example,), dynamic_shapes={name: {0: Dim("batch")}}).module()
+    for other in (example, *others):
+        torch.testing.assert_close(exported(other), model(other), rtol=0, atol=1e-12)
+
+
+def images(model: Any, batch: int) -> Tensor:
+    return torch.randn(batch, 3, *model.img_size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("family", "encoding", "joining"), CASES)
+def test_an_exported_model_takes_a_batch_of_any_size(family, encoding, joining):
+    model = build(family, encoding, joining).double().eval()
+    assert_any_batch_goes_in(model, "x", images(model, 2), images(model, 1), images(model, 3))
+
+
+def test_a_folded_model_is_exported_with_its_constants():
+    model = graticule.fold(build("ViT, DeiT", "learnable", "lape").double().eval())
+    assert_any_batch_goes_in(model, "x", images(model, 2), images(model, 3))
+
+
+def test_a_product_over_displacements_is_exported_too():
+    model = build("gMLP", "ggqpe", "default", token_mixing={"product": "displacement"}).double().eval()
+    assert_any_batch_goes_in(model, "x", images(model, 2), images(model, 3))
+
+
+@pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("rotary_1d", "default")])
+def test_an_exported_language_model_takes_a_batch_of_any_size(encoding, joining):
+    model = graticule.create_language_model("lm_nano", 65, context=8, depth=2, encoding=encoding, joining=joining)
+    tokens = torch.randint(0, 65, (3, 8))
+    assert_any_batch_goes_in(model.double().eval(), "tokens", tokens[:2], tokens[:1], tokens)
