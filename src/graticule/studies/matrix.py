@@ -49,7 +49,7 @@ def build(family: str, encoding: str | None = None, joining: str = "default", **
         ValueError: if the family does not take the encoding, or the encoding not the joining.
     """
     name, sizes = SMALL[family]
-    chosen = {} if encoding is None else {"encoding": encoding}
+    chosen: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
     return create_model(name, **chosen, joining=joining, num_classes=5, **sizes, **kwargs)
 
 
