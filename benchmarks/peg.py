@@ -4,8 +4,8 @@
     python benchmarks/peg.py --device cuda --batch 256 --bf16       # eager
     python benchmarks/peg.py --device cuda --batch 256 --bf16 --compile
 
-"five" has a PEG behind each of the first five blocks, "GAP" no class token. "naive" is the paper's Algorithm 1, which
-moves the tokens into a contiguous map (B, D, H, W) for every convolution, and adds the map in a pass of its own.
+"five" has a PEG after each of the first five blocks, "GAP" no class token. "naive" is the paper's Algorithm 1, which
+moves the tokens into a contiguous map (B, D, H, W) for every convolution.
 
 Goal: DeiT-Ti / CPVT-Ti in time, which is CPVT-Ti over DeiT-Ti in throughput, at least 0.985. The paper (CPVT, 2023,
 Table 4, a V100) has 0.986 with five PEGs and 0.994 with five and GAP, against a DeiT with class token.

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 from graticule import Grid
 from graticule.encodings import ConvolutionalProjection, Peg, QueryKeyPeg
@@ -391,6 +392,52 @@ def test_a_peg_is_one_graph(convolution, padding, autocast):
     x = tokens(grid, torch.float32)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         torch.testing.assert_close(torch.compile(peg, fullgraph=True, backend="eager")(x, grid), peg(x, grid))
+
+
+@forms
+def test_a_hook_on_the_convolution_fires_and_its_output_is_what_is_added(convolution):
+    peg, grid = drawn(Peg(DIM, 3, convolution)).double(), Grid(3, 5, prefix=1)
+    x = tokens(grid)
+    peg.proj[-1].register_forward_hook(lambda module, inputs, output: 2 * output)
+    assert_near(peg(x, grid) - x, 2 * (naive(peg, x, grid, "zeros") - x))
+
+
+def test_a_module_that_replaces_the_convolution_takes_effect():
+    class WithAdapter(nn.Module):
+        """A convolution and a low-rank map beside it, with no weight of its own, as adapters and quantization do."""
+
+        def __init__(self, base):
+            super().__init__()
+            self.base, self.down, self.up = base, nn.Conv2d(DIM, 2, 1), nn.Conv2d(2, DIM, 1)
+
+        def forward(self, x):
+            return self.base(x) + self.up(self.down(x))
+
+    peg, grid = drawn(Peg(DIM)).double(), Grid(4, 3, prefix=1)
+    x = tokens(grid)
+    plain = naive(peg, x, grid, "zeros")
+    adapter = WithAdapter(peg.proj[0]).double()
+    peg.proj[0] = adapter
+    assert_near(peg(x, grid) - plain, as_tokens(adapter.up(adapter.down(as_map(x, grid))), x * 0, grid))
+
+
+def test_a_pruned_convolution_adds_what_is_left_of_it():
+    peg, grid = drawn(Peg(DIM)).double(), Grid(3, 5)
+    x = tokens(grid)
+    prune.custom_from_mask(peg.proj[0], "weight", torch.zeros_like(peg.proj[0].weight))
+    with torch.no_grad():
+        peg.proj[0].weight_orig.add_(1)  # as a step of an optimizer, after which the mask has to be applied again
+    assert_near(peg(x, grid), x + peg.proj[0].bias)
+
+
+def test_without_prefix_tokens_nothing_is_moved_to_become_a_map_and_tokens_again():
+    peg, grid = Peg(DIM), Grid(4, 6)
+    x = tokens(grid, torch.float32)
+    seen = []
+    peg.proj[0].register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    y = peg(x, grid)
+    assert seen[0].data_ptr() == x.data_ptr() and seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert y.is_contiguous()
 
 
 def test_one_peg_serves_every_grid():

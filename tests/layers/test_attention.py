@@ -1,10 +1,13 @@
 """Attention against the formula written out, with every form of position that it takes."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from graticule import LayerPosition
+from graticule.backbones.ceit import ClassAttentionOfLayers
 from graticule.layers import Attention
 
 B, N, D, HEADS = 2, 7, 24, 3
@@ -211,3 +214,42 @@ def test_queries_keys_and_values_can_each_have_inputs_of_their_own(qkv_bias, x):
     mixed = (q @ k.transpose(-2, -1) / HEAD**0.5).softmax(-1) @ v
     ours = attention(x, LayerPosition(inputs=lambda _: tuple(inputs)))
     assert_same(ours, attention.proj(mixed.transpose(1, 2).flatten(2)))
+
+
+class Wrapped(nn.Module):
+    """A projection that another module stands in for, with no weight of its own, as adapters and quantization do."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.base(x)
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs of which queries and keys share one, as a PEG on queries and keys gives them."""
+    return (y := x / 2), y, x
+
+
+def test_a_module_that_replaces_the_projection_takes_effect_whatever_the_inputs_are(attention, x):
+    for position in (LayerPosition(), LayerPosition(inputs=halves), LayerPosition(inputs=lambda x: (x, x / 2, x / 4))):
+        doubled = Attention(D, HEADS).double().eval()
+        doubled.load_state_dict(attention.state_dict())
+        with torch.no_grad():
+            doubled.qkv.weight.mul_(2), doubled.qkv.bias.mul_(2)
+        wrapped = Attention(D, HEADS).double().eval()
+        wrapped.load_state_dict(attention.state_dict())
+        wrapped.qkv = Wrapped(wrapped.qkv)
+        assert_same(wrapped(x, position), doubled(x, position))
+
+
+def test_a_module_that_replaces_the_projection_of_ceits_last_layer_takes_effect(x):
+    layer = ClassAttentionOfLayers(D, HEADS, 2.0, True, 0.0, 0.0, nn.LayerNorm).double().eval()
+    doubled = copy.deepcopy(layer)
+    with torch.no_grad():
+        doubled.attn.qkv.weight.mul_(2), doubled.attn.qkv.bias.mul_(2)
+    before = layer(x)
+    layer.attn.qkv = Wrapped(layer.attn.qkv)
+    assert_same(layer(x), doubled(x))
+    assert (layer(x) - before).abs().max() > 1e-6

@@ -137,12 +137,7 @@ class ClassAttentionOfLayers(nn.Module):
 
     def _attend(self, x: Tensor) -> Tensor:
         attn = self.attn
-        heads = (attn.num_heads, attn.head_dim)
-        weight, bias = attn.qkv.weight, attn.qkv.bias
-        dim = x.shape[-1]
-        q = F.linear(x[:, -1:], weight[:dim], None if bias is None else bias[:dim]).unflatten(-1, heads)
-        kv = F.linear(x, weight[dim:], None if bias is None else bias[dim:]).unflatten(-1, (2, *heads))
-        k, v = kv.transpose(1, 3).unbind(2)  # (B, h, layers, d) each
+        q, k, v = attn.qkv(x).unflatten(-1, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4)
         dropout = attn.attn_drop if self.training else 0.0
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, dropout_p=dropout, scale=attn.scale)
+        y = F.scaled_dot_product_attention(q[:, :, -1:], k, v, dropout_p=dropout, scale=attn.scale)
         return attn.proj_drop(attn.proj(y.transpose(1, 2).flatten(2)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -67,26 +67,17 @@ class Peg(nn.Module):
         #: tokens at each border whose neighbourhood is not whole, and which get no encoding
         self.margin = layers * (kernel // 2) if padding == "none" else 0
         self.kernel, self.padding = kernel, padding
-        identity = torch.zeros(1, 1, kernel, kernel)
-        identity[..., kernel // 2, kernel // 2] = 1
-        self.register_buffer("identity", identity if len(steps) == 1 and convolution == "depthwise" else None, False)
-        self.identity: Tensor | None
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Add to the tokens x: (B, N, D) of `grid` what their neighbourhood says; (B, N, D).
+        """Add to the tokens x: (B, N, D) of `grid` the convolution of their neighborhood; (B, N, D).
 
         Raises:
             ValueError: if N is not the grid's, or the grid is too small for the kernel and the padding.
         """
         _check(x, grid, self.kernel, self.padding, self.margin)
-        features = grid.to_map(x)  # tokens lie in memory as a channels-last map: nothing is moved
-        if self.identity is not None and not self.margin and _wide(x):
-            # x + conv(x) as one convolution: the identity is a kernel too. No pass over the tokens for the sum.
-            convolution = cast("nn.Conv2d", self.proj[0])
-            y = convolution._conv_forward(features, convolution.weight + self.identity, convolution.bias)
-        else:
-            y = self.proj(features)
-            y = features + (F.pad(y, [self.margin] * 4) if self.margin else y)
+        features = grid.to_map(x)  # a view: tokens lie in memory as a channels-last map
+        y = self.proj(features)
+        y = features + (F.pad(y, [self.margin] * 4) if self.margin else y)
         return _with_prefix(x, y, grid)
 
 
@@ -164,15 +155,11 @@ def _check(x: Tensor, grid: Grid, kernel: int, padding: str, margin: int = 0) ->
         )
 
 
-def _wide(x: Tensor) -> bool:
-    """Whether the convolution computes in float32 or above: in fewer digits 1 + w would lose those of w."""
-    kind = x.device.type
-    autocast = kind != "meta" and torch.is_autocast_enabled(kind)  # which knows no meta device
-    dtype = torch.get_autocast_dtype(kind) if autocast else x.dtype
-    return torch.finfo(dtype).bits >= 32
-
-
 def _with_prefix(x: Tensor, features: Tensor, grid: Grid) -> Tensor:
-    """Put the prefix tokens of x: (B, N, D) before the patches of a map (B, D, H, W); (B, N, D)."""
+    """Put the prefix tokens of x: (B, N, D) before the patches of a map (B, D, H, W); (B, N, D).
+
+    With prefix tokens that is one copy of the patches, and the convolution has made another, because it takes the
+    images of a batch one directly after the other in memory. Without them both are views.
+    """
     patches = grid.from_map(features)
     return torch.cat([grid.split(x)[0], patches], 1) if grid.prefix else patches

@@ -24,7 +24,7 @@ class Attention(nn.Module):
         qkv_bias: whether the three projections have a bias.
         attn_drop: dropout rate on the attention weights.
         proj_drop: dropout rate on the output.
-        scale: in the place of d^(-1/2).
+        scale: of the logits, instead of d^(-1/2).
     """
 
     def __init__(
@@ -65,11 +65,15 @@ class Attention(nn.Module):
         if position.inputs is None:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         else:
-            weights = self.qkv.weight.chunk(3)
-            biases = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
+            # each different input goes through the whole projection, of which a part is used: a slice of its weight
+            # would bypass hooks on the module, and what replaces it (quantized, with an adapter) may have no weight
+            of_q, of_k, of_v = position.inputs(x)
+            all_q = self.qkv(of_q)
+            all_k = all_q if of_k is of_q else self.qkv(of_k)
+            all_v = all_q if of_v is of_q else self.qkv(of_v)
             q, k, v = (
-                F.linear(y, w, b).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
-                for y, w, b in zip(position.inputs(x), weights, biases, strict=True)
+                y.chunk(3, -1)[i].unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
+                for i, y in enumerate((all_q, all_k, all_v))
             )
         if position.rotary is not None:
             q, k = (apply_rot_embed_cat(t, position.rotary).type_as(v) for t in (q, k))
