@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from graticule.encodings import (
     AbsoluteEncoding,
@@ -22,7 +22,6 @@ from graticule.encodings import (
     HeadNormalizedBias,
     Learnable,
     LearnableMixing,
-    MergedTable,
     MixedRotary,
     MixingEncoding,
     MixingSum,
@@ -151,7 +150,7 @@ def build_position(
     token_mixing: MixingOptions | Mapping[str, Any] | None = None,
     window: int | None = None,
     absolute: bool = True,
-    merge: Callable[[Grid], Tensor] | None = None,
+    merged: bool = False,
     bias_norm: Literal["keys", "heads"] | None = None,
     causal: bool = False,
 ) -> Position:
@@ -177,7 +176,8 @@ def build_position(
         absolute: whether an absolute encoding that is asked for is built; a pyramid may have it in its first stage
             only, and in all where every layer has a table of its own.
         bias_norm: what LaPE's norm of a relative bias is over, the keys of a query as in the papers, or the heads.
-        merge: makes the table of a stage from that of the stage before, where layers are told it again.
+        merged: whether this is a stage of a pyramid that gets the table of the stage before, for joinings that bring
+            it to every layer.
         interpolation: how a learnable table is resampled for another grid, 'bicubic' or 'bilinear'.
         causal: whether tokens attend to those before them alone; all of T5's buckets are for those then.
 
@@ -232,21 +232,19 @@ def build_position(
     parts: list[Position] = []
     for name in names:
         if name in ABSOLUTE:
-            if merge is not None and joining not in ("default", "unshared"):
-                build: Callable[[], AbsoluteEncoding] = partial(MergedTable, grid, dim, merge)
-            elif not absolute and joining != "unshared":
+            before = merged and joining not in ("default", "unshared")
+            if not before and not absolute and joining != "unshared":
                 continue
-            else:
-                build = partial(ABSOLUTE[name], grid, dim)
-                if name == "learnable":
-                    build = partial(build, std=table_std, interpolation=interpolation)
+            build: Callable[..., AbsoluteEncoding] = partial(ABSOLUTE[name], grid, dim)
+            if name == "learnable":
+                build = partial(build, std=table_std, interpolation=interpolation)
             joined = _joining(joining, dim, depth, joined_layers, decomposition)
             if name != "learnable" and isinstance(joined, Unshared):
                 raise ValueError(
                     f"`joining` must not be 'unshared' with the fixed encoding {name!r}: every layer's table would be "
                     "the same; use 'shared', or encoding 'learnable'."
                 )
-            parts.append(JoinedPosition((build() for _ in range(joined.tables)), joined))
+            parts.append(JoinedPosition([] if before else [build() for _ in range(joined.tables)], joined))
         elif name in ROTARY:
             if not joined_by_name and joining != "default":
                 raise ValueError(f"`joining` must be 'default' with encoding {name!r}, got {joining!r}.")

@@ -24,7 +24,6 @@ class Grid:
         height: H, in patches.
         width: W, in patches.
         prefix: tokens without a place that stand before the patches.
-        finer: the grid of the stage before, in a pyramid; two grids are equal whatever it is.
         sequence: whether it is the row of a text, and not an image of one row; two grids are equal whatever it is.
 
     Example:
@@ -35,7 +34,6 @@ class Grid:
     height: int
     width: int
     prefix: int = 0
-    finer: Grid | None = field(default=None, compare=False, repr=False)
     sequence: bool = field(default=False, compare=False, repr=False)
 
     @classmethod
@@ -117,7 +115,7 @@ class Grid:
         for stage in range(1, stages):
             last = grids[-1]
             ahead = prefix if stage == stages - 1 else 0
-            grids.append(Grid((last.height + 1) // 2, (last.width + 1) // 2, ahead, finer=last))
+            grids.append(Grid((last.height + 1) // 2, (last.width + 1) // 2, ahead))
         return grids
 
     def window(self, side: int | None) -> Grid:

@@ -181,20 +181,27 @@ class Joining(nn.Module, ABC):
         return 1
 
     def forward(self, *tables: Tensor) -> list[LayerPosition]:
-        """Turn tables of (N, D) into one `LayerPosition` a layer."""
-        joined = self.join(*tables)
-        return joined + [LayerPosition()] * (self.depth - len(joined))
+        """Turn tables of (N, D) into one `LayerPosition` per layer."""
+        return self.stage(*tables)[0]
+
+    def stage(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
+        """Return the same, and the table (N, D) that the next stage of a pyramid joins, as `join` does."""
+        joined, last = self.join(*tables)
+        return joined + [LayerPosition()] * (self.depth - len(joined)), last
 
     @abstractmethod
-    def join(self, *tables: Tensor) -> list[LayerPosition]:
-        """Say what the first layers get; the others get nothing."""
+    def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
+        """Return what the first layers get (the others get nothing), and the table for the next stage of a pyramid.
+
+        That table is None where w is part of the residual stream, which brings it to the next stage.
+        """
 
     def extra_repr(self) -> str:
         return f"depth={self.depth}, layers={self.layers}"
 
 
 class Default(Joining):
-    """w is added once, to the token embedding; it goes through the layers with the residual stream.
+    """Adds w once, to the token embedding; it goes through the layers with the residual stream.
 
     Reference: ViT (Dosovitskiy et al., 2021), Eq. 1; LaPE (Yu et al., 2023), Eq. 2.
     """
@@ -202,40 +209,40 @@ class Default(Joining):
     def __init__(self, depth: int) -> None:
         super().__init__(depth)
 
-    def join(self, *tables: Tensor) -> list[LayerPosition]:
-        """Give w: (N, D) to the stream before the first layer."""
-        return [LayerPosition(pre=tables[0])]
+    def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
+        """Add w: (N, D) to the residual stream before the first layer."""
+        return [LayerPosition(pre=tables[0])], None
 
 
 class Shared(Joining):
-    """The same w is added to the residual stream before every layer.
+    """Adds the same w to the residual stream before every layer.
 
     Reference: LaPE (Yu et al., 2023), section 4.5, "shared PE".
     """
 
-    def join(self, *tables: Tensor) -> list[LayerPosition]:
-        """Give w: (N, D) to the stream before each layer."""
-        return [LayerPosition(pre=tables[0])] * self.layers
+    def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
+        """Add w: (N, D) to the residual stream before each layer."""
+        return [LayerPosition(pre=tables[0])] * self.layers, tables[0]
 
 
 class Unshared(Joining):
-    """A table of its own is added to the residual stream before every layer; for learnable tables.
+    """Adds one table per layer to the residual stream before that layer; for learnable tables.
 
     Reference: LaPE (Yu et al., 2023), section 4.5, "unshared PE".
     """
 
     @property
     def tables(self) -> int:
-        """One a joined layer."""
+        """One per joined layer."""
         return self.layers
 
-    def join(self, *tables: Tensor) -> list[LayerPosition]:
-        """Give w_l: (N, D) to the stream before layer l."""
-        return [LayerPosition(pre=table) for table in tables]
+    def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
+        """Add w_l: (N, D) to the residual stream before layer l."""
+        return [LayerPosition(pre=table) for table in tables], None
 
 
 class LapeSharing(Joining):
-    r"""LaPE, first version: each layer has a norm of its own for the one w.
+    r"""LaPE, first version: each layer normalizes the one w with its own norm.
 
     .. math:: x'_l = MSA_l(LN_{x|l}(x_l) + LN_{w|l}(w)), \quad x_0 = \alpha
 
@@ -245,7 +252,7 @@ class LapeSharing(Joining):
         dim: D.
         depth: number of layers.
         layers: eta, as in `Joining`.
-        decomposition: what stands in the place of LN: builds a module from `dim` (`DECOMPOSITIONS`).
+        decomposition: what replaces LN: builds a module from `dim` (`DECOMPOSITIONS`).
     """
 
     def __init__(
@@ -259,29 +266,59 @@ class LapeSharing(Joining):
         build = decomposition or layer_norm
         self.norms = nn.ModuleList(build(dim) for _ in range(self.layers))
 
-    def join(self, *tables: Tensor) -> list[LayerPosition]:
-        """Add LN_l(w): (N, D) to the normalised tokens of layer l."""
-        return [LayerPosition(inner=norm(tables[0])) for norm in self.norms]
+    def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
+        """Add LN_l(w): (N, D) to the normalized tokens of layer l."""
+        return [LayerPosition(inner=norm(tables[0])) for norm in self.norms], tables[0]
 
 
 class Lape(LapeSharing):
-    r"""LaPE: each layer normalises what the layer before made of w, adds it, and hands it on.
+    r"""LaPE: each layer normalizes the position embedding of the layer before, adds it, and passes it on.
 
     .. math:: x'_l = MSA_l(LN_{x|l}(x_l) + LN_{w|l}(w_l)), \quad w_0 = w, \quad w_{l+1} = LN_{w|l}(w_l)
 
-    The stream starts without w. It depends on parameters and grid alone, never on the image, and so can be
-    folded.
+    The residual stream starts without w. Everything here depends on parameters and grid alone, never on the image,
+    and so can be folded. In section 4.5 the paper writes LN_{w|l-1}(w_{l-1}) for the term of layer l, which leaves the
+    first layer with the raw w and the last norm without use; Eq. 9 and the released code agree with each other, and
+    this follows them.
+
+    **Gradients.** A norm divides a row by the root of its variance plus eps, so a row whose variance is far below eps
+    (the class row of `sinusoidal_2d` is zero) has a Jacobian of 1 / sqrt(eps) = 1000, and it leaves the norm as small
+    as it entered, but for the shift, which starts at zero. In a chain the factors multiply. The released code does
+    that: with 12 layers the gradient of the first shift is 1e29 at initialization, its norm overflows, and under
+    gradient clipping no weight ever moves. Here such a row is passed on without its gradient: the layer's own term is
+    differentiated as it is, so tables and shifts learn, but the gradient never passes through two such norms. Values
+    are exactly those of the formula, and so are the gradients of rows with a variance of eps and above.
+
+    **Pyramids.** Eq. 11 says nothing of stages, whose tables differ in size. The tokens of a later stage are
+    P(x), P being its patch merging, so w_l, kept beside the tokens, goes the same way: the first norm of the stage gets
+    w_l = P(LN_{w|l-1}(w_{l-1})), with l - 1 the last joined layer of the stage before. P is shared with the tokens.
+    The paper trains Swin so (Table 1) without saying how, and that code is not released; this is Eq. 11 read to
+    the letter.
 
     Reference: LaPE (Yu et al., 2023), Eq. 8-11.
     """
 
-    def join(self, *tables: Tensor) -> list[LayerPosition]:
-        """Add w_{l+1}: (N, D) to the normalised tokens of layer l."""
+    def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
+        """Add w_{l+1}: (N, D) to the normalized tokens of layer l."""
         positions, table = [], tables[0]
         for norm in self.norms:
-            table = norm(table)  # progressive: layer l refines what layer l - 1 made of it
-            positions.append(LayerPosition(inner=table))
-        return positions
+            joined = norm(table)  # progressive: layer l refines the embedding of layer l - 1
+            positions.append(LayerPosition(inner=joined))
+            eps = _eps(norm)
+            if eps is not None:
+                joined = torch.where(_variance(table.detach()) >= eps, joined, joined.detach())
+            table = joined
+        return positions, table
+
+
+def _variance(table: Tensor) -> Tensor:
+    """Return the variance of every row, (N, D) -> (N, 1); on a CPU `Tensor.var` takes several times as long."""
+    return (table - table.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
+
+
+def _eps(norm: nn.Module) -> float | None:
+    """Return what a norm adds to the variance of a row; None for a module that does not normalize."""
+    return next((module.eps for module in norm.modules() if isinstance(module, nn.LayerNorm)), None)
 
 
 class Scale(nn.Module):

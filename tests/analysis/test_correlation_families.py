@@ -224,7 +224,8 @@ def test_lape_in_swin_normalises_the_merged_table_in_the_second_stage(joining, s
     first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
     progressive = layer_norm(w, one) if joining == "lape" else w
     assert_layers_see(first, layer_norm(w, one), layer_norm(progressive, two))
-    assert_layers_see(second, layer_norm(swin_merged(model, w, model.grid), three))
+    last = layer_norm(progressive, two) if joining == "lape" else w
+    assert_layers_see(second, layer_norm(swin_merged(model, last, model.grid), three))
     assert (first.sources, second.sources) == (("inner", "inner"), ("inner",))
 
 

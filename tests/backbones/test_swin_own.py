@@ -16,7 +16,6 @@ import graticule
 from graticule import Grid, fold, published_state_dict, unfold
 from graticule.analysis import attention_maps
 from graticule.backbones import SwinTransformer
-from graticule.encodings import MergedTable
 from graticule.factory import build_position
 from graticule.joining import LayerPosition
 from graticule.layers import WindowAttention
@@ -364,18 +363,17 @@ def test_the_table_of_a_later_stage_is_the_table_before_merged_by_hand(encoding,
     model = swin(encoding, joining, **THREE)
     grids = model.grid_at(size).pyramid(3, pad=True)
     parts = [stage if "+" not in encoding else stage.parts[0] for stage in model.position.stages]
-    tables = [parts[0].encodings[0](grids[0])]
-    for stage in (1, 2):
-        assert isinstance(parts[stage].encodings[0], MergedTable)
-        tables.append(by_hand(model.layers[stage].downsample, tables[-1], grids[stage - 1]))
+    table = parts[0].encodings[0](grids[0])
     expected = []
-    for table, part in zip(tables, parts, strict=True):
+    for stage, part in enumerate(parts):
+        if stage:
+            assert not len(part.encodings)
+            table = by_hand(model.layers[stage].downsample, table, grids[stage - 1])
         for layer in range(2):
-            if joining == "shared":
-                expected.append(table)
-            else:
-                norm = part.joining.norms[layer]
-                expected.append(norm(expected[-1] if joining == "lape" and layer else table))
+            joined = table if joining == "shared" else part.joining.norms[layer](table)
+            expected.append(joined)
+            if joining == "lape":
+                table = joined  # Eq. 11 goes on through the stages
     found = told(model, grids[0])
     assert [table.shape for table in found] == [(g.patches, 8 << s) for s, g in enumerate(grids) for _ in range(2)]
     for one, other in zip(found, expected, strict=True):

@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from graticule.backbones import LanguageModel
-from graticule.encodings import AbsoluteEncoding, MergedTable
+from graticule.encodings import AbsoluteEncoding
 from graticule.files import write_bytes
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
@@ -250,8 +250,7 @@ def _evaluate(position: nn.Module, grid: Grid) -> tuple[list[LayerPosition], Ten
     modes = [(module, module.training) for module in position.modules()]
     position.eval()
     try:
-        every = [module for module in position.modules() if isinstance(module, AbsoluteEncoding)]
-        encodings = [encoding for encoding in every if not isinstance(encoding, MergedTable)]
+        encodings = [module for module in position.modules() if isinstance(module, AbsoluteEncoding)]
         return position(grid), encodings[0](grid) if len(encodings) == 1 else None
     finally:
         for module, training in modes:

@@ -21,8 +21,8 @@ from graticule.position import BiasPosition, FoldedPosition, PositionBuilder, Ro
 class SwinTransformer(Pyramid):
     """Shifted windows; by default ('relative_bias') every block has a bias table for its window, as published.
 
-    An absolute encoding beside or instead of it is added before the first stage; with a joining that tells it to
-    every layer, a later stage has it through its patch merging (`MergedTable`). With PEG behind the first block of
+    An absolute encoding beside or instead of it is added before the first stage; with a joining that adds it in
+    every layer, a later stage gets it through its patch merging (`PyramidPosition`). With PEG behind the first block of
     every stage, beside the bias, and global average pooling it is Swin + PEG + GAP of CPVT's Table 15. The names
     of the parameters are timm's, those of position apart; timm's are taken by `load_state_dict`.
 

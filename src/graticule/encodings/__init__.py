@@ -4,7 +4,6 @@ from graticule.encodings.absolute import (
     AbsoluteEncoding,
     FixedEncoding,
     Learnable,
-    MergedTable,
     Sinusoidal1d,
     Sinusoidal2d,
 )
@@ -38,7 +37,6 @@ __all__ = [
     "HeadNormalizedBias",
     "Learnable",
     "LearnableMixing",
-    "MergedTable",
     "MixedRotary",
     "MixingEncoding",
     "MixingSum",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import get_args
 
 import torch
@@ -149,39 +148,6 @@ class Sinusoidal2d(FixedEncoding):
         y, x = grid.coordinates(device).double().unbind(-1)
         half = [_waves(axis, self.dim // 2, self.temperature) for axis in (x, y)]
         return grid.with_prefix_rows(torch.cat(half, -1))
-
-
-class MergedTable(AbsoluteEncoding):
-    """The table of a later stage of a pyramid: that of the stage before, through what makes its tokens from those.
-
-    Where w is added to the stream once, it comes to a later stage as part of the tokens, through every patch
-    merging on the way. Where w is kept apart from the stream and told to every layer anew, as LaPE does, it has to
-    come to the channels of that stage by the same way: w' = P(w) with the patch merging P of the stage, weights and
-    norm shared with the tokens. The papers of LaPE train no pyramid with it and do not say; this is ours.
-
-    Args:
-        grid: of the stage.
-        dim: D of the stage.
-        merge: makes the table (N, D) for a grid of the stage.
-    """
-
-    learnable = True
-
-    def __init__(self, grid: Grid, dim: int, merge: Callable[[Grid], Tensor]) -> None:
-        super().__init__(grid, dim)
-        self.merge = merge
-
-    def forward(self, grid: Grid) -> Tensor:
-        """Return w for `grid`, (N, D)."""
-        return self.merge(grid)
-
-    def at(self, grid: Grid) -> Tensor:
-        """Return w for a grid other than the one it was built for, (N, D)."""
-        return self.merge(grid)
-
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is built for; it has no parameter of its own."""
-        self.grid = grid
 
 
 def _waves(place: Tensor, dim: int, temperature: float) -> Tensor:

@@ -17,7 +17,16 @@ class Position(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Say what each layer gets for `grid`."""
+        """Return one `LayerPosition` per layer for `grid`."""
+
+    def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
+        """Return the same for one stage of a pyramid, and the table w for the stage after it, (N, D).
+
+        Args:
+            grid: of the stage.
+            table: w as the stage before returned it, merged as the tokens are, (N, D); None where there is none.
+        """
+        return self(grid), None
 
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
@@ -47,7 +56,8 @@ class PositionBuilder(Protocol):
         """Build for tokens of `dim` channels on `grid`, `depth` layers of `num_heads` heads or groups.
 
         `within` is what a family says of the place: `window`, the side of its windows, if it has some;
-        `absolute=False` for stages that have no absolute encoding; `merge`, which makes the table of a later stage;
+        `absolute=False` for stages that have no absolute encoding of their own; `merged=True` for stages that can
+        have the table of the stage before, merged;
         `causal=True` where tokens attend to those before them alone.
         """
 
@@ -98,11 +108,16 @@ class CombinedPosition(Position):
         self.parts = nn.ModuleList(parts)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Merge, layer by layer, what the parts say for `grid`."""
-        first, *others = [part(grid) for part in self.parts]
-        for other in others:
-            first = [a.merge(b) for a, b in zip(first, other, strict=True)]
-        return first
+        """Merge, layer by layer, what the parts return for `grid`."""
+        return self.stage(grid, None)[0]
+
+    def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
+        """Merge what the parts return; one of them at most has a table for the next stage."""
+        (given, last), *others = [part.stage(grid, table) for part in cast("Iterable[Position]", self.parts)]
+        for other, own in others:
+            given = [a.merge(b) for a, b in zip(given, other, strict=True)]
+            last = own if last is None else last
+        return given, last
 
     def set_grid(self, grid: Grid) -> None:
         """Pass `grid` on to every part."""

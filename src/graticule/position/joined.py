@@ -1,4 +1,4 @@
-"""An absolute encoding and the joining that brings it to the layers."""
+"""Absolute encodings: a table and the joining that brings it to the layers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from graticule.position.base import Position
 
 
 class JoinedPosition(Position):
-    """An absolute encoding, or one a layer, and the joining that brings it to the layers."""
+    """An absolute encoding, or one per layer, and the joining that brings it to the layers.
+
+    A later stage of a pyramid can have no encoding of its own: it joins the table of the stage before (`stage`).
+    """
 
     def __init__(self, encodings: Iterable[AbsoluteEncoding], joining: Joining) -> None:
         super().__init__()
         encodings = list(encodings)
-        if len(encodings) != joining.tables:
+        if encodings and len(encodings) != joining.tables:
             raise ValueError(
                 f"`encodings` must be as many as {type(joining).__name__} takes, {joining.tables}, "
                 f"got {len(encodings)}."
@@ -34,8 +37,16 @@ class JoinedPosition(Position):
         self.joining = joining
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Say what each layer gets for `grid`: (N, D) as `pre` or `inner`."""
-        return self.joining(*[encoding(grid) for encoding in self.encodings])
+        """Return one `LayerPosition` per layer for `grid`, with (N, D) as `pre` or `inner`."""
+        return self.stage(grid, None)[0]
+
+    def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
+        """Join the tables of this stage, or `table` if it has none."""
+        if len(self.encodings):
+            return self.joining.stage(*[encoding(grid) for encoding in self.encodings])
+        if table is None:
+            raise ValueError("`table` must be that of the stage before for a stage without an encoding, got None.")
+        return self.joining.stage(table)
 
     def set_grid(self, grid: Grid) -> None:
         """Resample or recompute every table for `grid`."""
@@ -50,9 +61,10 @@ class JoinedPosition(Position):
     def published_names(self) -> dict[str, str]:
         """`pos_embed` as DeiT and timm have it; `pos_embed0...` and `blocks.l.pe_norm` as LaPE's code."""
         own_tables = isinstance(self.joining, Unshared)
-        tables = [f"pos_embed{i}" for i in range(len(self.encodings))] if own_tables else ["pos_embed"]
-        held = [hasattr(encoding, "pos_embed") for encoding in self.encodings]
-        names = {name: f"encodings.{i}.pos_embed" for i, name in enumerate(tables) if held[i]}
+        names = {
+            f"pos_embed{i}" if own_tables else "pos_embed": f"encodings.{i}.pos_embed"
+            for i in range(len(self.encodings))
+        }
         for own, _ in self.joining.named_parameters():
             _, layer, *rest = own.split(".")
             names[f"blocks.{layer}.pe_norm.{rest[-1]}"] = f"joining.{own}"

@@ -1,26 +1,31 @@
-"""A position a stage, for backbones whose grid shrinks on the way."""
+"""The position of a pyramid: one position per stage, for backbones whose grid shrinks on the way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from graticule.encodings import AbsoluteEncoding
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.position.base import Position, PositionBuilder
 
 
 class PyramidPosition(Position):
-    """The positions of all stages, one after another; each grid has half the sides of the one before.
+    """Holds the positions of all stages, one after another; each grid has half the sides of the one before.
 
-    It takes the first stage's grid. Every stage has an encoding of its own, as PVT has, unless absolute encodings
+    It takes the first stage's grid. Every stage has its own encoding, as in PVT, unless absolute encodings
     are for the first stages only.
 
-    Reference: Pyramid Vision Transformer (PVT, Wang et al., 2021), section 3.2.
+    **Tables of later stages.** Where w is added to the residual stream once, it reaches a later stage as part of the
+    tokens, through every patch merging P on the way. Where w is kept beside the tokens and every layer gets it (LaPE,
+    'shared'), it has to reach the channels of that stage the same way, so the stage joins P(w'), with w' the table that
+    the joining of the stage before returns (`Joining.join`): w itself, or, for LaPE, what the last norm made of it,
+    as Eq. 11 asks (see `Lape`). P is shared with the tokens, weights and norm. Stages with their own tables, as
+    PVT's, start anew from them.
+
+    Reference: Pyramid Vision Transformer (PVT, Wang et al., 2021), section 3.2; LaPE (Yu et al., 2023), Eq. 11.
 
     Args:
         build: builds the position of a stage.
@@ -31,8 +36,8 @@ class PyramidPosition(Position):
         prefix: prefix tokens of the last stage; the others have none.
         windows: side of each stage's windows, for encodings that act within windows.
         absolute_stages: how many stages, from the first, have an absolute encoding if one is asked for; None for all.
-        merge: for every stage but the first, what makes a table of that stage, (N, D), from one of the stage before
-            and its grid; for joinings that tell every layer the table (`MergedTable`).
+        merge: for every stage but the first, the function that makes a table of that stage, (N, D), from one of the
+            stage before and its grid; None where stages have tables of their own.
         pad: whether odd sides are filled up before they are halved.
     """
 
@@ -54,19 +59,19 @@ class PyramidPosition(Position):
         self.pad = pad
         self.depths = tuple(depths)
         self.prefix = prefix
+        self.merge = merge
         within: list[dict[str, Any]] = [{} for _ in depths]
         for stage, given in enumerate(within):
             if windows is not None:
                 given["window"] = windows[stage]
             if absolute_stages is not None and stage >= absolute_stages:
                 given["absolute"] = False
-        self.stages = nn.ModuleList()
-        for stage, (at, dim, depth, heads, given) in enumerate(
-            zip(self.grids(grid), dims, depths, num_heads, within, strict=True)
-        ):
-            if stage and merge is not None and (table := _table(self.stages[stage - 1])) is not None:
-                given["merge"] = partial(_merged, table, merge[stage - 1])
-            self.stages.append(build(at, dim=dim, depth=depth, num_heads=heads, **given))
+            if stage and merge is not None:
+                given["merged"] = True
+        self.stages = nn.ModuleList(
+            build(at, dim=dim, depth=depth, num_heads=heads, **given)
+            for at, dim, depth, heads, given in zip(self.grids(grid), dims, depths, num_heads, within, strict=True)
+        )
 
     def grids(self, grid: Grid) -> list[Grid]:
         """Return the grid of every stage, the first being `grid`.
@@ -77,8 +82,15 @@ class PyramidPosition(Position):
         return grid.pyramid(len(self.depths), self.prefix, self.pad)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Say what each layer of every stage gets, `grid` being the first stage's."""
-        return [given for stage, at in zip(self.stages, self.grids(grid), strict=True) for given in stage(at)]
+        """Return one `LayerPosition` per layer of all stages, `grid` being the first stage's."""
+        every: list[LayerPosition] = []
+        grids, table = self.grids(grid), None
+        for index, (stage, at) in enumerate(zip(cast("Iterable[Position]", self.stages), grids, strict=True)):
+            if table is not None and self.merge is not None:
+                table = self.merge[index - 1](table, grids[index - 1])
+            given, table = stage.stage(at, table)
+            every += given
+        return every
 
     def set_grid(self, grid: Grid) -> None:
         """Pass every stage its grid, `grid` being the first's."""
@@ -112,16 +124,3 @@ class PyramidPosition(Position):
         """Let the stage that owns `name` fit it."""
         _, index, own = name.split(".", 2)
         return cast("Position", self.stages[int(index)]).fit(own, value)
-
-
-def _table(stage: nn.Module) -> AbsoluteEncoding | None:
-    """The one table of a stage, if it has one."""
-    found = [module for module in stage.modules() if isinstance(module, AbsoluteEncoding)]
-    return found[0] if len(found) == 1 else None
-
-
-def _merged(table: AbsoluteEncoding, merge: Callable[[Tensor, Grid], Tensor], grid: Grid) -> Tensor:
-    """Make the table of a stage for `grid` from that of the stage before."""
-    if grid.finer is None:
-        raise ValueError(f"`grid` must come from `Grid.pyramid`, to know the stage before, got {grid}.")
-    return merge(table(grid.finer), grid.finer)

@@ -7,8 +7,8 @@ Command: graticule train swin_tiny_imagenet --data-root IMAGENET [--encoding lea
 Cost: not measured.
 Result: not measured.
 
-How w reaches the later stages is not in the papers: here it goes through the patch merging
-(`graticule.encodings.MergedTable`).
+The paper trains Swin with LaPE and does not say how w reaches the later stages: here the chain of norms goes on through
+the patch merging (`graticule.joining.Lape`).
 """
 
 from pathlib import Path
