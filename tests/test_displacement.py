@@ -111,9 +111,26 @@ def test_a_table_knows_the_grid_of_its_tokens(grid):
     assert drawn(grid, 2, True).grid == grid
 
 
-def test_an_index_at_hand_gives_the_same_matrix():
-    kernel = drawn(Grid(3, 4), 2, True)
-    assert torch.equal(kernel.matrix(displacement_index(Grid(3, 4))), kernel.matrix())
+@grids
+@normalised
+def test_weights_among_the_tokens_of_a_part_are_those_of_the_whole_cut_and_normalised(grid, softmax):
+    kernel = drawn(grid, 2, softmax)
+    for part in (Grid(1, 1), Grid((grid.height + 1) // 2, grid.width), Grid(grid.height, (grid.width + 2) // 3), grid):
+        for down, across in {(0, 0), (grid.height - part.height, grid.width - part.width)}:
+            y, x = grid.coordinates().unbind(-1)
+            kept = (y >= down) & (y < down + part.height) & (x >= across) & (x < across + part.width)
+            expected = kernel.matrix()[:, kept][:, :, kept]
+            expected = expected / expected.sum(-1, keepdim=True) if softmax else expected
+            torch.testing.assert_close(kernel.part(part).matrix(), expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(kernel.with_weights().part(part).weights, expected, rtol=0, atol=1e-12)
+
+
+def test_a_part_out_of_reach_of_a_narrow_centre_still_has_weights():
+    """exp(-2000) underflows: to cut the weights of the whole window would leave 0 / 0."""
+    kernel = gaussian(Grid(5, 7), [(4.0, 6.0)], 80.0, torch.float32)
+    part = kernel.part(Grid(2, 2)).matrix()
+    expected = torch.tensor([0.0, 0.0, 0.0, 1.0]).expand(4, -1)
+    torch.testing.assert_close(part[0], expected, rtol=0, atol=1e-6)
 
 
 def test_a_fast_length_is_the_first_that_has_no_prime_factors_but_2_3_and_5():

@@ -5,6 +5,7 @@ import torch
 from timm.layers import resample_abs_pos_embed
 
 from graticule import Grid
+from graticule.grid import Windows
 
 
 def test_coordinates_are_y_then_x_row_by_row():
@@ -175,3 +176,42 @@ def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
     text = Grid.of_text(8)
     assert [text.alike(patches) for patches in (8, 16, 5)] == [Grid(1, 8), Grid(1, 16), Grid(1, 5)]
     assert text.alike(16).sequence and Grid.of_text(1).alike(16) == Grid(1, 16) and text.alike(0) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "shift"),
+    [
+        ((8, 12), (4, 4), (0, 0)),
+        ((8, 12), (4, 4), (2, 2)),
+        ((7, 11), (4, 4), (0, 0)),
+        ((7, 11), (4, 5), (2, 2)),
+        ((9, 5), (4, 5), (2, 0)),
+        ((4, 2), (2, 2), (1, 1)),
+        ((3, 3), (3, 3), (1, 1)),
+        ((5, 9), (5, 3), (0, 1)),
+    ],
+)
+def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape, window, shift):
+    """Two tokens share a window if they do on the rolled map and were neighbours before; each has its place in it."""
+    grid, step = Grid(*shape), Grid(*window)
+    found = torch.zeros(*shape, dtype=torch.int64)  # window
+    place = torch.full((*shape, 2), -1)
+    seen = torch.zeros(shape)
+    count = 0
+    for strip in Windows(grid, step, shift).tiles():
+        for tile in strip:
+            seen[tile.rows, tile.columns] += 1
+            height, width = tile.part.shape
+            for y in range(tile.rows.start, tile.rows.stop):
+                for x in range(tile.columns.start, tile.columns.stop):
+                    down, across = y - tile.rows.start, x - tile.columns.start
+                    found[y, x] = count + down // height * 100 + across // width
+                    place[y, x, 0] = tile.window_rows.start + down % height
+                    place[y, x, 1] = tile.window_columns.start + across % width
+            count += 10_000
+    assert (seen == 1).all()
+    moved = grid.coordinates() - torch.tensor(shift)
+    cut = moved // torch.tensor(window)
+    expected = (cut[:, None] == cut[None]).all(-1)
+    assert torch.equal(found.flatten()[:, None] == found.flatten()[None], expected)
+    assert torch.equal(place.flatten(0, 1), moved % torch.tensor(window))

@@ -24,27 +24,41 @@ class Displacements(NamedTuple):
 
     Args:
         table: t, (groups, 2H - 1, 2W - 1), over (dy, dx) from (1 - H, 1 - W) on.
-        softmax: whether a softmax over the row stands behind the table.
+        softmax: whether the weights are the softmax of the table over each row.
+        weights: the weights themselves, (groups, N, N), where tokens are to be mixed by them; None where by `mix`.
     """
 
     table: Tensor
     softmax: bool
+    weights: Tensor | None = None
 
     @property
     def grid(self) -> Grid:
         """The grid of the tokens."""
         return Grid((self.table.shape[1] + 1) // 2, (self.table.shape[2] + 1) // 2)
 
-    def matrix(self, index: Tensor | None = None) -> Tensor:
-        """Return the weights themselves, (groups, N, N).
-
-        Args:
-            index: `displacement_index` of the grid, for who has it at hand.
-        """
-        index = displacement_index(self.grid, self.table.device) if index is None else index
-        # index_select and its backward pass are several times as fast here as indexing
-        pairs = self.table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
+    def matrix(self) -> Tensor:
+        """Compute the weights, (groups, N, N)."""
+        height, width = self.grid.shape
+        # a token's row is the H x W cut of the table that begins at (H - 1 - y, W - 1 - x): no index of pairs is needed
+        pairs = self.table.unfold(1, height, 1).unfold(2, width, 1).flip(1, 2).flatten(3).flatten(1, 2)
         return pairs.softmax(-1) if self.softmax else pairs
+
+    def with_weights(self) -> Displacements:
+        """Return the same with the weights computed, by which tokens are mixed then."""
+        return self._replace(weights=self.matrix())
+
+    def part(self, grid: Grid) -> Displacements:
+        """Return the weights among the tokens of a part of the grid, of the shape `grid`, wherever it is in it.
+
+        Displacements within it are a cut of the table. So a softmax is that of the tokens of the part: the others
+        are cut off before it, and rows sum to 1.
+        """
+        rows, columns = (
+            slice(whole - side, whole + side - 1) for whole, side in zip(self.grid.shape, grid.shape, strict=True)
+        )
+        part = Displacements(self.table[:, rows, columns], self.softmax)
+        return part if self.weights is None else part.with_weights()
 
     def mix(self, x: Tensor) -> Tensor:
         r"""Return what the product of the weights with x: (B, N, C) is, without making them.
@@ -71,9 +85,13 @@ class Displacements(NamedTuple):
         return _mix(x.to(wide), self.table.to(wide), self.softmax).to(x.dtype)
 
 
-def displacement_index(grid: Grid, device: torch.device | None = None) -> Tensor:
-    """Row of the table of displacements, (2H - 1)(2W - 1) long, for p_j - p_i of every pair, (N, N), int64."""
-    dy, dx = (-grid.offsets(device)).unbind(-1)
+def displacement_index(grid: Grid, rows: Tensor | None = None) -> Tensor:
+    """Return the place in a flattened table of p_j - p_i, for every j and the tokens i in `rows` (all by default).
+
+    (rows, N), int64.
+    """
+    place = grid.coordinates(None if rows is None else rows.device)
+    dy, dx = (place[None] - (place if rows is None else place[rows])[:, None]).unbind(-1)
     return (dy + grid.height - 1) * (2 * grid.width - 1) + dx + grid.width - 1
 
 
@@ -103,7 +121,7 @@ def _mix(x: Tensor, table: Tensor, softmax: bool) -> Tensor:
             y *= inverse[:, None]
         y = _laid_back(y)
         for group, rows in _parts(unsafe, grid):
-            weights = table[group].flatten()[_pairs(rows, grid)].softmax(-1)  # (rows, N)
+            weights = table[group].flatten()[displacement_index(grid, rows)].softmax(-1)  # (rows, N)
             _channels(y, group, len(table))[:, rows] = weights @ _channels(x, group, len(table))
     return y
 
@@ -130,7 +148,7 @@ def _mix_backward(grad: Tensor, x: Tensor, y: Tensor, table: Tensor, softmax: bo
             grad_table *= kernel
         flat = grad_table.flatten(1)
         for group, rows in _parts(unsafe, grid):
-            index = _pairs(rows, grid)
+            index = displacement_index(grid, rows)
             weights = table[group].flatten()[index].softmax(-1)  # (rows, N)
             given, taken = _channels(grad, group, len(table))[:, rows], _channels(x, group, len(table))
             _channels(grad_x, group, len(table)).add_(weights.T @ given)
@@ -240,10 +258,3 @@ def _parts(unsafe: Tensor | None, grid: Grid) -> list[tuple[int, Tensor]]:
     few = max(_WORKSPACE // grid.patches, 1)
     rows = [group.nonzero()[:, 0] for group in unsafe.flatten(1)]
     return [(group, part) for group, found in enumerate(rows) if len(found) for part in found.split(few)]
-
-
-def _pairs(rows: Tensor, grid: Grid) -> Tensor:
-    """Return the rows of `displacement_index` for some tokens, (rows, N)."""
-    place = grid.coordinates(rows.device)
-    dy, dx = (place[None] - place[rows][:, None]).unbind(-1)
-    return (dy + grid.height - 1) * (2 * grid.width - 1) + dx + grid.width - 1

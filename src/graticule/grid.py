@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -182,6 +182,66 @@ class Grid:
         return torch.cat(
             [prefix, resize_map(patches.T.unflatten(-1, self.shape), new.shape, interpolation).flatten(1).T]
         )
+
+
+class Tile(NamedTuple):
+    """A rectangle of a grid that holds windows of one kind: whole ones, or the same part of a window each.
+
+    rows, columns: where it is in the grid.
+    window_rows, window_columns: the part of a window that its windows have.
+    """
+
+    rows: slice
+    columns: slice
+    window_rows: slice
+    window_columns: slice
+
+    @property
+    def part(self) -> Grid:
+        """The grid of one of its windows."""
+        return Grid(*(cut.stop - cut.start for cut in (self.window_rows, self.window_columns)))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows that cut a grid without overlap and never reach beyond its border.
+
+    Where windows do not tile the grid, or are shifted, those at the border are parts of a window. So a rolled and
+    padded map is never made: tokens of opposite borders do not meet, and nothing is padding. There are at most nine
+    kinds of windows, one per tile.
+
+    Args:
+        grid: the grid that is cut.
+        window: the grid of a whole window, no larger.
+        shift: by how many (rows, columns) the windows are shifted, less than a window; those that begin at 0 then begin
+            at `shift`, and a part of a window comes before them.
+    """
+
+    grid: Grid
+    window: Grid
+    shift: tuple[int, int] = (0, 0)
+
+    def tiles(self) -> list[list[Tile]]:
+        """Return the tiles, a list for each strip of rows from the top, each from the left."""
+        rows, columns = (
+            _cuts(side, step, shift)
+            for side, step, shift in zip(self.grid.shape, self.window.shape, self.shift, strict=True)
+        )
+        return [[Tile(at, across, part, part_across) for across, part_across in columns] for at, part in rows]
+
+
+def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
+    """Cut an axis into what comes before the first whole window, the whole windows, and the rest.
+
+    Each has its part of a window.
+    """
+    end = shift + (side - shift) // step * step
+    cuts = [
+        (slice(0, shift), slice(step - shift, step)),
+        (slice(shift, end), slice(0, step)),
+        (slice(end, side), slice(0, side - end)),
+    ]
+    return [(at, part) for at, part in cuts if at.stop > at.start]
 
 
 def resize_map(image: Tensor, size: tuple[int, int], interpolation: Interpolation = "bicubic") -> Tensor:

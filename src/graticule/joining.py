@@ -31,9 +31,9 @@ class LayerPosition(NamedTuple):
         tokens from `start` on, and the bias is for the keys of those before `stop`.
     rotary: (N, 2d) or (heads, N, 2d), sines then cosines, by which queries and keys are turned.
     after: takes the stream that leaves the layer, (B, N, D) -> (B, N, D).
-    mixing: (groups, N, N), the weights by which a gating unit mixes the patches of its grid or window; or the table
-        of displacements that they come from.
-    gate: (N,), added to every channel of what was mixed.
+    mixing: the weights by which a gating unit mixes the patches of its grid or window: (groups, N, N), or
+        `Displacements` where they depend on displacements alone.
+    gate: (N,), added to every channel of the mixed tokens.
 
     `pre`, `before` and `after` stand between blocks: `enter` and `leave` apply them.
     """

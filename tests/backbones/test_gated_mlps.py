@@ -6,7 +6,6 @@ import torch
 from timm.layers import GatedMlp
 from timm.models.mlp_mixer import MlpMixer, SpatialGatingBlock
 from timm.optim import create_optimizer_v2
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
@@ -170,7 +169,7 @@ def test_tokens_mix_within_their_window_and_no_further():
 
 
 def test_shifted_windows_reach_over_the_edge_of_unshifted_ones():
-    model = draw(graticule.create_model("posmlp_tiny_224", shift=True, **POSMLP)).double().eval()
+    model = draw(graticule.create_model("posmlp_tiny_224", shift="swin", **POSMLP)).double().eval()
     tokens = model.embed(0, torch.randn(1, 3, 64, 64, dtype=torch.float64))
     changed = tokens.clone()
     changed[:, 3 * 16 + 3] += torch.randn(16, dtype=torch.float64)  # the corner of the first window
@@ -178,19 +177,6 @@ def test_shifted_windows_reach_over_the_edge_of_unshifted_ones():
     moved = (model.block(0, 1)(changed, given, grid) - model.block(0, 1)(tokens, given, grid)).abs().sum(-1)[0]
     assert moved.view(16, 16)[2:6, 2:6].all()
     assert moved.count_nonzero() == 16
-
-
-def test_a_grid_that_windows_do_not_tile_is_filled_up_with_zeros():
-    model = draw(graticule.create_model("posmlp_tiny_224", **{**POSMLP, "windows": (6, 4, 4, 2)})).double().eval()
-    grid = model.grid  # 16 x 16 in windows of 6 x 6
-    tokens = model.embed(0, torch.randn(1, 3, 64, 64, dtype=torch.float64))
-    given = model.position(grid)[0]
-    block = model.block(0, 0)
-    whole = nn.functional.pad(tokens.unflatten(1, (16, 16)), (0, 0, 0, 2, 0, 2))
-    last = whole[:, 12:18, 12:18].flatten(1, 2)
-    expected = super(type(block), block).forward(last, given).unflatten(1, (6, 6))[:, :4, :4]
-    found = block(tokens, given, grid).unflatten(1, (16, 16))[:, 12:, 12:]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("encoding", ["none", "learnable", "peg"])
@@ -215,6 +201,7 @@ def test_what_acts_on_tokens_goes_beside_a_mixing_encoding(name, sizes, step):
         ("posmlp_tiny_224", {**POSMLP, "windows": (4, 4, 4)}, "each of the 4 stages"),
         ("posmlp_tiny_224", {**POSMLP, "windows": (0, 4, 4, 2)}, "`window_size`"),
         ("posmlp_tiny_224", {**POSMLP, "patch_merging": "max"}, "`patch_merging`"),
+        ("posmlp_tiny_224", {**POSMLP, "shift": True}, "`shift` must be one of swin, released or None, got True"),
         ("posmlp_tiny_224", {**POSMLP, "img_size": 48}, "nearest sizes are 32 and 64"),
         ("posmlp_tiny_224", {**POSMLP, "token_mixing": {"form": "sigma"}}, "`form`"),
         ("posmlp_tiny_224", {**POSMLP, "token_mixing": {"from": "gamma"}}, "did you mean 'form'"),

@@ -9,6 +9,7 @@ import graticule
 from graticule import Grid, fold, load_checkpoint, unfold
 from graticule.encodings.mixing import resize_pairs
 from graticule.grid import resize_map
+from graticule.layers import mix_tokens
 from graticule.position import FoldedPosition, MixingPosition
 from tiny import count, draw
 
@@ -68,7 +69,7 @@ def assert_windows(model, windows, grids=(16, 8, 4, 2)):
 
 @changes
 @pytest.mark.parametrize("encoding", ["gqpe", "ggqpe"])
-@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("shift", [None, "swin", "released"])
 def test_a_quadratic_model_with_other_windows_is_the_one_built_with_them(windows, encoding, shift):
     model = posmlp(encoding, shift=shift, **NO_BIAS)
     state = state_of(model)
@@ -149,26 +150,113 @@ def reached(model, stage, index, place):
 
 @pytest.mark.parametrize("window", [2, 4, 8])
 def test_shifted_windows_are_shifted_by_half_the_new_side(window):
-    """The second block's windows begin at half a side and roll over the edge."""
-    model = posmlp(shift=True, **NO_BIAS)
+    """The second block's windows begin at half a side; before them are parts of windows."""
+    model = posmlp(shift="swin", **NO_BIAS)
     model.set_input_size(windows=(window, 4, 4, 2))
     half = window // 2
     inside = reached(model, 0, 1, (half, half))
     assert inside[half : half + window, half : half + window].all() and inside.count_nonzero() == window**2
-    edge = reached(model, 0, 1, (0, 0)).roll((half, half), (0, 1))
-    assert edge[:window, :window].all() and edge.count_nonzero() == window**2
+    corner = reached(model, 0, 1, (0, 0))
+    assert corner[:half, :half].all() and corner.count_nonzero() == half**2
     unshifted = reached(model, 0, 0, (half, half))
     assert unshifted[:window, :window].all() and unshifted.count_nonzero() == window**2
 
 
 @pytest.mark.parametrize("encoding", MIXING)
 def test_shifted_windows_follow_with_every_encoding(encoding):
-    model = posmlp(encoding, shift=True)
+    model = posmlp(encoding, shift="swin")
     model.set_input_size(windows=LARGER)
-    other = posmlp(encoding, shift=True, windows=LARGER)
+    other = posmlp(encoding, shift="swin", windows=LARGER)
     other.load_state_dict(model.state_dict(), strict=True)
     x = image()
     torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
+
+
+# The border of the image
+
+BORDERS = [
+    ((4, 4, 4, 2), None),  # tiles that need no part
+    ((4, 4, 4, 2), "swin"),
+    ((6, 3, 3, 2), None),
+    ((6, 3, 3, 2), "swin"),
+    ((5, 8, 4, 2), "released"),  # stages that one window covers are shifted too
+]
+borders = pytest.mark.parametrize(("windows", "shift"), BORDERS)
+
+
+def cut(grid, window, index, shift):
+    """Say by hand which tokens share a window of a block, (N, N), and where in a whole window each is, (N,)."""
+    move = [step // 2 for step in window.shape]
+    if shift is None or index % 2 == 0:
+        move = [0, 0]
+    elif shift == "swin":  # not along an axis that one window covers
+        move = [by if step < side else 0 for by, step, side in zip(move, window.shape, grid.shape, strict=True)]
+    moved, sides = grid.coordinates() - torch.tensor(move), torch.tensor(window.shape)
+    number, (y, x) = moved // sides, (moved % sides).unbind(-1)
+    return (number[:, None] == number[None]).all(-1), y * window.width + x
+
+
+@borders
+@pytest.mark.parametrize("product", ["matrix", "displacement"])
+@pytest.mark.parametrize("encoding", MIXING)
+def test_no_token_takes_anything_from_beyond_its_window_or_the_border(encoding, product, windows, shift):
+    """Weights are those of a whole window, cut, and behind a softmax normalized again; beyond, gradients are zeros."""
+    model = posmlp(encoding, windows=windows, shift=shift, token_mixing={"product": product})
+    layers, layer = model.position(model.grid), 0
+    for stage, grid in enumerate(model.grid.pyramid(4)):
+        window = grid.window(windows[stage])
+        for index in range(model.depths[stage]):
+            block, given = model.block(stage, index), layers[layer]
+            seen, place = cut(grid, window, layer if shift == "released" else index, shift)
+            x = torch.randn(1, grid.patches, 2 * model.embed_dims[stage], dtype=torch.float64, requires_grad=True)
+            mixed = mix_tokens(x, given.mixing, None, block.windows(grid))
+            whole = given.mixing if isinstance(given.mixing, torch.Tensor) else given.mixing.matrix()
+            expected = whole[:, place][:, :, place] * seen
+            if encoding.endswith("gqpe"):
+                expected = expected / expected.sum(-1, keepdim=True)
+                ones = mix_tokens(torch.ones_like(x), given.mixing, None, block.windows(grid))
+                torch.testing.assert_close(ones, torch.ones_like(x), rtol=0, atol=1e-12)
+            by_hand = torch.einsum("gij,bjgc->bigc", expected, x.unflatten(-1, (len(whole), -1))).flatten(-2)
+            torch.testing.assert_close(mixed, by_hand, rtol=0, atol=1e-10)
+            for i in (0, grid.patches // 2, grid.patches - 1):
+                (gradient,) = torch.autograd.grad(mixed[0, i].sum(), x, retain_graph=True)
+                assert torch.equal(gradient[0].any(-1), seen[i])
+            layer += 1
+
+
+@borders
+def test_a_token_of_a_part_of_a_window_has_the_bias_of_its_place(windows, shift):
+    model = posmlp("glrpe", windows=windows, shift=shift)
+    with torch.no_grad():
+        for part in mixing_of(model):
+            for encoding in part.encodings:
+                encoding.relative_position_table.zero_()
+    grid, block, given = model.grid, model.block(0, 1), model.position(model.grid)[1]
+    _, place = cut(grid, grid.window(windows[0]), 1, shift)
+    x = torch.randn(1, grid.patches, 32, dtype=torch.float64)
+    expected = given.gate[place][None, :, None].expand_as(x)
+    torch.testing.assert_close(mix_tokens(x, given.mixing, given.gate, block.windows(grid)), expected)
+
+
+@pytest.mark.parametrize("encoding", MIXING)
+def test_layers_work_on_the_tokens_of_the_image_alone(encoding):
+    """Where windows do not tile the grid, no token of padding goes through a linear layer."""
+    model = posmlp(encoding, windows=(6, 3, 3, 2), shift="swin")
+    seen = []
+    for blocks in model.blocks:
+        for block in blocks:
+            block.mlp_channels.fc1.register_forward_hook(lambda _, given, __: seen.append(given[0].shape[:2]))
+    model(image())
+    assert seen == [(2, 256), (2, 256), (2, 64), (2, 16), (2, 16), (2, 4)]
+
+
+def test_stochastic_depth_drops_samples_and_not_windows():
+    model = posmlp(drop_path_rate=0.5).train()
+    block, grid = model.block(2, 1), Grid(8, 8)
+    x = torch.randn(64, 64, 64, dtype=torch.float64)
+    given = model.position(Grid(32, 32))[4]
+    kept = (block(x, given, grid) != x).flatten(1)
+    assert torch.equal(kept.any(1), kept.all(1)) and 0 < kept.any(1).sum() < 64
 
 
 # Tables, matrices and biases
@@ -447,18 +535,24 @@ def test_an_absolute_encoding_does_not_depend_on_the_windows_and_follows_the_ima
 
 
 @torch.no_grad()
-def test_an_axis_that_one_window_covers_is_not_shifted():
-    kwargs = {"encoding": "gqpe", "shift": True, "img_size": (16, 32), "windows": (4, 4)}
-    model = graticule.create_model("posmlp_nano_32", **kwargs, token_mixing={"bias": False}).double().eval()
-    for parameter in model.position.parameters():  # narrow Gaussians: near is what is next to a token
-        parameter.copy_(torch.eye(2) * 3) if parameter.ndim == 3 else parameter.zero_()
+@pytest.mark.parametrize(("shift", "height"), [("swin", 4), ("released", 2)])
+def test_an_axis_that_one_window_covers_is_shifted_by_the_released_code_alone(shift, height):
+    sizes = {"img_size": (16, 32), "windows": (4, 4), "token_mixing": {"bias": False}}
+    model = draw(graticule.create_model("posmlp_nano_32", encoding="lrpe", shift=shift, **sizes)).double().eval()
     block, given = model.block(0, 1), model.position(model.grid)[1]
     x = torch.randn(1, 32, 32, dtype=torch.float64)
     changed = x.clone()
     changed[:, 0] += torch.randn(32)  # the token at (0, 0) of 4 x 8, one window high and two wide
     moved = (block(changed, given, model.grid) - block(x, given, model.grid)).norm(dim=-1).view(4, 8)
-    assert moved[3, 0] < 1e-9 * moved[1, 0]
-    assert moved[0, 7] > 1e-3 * moved[0, 1]  # the other axis rolls over its edges
+    assert moved[:height, :2].all() and moved.count_nonzero() == 2 * height
+
+
+def test_the_released_code_counts_shifted_blocks_through_the_whole_network():
+    model = posmlp(shift="released", depths=(1, 2, 1, 2))
+    blocks = [block for stage in model.blocks for block in stage]
+    assert [block.shift for block in blocks] == [None, "released"] * 3
+    model = posmlp(shift="swin", depths=(1, 2, 1, 2))
+    assert [[block.shift for block in stage] for stage in model.blocks] == [[None], [None, "swin"]] * 2
 
 
 @pytest.mark.parametrize("windows", [(4.5, 4), 7, ("a", 2)])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
-import torch.nn.functional as F
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
-from graticule.grid import Grid
-from graticule.joining import LayerPosition
+from graticule.grid import Grid, Windows
 from graticule.layers.convolutional_stem import (
     ConvPatchEmbed,
     ConvPatchMerging,
@@ -23,13 +21,19 @@ from graticule.layers.convolutional_stem import (
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.position import FoldedPosition, MixingPosition, Position, PositionBuilder
 
+#: Which blocks shift their windows, and where: as Swin, or as the authors' code.
+Shift = Literal["swin", "released"]
+
 
 class PosMlp(Pyramid):
     """PosMLP with any mixing encoding; by default GGQPE, and no norm in the gating unit.
 
-    A window is never larger than the grid of its stage. Where windows do not tile the grid, it is filled up
-    with zeros below and to the right, as the paper leaves open. The weights are computed once a forward pass, for a
-    window. An absolute encoding beside the mixing one is added before the first stage only (Table 7).
+    A window is never larger than the grid of its stage. Where windows do not tile the grid, which the paper leaves
+    open and the authors' code refuses, those below and to the right are cut at its border, and so are shifted windows
+    on all sides: no token has a weight for what is beyond the border or not there. The authors' code does so with a
+    mask on the logits of GQPE and GGQPE; in its LRPE, GLRPE, LRPE-M and SGU shifted windows mix opposite borders,
+    which we do not. The weights are computed once per forward pass, for a window. An absolute encoding beside the
+    mixing one is added before the first stage only (Table 7).
 
     Reference: PosMLP (Wang et al., 2022), section 4.2 and Table 11.
 
@@ -48,7 +52,9 @@ class PosMlp(Pyramid):
         patch_merging: 'conv' (ConvPM) or 'linear'.
         gate_norm: whether the gating unit has a LayerNorm.
         combine: how the halves come together (`GatingUnit`).
-        shift: whether every second block shifts its windows by half, for dense prediction (section 5.5).
+        shift: which blocks shift their windows by half, for dense prediction (section 5.5): none if None; with 'swin'
+            every second block of each stage, but not along an axis that one window covers, as Swin; with 'released'
+            every second block of the network, always, as the authors' code.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter a stage.
         proj_drop_rate: dropout behind the linear layers.
@@ -79,7 +85,7 @@ class PosMlp(Pyramid):
         patch_merging: Literal["conv", "linear"] = "conv",
         gate_norm: bool = False,
         combine: Combine = "gate",
-        shift: bool = False,
+        shift: Shift | None = None,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
@@ -103,6 +109,8 @@ class PosMlp(Pyramid):
             mixed = int(dim * ratio) // (1 if combine == "nonsplit" else 2)
             if s < 1 or mixed % s:
                 raise ValueError(f"`groups` must divide the {mixed} channels that their stage mixes, got {s}.")
+        if shift is not None and shift not in get_args(Shift):
+            raise ValueError(f"`shift` must be one of {', '.join(get_args(Shift))} or None, got {shift!r}.")
         super().__init__(
             position,
             img_size=img_size,
@@ -128,7 +136,7 @@ class PosMlp(Pyramid):
             nn.ModuleList(
                 _WindowBlock(
                     window,
-                    shift and index % 2 == 1,
+                    shift if (index + (sum(depths[:stage]) if shift == "released" else 0)) % 2 else None,
                     dim=dim,
                     mlp_ratio=ratio,
                     gate_norm=norm_layer if gate_norm else None,
@@ -140,7 +148,7 @@ class PosMlp(Pyramid):
                 )
                 for index in range(depth)
             )
-            for dim, depth, window, ratio in zip(dims, depths, windows, mlp_ratios, strict=True)
+            for stage, (dim, depth, window, ratio) in enumerate(zip(dims, depths, windows, mlp_ratios, strict=True))
         )
         self._finish()
 
@@ -193,33 +201,19 @@ def _stages(position: Position) -> Iterable[Position]:
 
 
 class _WindowBlock(GatedBlock):
-    """A gated block on the windows of a grid, which may be shifted by half a window, rolling over the edges."""
+    """A gated block that mixes within the windows of a grid, which may be shifted by half a window."""
 
-    def __init__(self, window: int, shifted: bool, **kwargs: Any) -> None:
+    def __init__(self, window: int, shift: Shift | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.window = window
-        self.shifted = shifted
+        self.shift = shift
 
-    def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
-        """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
+    def windows(self, *where: Grid) -> Windows:
+        """Return the windows of the grid."""
         (grid,) = where
         window = grid.window(self.window)
-        if window == grid:
-            return super().forward(x, position)
-        y = x.unflatten(1, grid.shape)  # (B, H, W, D)
-        below, right = (-side % step for side, step in zip(grid.shape, window.shape, strict=True))
-        if below or right:
-            y = F.pad(y, (0, 0, 0, right, 0, below))
-        down, across = (  # an axis that one window covers has nothing to gain
-            step // 2 if self.shifted and step < side else 0
+        down, across = (
+            0 if self.shift is None or (self.shift == "swin" and step == side) else step // 2
             for side, step in zip(grid.shape, window.shape, strict=True)
         )
-        if down or across:
-            y = y.roll((-down, -across), (1, 2))
-        rows, columns = y.shape[1] // window.height, y.shape[2] // window.width
-        y = y.unflatten(2, (columns, -1)).unflatten(1, (rows, -1)).transpose(2, 3)  # (B, rows, columns, h, w, D)
-        y = super().forward(y.flatten(3, 4).flatten(0, 2), position)  # (B * windows, h * w, D)
-        y = y.unflatten(1, window.shape).unflatten(0, (-1, rows, columns)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        if down or across:
-            y = y.roll((down, across), (1, 2))
-        return y[:, : grid.height, : grid.width].flatten(1, 2)
+        return Windows(grid, window, (down, across))

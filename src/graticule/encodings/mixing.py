@@ -33,13 +33,8 @@ class MixingEncoding(nn.Module, ABC):
         self.groups = groups
 
     @abstractmethod
-    def forward(self, grid: Grid, index: Tensor | None = None) -> Tensor:
-        """Return the weights for `grid`, (groups, N, N).
-
-        Args:
-            grid: the grid or window.
-            index: its `displacement_index`, for who has it at hand.
-        """
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the weights for `grid`, a grid or window, (groups, N, N)."""
 
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
@@ -75,7 +70,7 @@ class DenseMixing(MixingEncoding):
         """Draw the matrix anew."""
         nn.init.normal_(self.weight, std=self.std)
 
-    def forward(self, grid: Grid, index: Tensor | None = None) -> Tensor:
+    def forward(self, grid: Grid) -> Tensor:
         """Return the matrix for `grid`, (1, N, N)."""
         return (self.weight if grid == self.grid else resize_pairs(self.weight, self.grid, grid))[None]
 
@@ -110,9 +105,9 @@ class LearnableMixing(MixingEncoding):
         """Draw the tables anew: a normal, cut at 2 (absolute)."""
         trunc_normal_(self.relative_position_table, std=self.std)
 
-    def forward(self, grid: Grid, index: Tensor | None = None) -> Tensor:
+    def forward(self, grid: Grid) -> Tensor:
         """Return the weights for `grid`, (groups, N, N)."""
-        return self.displacements(grid).matrix(index)
+        return self.displacements(grid).matrix()
 
     def displacements(self, grid: Grid) -> Displacements:
         """Return the tables for `grid`."""
@@ -205,9 +200,9 @@ class QuadraticMixing(MixingEncoding):
         along = away[..., :1] * matrix[:, None, 0] + away[..., 1:] * matrix[:, None, 1]
         return (along * away).sum(-1).mul(-0.5).unflatten(-1, place.shape[:2])
 
-    def forward(self, grid: Grid, index: Tensor | None = None) -> Tensor:
+    def forward(self, grid: Grid) -> Tensor:
         """Return the weights for `grid`, (groups, N, N); rows sum to 1."""
-        return self.displacements(grid).matrix(index).to(self.center.dtype)
+        return self.displacements(grid).matrix().to(self.center.dtype)
 
     def displacements(self, grid: Grid) -> Displacements:
         """Return the logits for `grid`, behind which a softmax stands."""
@@ -231,9 +226,9 @@ class MixingSum(MixingEncoding):
         super().__init__(first.grid, max(first.groups, second.groups))
         self.first, self.second = first, second
 
-    def forward(self, grid: Grid, index: Tensor | None = None) -> Tensor:
+    def forward(self, grid: Grid) -> Tensor:
         """Return the sum of both for `grid`, (groups, N, N)."""
-        return self.first(grid, index) + self.second(grid, index)
+        return self.first(grid) + self.second(grid)
 
     def set_grid(self, grid: Grid) -> None:
         """Pass `grid` on to both."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from timm.layers import DropPath
@@ -11,38 +11,79 @@ from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from graticule.displacement import Displacements
-from graticule.grid import Grid
+from graticule.grid import Grid, Tile, Windows
 from graticule.joining import LayerPosition
 
 #: How the two halves of the channels come together (PosMLP, Figure 3).
 Combine = Literal["gate", "add", "concat", "nonsplit"]
 
 
-def mix_tokens(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None = None) -> Tensor:
+def mix_tokens(
+    x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None = None, windows: Windows | None = None
+) -> Tensor:
     r"""Mix the tokens of every group of channels by weights of its own.
 
     .. math:: y_{i, g} = \sum_j W_{g, ij} x_{j, g} + b_i
 
+    With `windows` the sum is over the tokens of i's window. At the border of the grid a window is cut: its tokens have
+    the weights and the bias of their places in a whole window, and a softmax is that of the tokens that there are.
+    Weights without a softmax are cut and not scaled: what is not there contributes nothing, as zero padding would.
+
     Args:
         x: (B, N, C), C a multiple of the number of groups.
-        mixing: the weights, (groups, N, N), or the table of displacements that they come from.
-        bias: (N,).
+        mixing: the weights of a window, (groups, M, M), or `Displacements`; the window is the whole grid by default.
+        bias: (M,).
+        windows: the windows that cut the grid of the N tokens.
     """
-    return _mixed(x, mixing, bias).flatten(-2)
+    return _mixed(x, mixing, bias, windows).flatten(-2)
 
 
-def _mixed(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None) -> Tensor:
+def _mixed(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None, windows: Windows | None = None) -> Tensor:
     """Mix tokens x: (B, N, C) as `mix_tokens`; returns (B, N, groups, C / groups), which may be a view."""
+    if windows is None or (windows.window == windows.grid and not any(windows.shift)):
+        return _product(x[:, None, :, None, None], mixing, bias)[:, 0, :, 0, 0]
+    tokens = x.unflatten(1, windows.grid.shape)  # (B, H, W, C)
+    strips = []
+    for strip in windows.tiles():
+        row = []
+        for tile in strip:
+            part = tokens[:, tile.rows, tile.columns]
+            part = part.unflatten(2, (-1, tile.part.width)).unflatten(1, (-1, tile.part.height))
+            y = _product(part, *_weights_of(tile, windows.window, mixing, bias))
+            row.append(y.flatten(3, 4).flatten(1, 2))  # (B, rows, columns, groups, c)
+        strips.append(torch.cat(row, 2) if len(row) > 1 else row[0])
+    return (torch.cat(strips, 1) if len(strips) > 1 else strips[0]).flatten(1, 2)
+
+
+def _weights_of(
+    tile: Tile, window: Grid, mixing: Tensor | Displacements, bias: Tensor | None
+) -> tuple[Tensor | Displacements, Tensor | None]:
+    """Return weights and bias of the part of a window that a tile has."""
+    if tile.part == window:
+        return mixing, bias
+    at = (tile.window_rows, tile.window_columns)
+    if bias is not None:
+        bias = bias.unflatten(0, window.shape)[at].flatten()
     if isinstance(mixing, Displacements):
-        y = mixing.mix(x)
+        return mixing.part(tile.part), bias
+    pairs = mixing.unflatten(2, window.shape).unflatten(1, window.shape)[:, *at, *at]
+    return pairs.flatten(3).flatten(1, 2), bias
+
+
+def _product(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None) -> Tensor:
+    """Mix the tokens of windows x: (B, rows, h, columns, w, C) in each of them; returns (..., groups, C / groups)."""
+    shape = x.shape[:5]
+    if isinstance(mixing, Displacements) and mixing.weights is None:
+        y = mixing.mix(x.transpose(2, 3).flatten(3, 4).flatten(0, 2))
         y = y if bias is None else y + bias[:, None].to(x.dtype)
+        y = y.unflatten(1, (shape[2], shape[4])).unflatten(0, (shape[0], shape[1], shape[3])).transpose(2, 3)
         return y.unflatten(-1, (len(mixing.table), -1))
-    groups = len(mixing)
-    # one copy puts the samples beside one another, which makes one large product a group; the result stays as it is
-    columns = x.unflatten(-1, (groups, -1)).permute(2, 1, 0, 3).reshape(groups, x.shape[1], -1)  # (groups, N, B c)
-    mixing = mixing.to(x.dtype)
-    y = mixing @ columns if bias is None else torch.baddbmm(bias[:, None].to(x.dtype), mixing, columns)
-    return y.unflatten(-1, (x.shape[0], -1)).permute(2, 1, 0, 3)
+    weights = cast("Tensor", mixing.weights if isinstance(mixing, Displacements) else mixing).to(x.dtype)
+    # one copy puts samples and windows beside one another, which makes one large product per group
+    columns = x.unflatten(-1, (len(weights), -1)).permute(5, 2, 4, 0, 1, 3, 6).flatten(3).flatten(1, 2)
+    y = weights @ columns if bias is None else torch.baddbmm(bias[:, None].to(x.dtype), weights, columns)
+    y = y.unflatten(-1, (shape[0], shape[1], shape[3], -1)).unflatten(1, (shape[2], shape[4]))
+    return y.permute(3, 4, 1, 5, 2, 0, 6)  # the result stays as it lies
 
 
 class GatingUnit(nn.Module):
@@ -75,12 +116,12 @@ class GatingUnit(nn.Module):
         self.out_dim = dim // 2 if combine in ("gate", "add") else dim
         self.norm = nn.Identity() if norm_layer is None else norm_layer(mixed)
 
-    def forward(self, x: Tensor, position: LayerPosition) -> Tensor:
+    def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
         """Take x: (B, N, C) to (B, N, C / 2), or (B, N, C) with 'concat' and 'nonsplit'."""
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
         u, v = (x, x) if self.combine == "nonsplit" else x.chunk(2, -1)
-        v = _mixed(self.norm(v), position.mixing, position.gate)
+        v = _mixed(self.norm(v), position.mixing, position.gate, windows)
         if self.combine == "concat":
             return torch.cat([u, v.flatten(-2)], -1)
         u = u.unflatten(-1, v.shape[-2:])
@@ -101,9 +142,9 @@ class GatedMlp(nn.Module):
         self.fc2 = nn.Linear(gate.out_dim, dim)
         self.drop1, self.drop2 = (nn.Dropout(p) for p in to_2tuple(drop))
 
-    def forward(self, x: Tensor, position: LayerPosition) -> Tensor:
+    def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
         """Take x: (B, N, D) to (B, N, D)."""
-        return self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))), position)))
+        return self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))), position, windows)))
 
 
 class GatedBlock(nn.Module):
@@ -142,5 +183,9 @@ class GatedBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
-        """Take tokens x: (B, N, D) to (B, N, D); `where`, the grid, is not needed."""
-        return x + self.drop_path(self.mlp_channels(self.norm(x), position))
+        """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
+        return x + self.drop_path(self.mlp_channels(self.norm(x), position, self.windows(*where)))
+
+    def windows(self, *where: Grid) -> Windows | None:
+        """Return the windows within which tokens of the grid are mixed; None for the whole grid, as here."""
+        return None

@@ -56,7 +56,8 @@ class FoldedPosition(Position):
                 elif isinstance(value, BiasSum):
                     value = (constant(value.constant, name), value.function)
                 elif isinstance(value, Displacements):
-                    value = Displacements(cast("Any", constant(value.table, name)), value.softmax)
+                    weights = None if value.weights is None else constant(value.weights, f"{name}_weights")
+                    value = value._replace(table=cast("Any", constant(value.table, name)), weights=cast("Any", weights))
                 held.append(value)
             self.layout.append(held)
 
@@ -76,7 +77,8 @@ class FoldedPosition(Position):
 
     def _unpack(self, held: Any) -> Any:
         if isinstance(held, Displacements):
-            return held._replace(table=getattr(self, cast("str", held.table)))
+            weights = None if held.weights is None else getattr(self, cast("str", held.weights))
+            return held._replace(table=getattr(self, cast("str", held.table)), weights=weights)
         if isinstance(held, tuple):
             return BiasSum(getattr(self, held[0]), held[1])
         return getattr(self, held) if isinstance(held, str) else held

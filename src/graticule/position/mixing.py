@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from graticule.displacement import Displacements, displacement_index
+from graticule.displacement import Displacements
 from graticule.encodings import MixingEncoding
 from graticule.encodings.mixing import resize_pairs
 from graticule.grid import Grid, resize_map
@@ -57,17 +57,14 @@ class MixingPosition(Position):
         self.grid = cast("MixingEncoding", self.encodings[0]).grid
         count = len(self.encodings) if bias else 0
         self.biases = nn.ParameterList(nn.Parameter(torch.ones(self.grid.patches)) for _ in range(count))
-        self.register_buffer("index", self._index(self.grid), persistent=False)
-        self.index: Tensor | None
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Say what each layer gets for `grid`: (groups, N, N) or its table as `mixing`, (N,) as `gate`."""
+        """Return what each layer gets for `grid`: weights or their table as `mixing`, (N,) as `gate`."""
         grid = grid.window(self.window)
         gates: list[Tensor | None] = [self._bias_at(bias, grid) for bias in self.biases]
         gates = gates or [None] * len(self.encodings)
-        index = self.index if grid == self.grid else self._index(grid)
         return [
-            LayerPosition(mixing=self._mixing(encoding, grid, index), gate=gate)
+            LayerPosition(mixing=self._mixing(encoding, grid), gate=gate)
             for encoding, gate in zip(cast("Iterable[MixingEncoding]", self.encodings), gates, strict=True)
         ]
 
@@ -81,17 +78,14 @@ class MixingPosition(Position):
                 nn.Parameter(self._bias_at(bias, grid).clone(), requires_grad=bias.requires_grad)
                 for bias in self.biases
             )
-        self.index = self._index(grid)
         self.grid = grid
 
-    def _mixing(self, encoding: MixingEncoding, grid: Grid, index: Tensor | None) -> Tensor | Displacements:
-        table = encoding.displacements(grid) if index is None else None
-        return encoding(grid, index) if table is None else table
-
-    def _index(self, grid: Grid) -> Tensor | None:
-        """The index of all pairs, the same for every layer; None where there shall be no matrix."""
+    def _mixing(self, encoding: MixingEncoding, grid: Grid) -> Tensor | Displacements:
+        table = encoding.displacements(grid)
+        if table is None:
+            return encoding(grid)
         large = grid.patches >= _LARGE if self.product == "auto" else self.product == "displacement"
-        return None if large else displacement_index(grid, next(self.parameters()).device)
+        return table if large else table.with_weights()
 
     def _bias_at(self, bias: Tensor, grid: Grid) -> Tensor:
         if grid == self.grid:
