@@ -6,8 +6,7 @@
 The product: 96 channels in 4 groups, one sample, the weights made from what is learned, float32. "matrix" makes the
 weights (4, N, N), "displacement" never does (graticule.displacement). Times are medians in turns in one process, of a
 forward pass and of a forward and backward pass; memory is how much the peak resident memory of a process of its own
-rises in a first pass, the index of all pairs, which stays, not counted (Linux only). What would take more than
---gigabytes is not run.
+rises in a first pass (Linux only). What would take more than --gigabytes is not run.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def product_step(path: str, side: int, backward: bool, device: str = "cpu") -> S
 
 
 def matrices(side: int, backward: bool) -> float:
-    """Gigabytes that the matrix path takes at least: weights and logits, the index of all pairs, their gradients."""
-    return side**4 * ((4 if backward else 2) * 4 * GROUPS + 8) / 1e9
+    """Return the gigabytes that the matrix path takes at least: weights and logits, and their gradients."""
+    return side**4 * (4 if backward else 2) * 4 * GROUPS / 1e9
 
 
 def peak(path: str, side: int, backward: bool) -> float:

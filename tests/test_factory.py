@@ -37,7 +37,8 @@ def test_a_pair_is_built_or_refused_with_a_reason(encoding, joining):
     if encoding in MIXING and joining == "default":
         flat = Grid(4, 4)  # tokens without a place cannot be mixed by place
         given = build_position(flat, dim=24, depth=3, num_heads=3, encoding=encoding)(flat)
-        assert [one.mixing.shape[1:] for one in given] == [(16, 16)] * DEPTH
+        weights = [one.mixing if isinstance(one.mixing, torch.Tensor) else one.mixing.weights for one in given]
+        assert [one.shape[1:] for one in weights] == [(16, 16)] * DEPTH
         with pytest.raises(ValueError, match="`grid` must have no prefix tokens"):
             build(encoding)
     elif (encoding, joining) in PAIRS:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import graticule
 from graticule import Grid, fold, unfold
-from graticule.displacement import Displacements
 from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
 from graticule.joining import LayerPosition
 from graticule.layers import mix_tokens
@@ -61,7 +60,12 @@ def position(encoding, grid, product="auto", **kwargs):
 
 
 def assert_mixes_by(kind, given):
-    assert [type(layer.mixing) for layer in given] == [kind] * len(given)
+    """Mixed by the 'matrix' of all pairs, or by 'displacement'."""
+    ways = [
+        "matrix" if isinstance(layer.mixing, Tensor) or layer.mixing.weights is not None else "displacement"
+        for layer in given
+    ]
+    assert ways == [kind] * len(given)
 
 
 # One result
@@ -74,8 +78,8 @@ def test_both_products_give_the_same_output_at_any_size(name, sizes, other, enco
     assert by_matrix.state_dict().keys() == other_way.state_dict().keys()
     for size in (None, other):
         x = image(by_matrix, size)
-        assert_mixes_by(Tensor, by_matrix.position(by_matrix.grid_at(x.shape[-2:])))
-        assert_mixes_by(Displacements, other_way.position(other_way.grid_at(x.shape[-2:])))
+        assert_mixes_by("matrix", by_matrix.position(by_matrix.grid_at(x.shape[-2:])))
+        assert_mixes_by("displacement", other_way.position(other_way.grid_at(x.shape[-2:])))
         torch.testing.assert_close(other_way(x), by_matrix(x), rtol=0, atol=1e-10)
 
 
@@ -112,18 +116,17 @@ def test_the_shapes_are_those_that_are_documented(encoding, product):
     for at in (grid, Grid(5, 2)):
         for layer in position(encoding, grid, product)(at):
             assert layer.gate.shape == (at.patches,)
+            assert layer.mixing.table.shape == (groups, 2 * at.height - 1, 2 * at.width - 1)
+            assert layer.mixing.grid == at
             if product == "matrix":
-                assert layer.mixing.shape == (groups, at.patches, at.patches)
-            else:
-                assert layer.mixing.table.shape == (groups, 2 * at.height - 1, 2 * at.width - 1)
-                assert layer.mixing.grid == at
+                assert layer.mixing.weights.shape == (groups, at.patches, at.patches)
 
 
 # Which of the two
 
 
 @by_displacement
-@pytest.mark.parametrize(("grid", "kind"), [(Grid(31, 33), Tensor), (Grid(32, 32), Displacements)])
+@pytest.mark.parametrize(("grid", "kind"), [(Grid(31, 33), "matrix"), (Grid(32, 32), "displacement")])
 def test_auto_mixes_by_displacement_from_1024_patches_on(encoding, grid, kind):
     assert_mixes_by(kind, position(encoding, grid)(grid))
 
@@ -131,7 +134,10 @@ def test_auto_mixes_by_displacement_from_1024_patches_on(encoding, grid, kind):
 @pytest.mark.parametrize("encoding", ["lrpe", "ggqpe"])
 def test_auto_follows_the_grid_that_comes_in(encoding):
     small, large = Grid(3, 4), Grid(16, 64)
-    for own, other, kind, others in ((small, large, Tensor, Displacements), (large, small, Displacements, Tensor)):
+    for own, other, kind, others in (
+        (small, large, "matrix", "displacement"),
+        (large, small, "displacement", "matrix"),
+    ):
         made = position(encoding, own)
         assert_mixes_by(kind, made(own))
         assert_mixes_by(others, made(other))
@@ -143,22 +149,21 @@ def test_auto_follows_the_grid_that_comes_in(encoding):
 def test_auto_counts_the_patches_of_a_window():
     encodings = [QuadraticMixing(Grid(32, 32))]
     made = MixingPosition(encodings, window=32)
-    assert_mixes_by(Displacements, made(Grid(64, 64)))
-    assert_mixes_by(Tensor, made(Grid(31, 64)))  # windows of 31 x 32
-    assert_mixes_by(Tensor, MixingPosition([QuadraticMixing(Grid(7, 7))], window=7)(Grid(64, 64)))
+    assert_mixes_by("displacement", made(Grid(64, 64)))
+    assert_mixes_by("matrix", made(Grid(31, 64)))  # windows of 31 x 32
+    assert_mixes_by("matrix", MixingPosition([QuadraticMixing(Grid(7, 7))], window=7)(Grid(64, 64)))
 
 
 @pytest.mark.parametrize("product", ["matrix", "displacement"])
 @pytest.mark.parametrize("encoding", BY_DISPLACEMENT)
 def test_a_product_that_is_chosen_stays_at_any_size(encoding, product):
-    kind = Tensor if product == "matrix" else Displacements
     for own, other in ((Grid(3, 4), Grid(32, 32)), (Grid(32, 32), Grid(3, 4))):
         made = position(encoding, own, product)
         for at in (own, other):
-            assert_mixes_by(kind, made(at))
+            assert_mixes_by(product, made(at))
         made.set_grid(other)
         for at in (own, other):
-            assert_mixes_by(kind, made(at))
+            assert_mixes_by(product, made(at))
 
 
 @pytest.mark.parametrize("encoding", ["sgu", "lrpe_m"])
@@ -168,14 +173,14 @@ def test_what_has_no_table_of_displacements_is_always_a_matrix(encoding, product
     made, plain = draw(position(encoding, grid, product)), position(encoding, grid, "matrix")
     plain.load_state_dict(made.state_dict())
     for at in (grid, other):
-        assert_mixes_by(Tensor, made(at))
+        assert_mixes_by("matrix", made(at))
         assert all(torch.equal(a.mixing, b.mixing) for a, b in zip(made(at), plain(at), strict=True))
 
 
 @pytest.mark.parametrize("product", ["auto", "displacement"])
 def test_a_dense_matrix_of_1024_patches_is_a_matrix_too(product):
     grid = Grid(32, 32)
-    assert_mixes_by(Tensor, MixingPosition([DenseMixing(grid)], product=product)(grid))
+    assert_mixes_by("matrix", MixingPosition([DenseMixing(grid)], product=product)(grid))
 
 
 @pytest.mark.parametrize("encoding", ["sgu", "lrpe_m"])
@@ -197,15 +202,17 @@ def held_tables(model):
 
 @models
 @by_displacement
-def test_folding_holds_the_tables_and_changes_neither_output_nor_state(name, sizes, other, encoding):
-    model = built(name, encoding, "displacement", **sizes)
+@pytest.mark.parametrize("product", ["matrix", "displacement"])
+def test_folding_holds_the_tables_and_changes_neither_output_nor_state(name, sizes, other, encoding, product):
+    model = built(name, encoding, product, **sizes)
     x, state = image(model), {key: value.clone() for key, value in model.state_dict().items()}
     before = model(x)
     fold(model)
     torch.testing.assert_close(model(x), before, rtol=0, atol=1e-12)
-    assert_mixes_by(Displacements, model.position(model.grid))
+    assert_mixes_by(product, model.position(model.grid))
     buffers = {id(buffer) for buffer in model.position.buffers()}
-    assert all(id(held.table) in buffers and not held.table.requires_grad for held in held_tables(model))
+    held = [part for mixing in held_tables(model) for part in (mixing.table, mixing.weights) if part is not None]
+    assert all(id(part) in buffers and not part.requires_grad for part in held)
     assert model.state_dict().keys() == state.keys()
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     unfold(model)
@@ -331,7 +338,7 @@ def test_a_whole_model_is_exported(encoding, folded):
 @pytest.mark.parametrize("name", ["gmlp_nano_patch4_28", "posmlp_nano_32"])
 def test_the_small_models_take_a_product_by_name(name):
     by_matrix, other_way = (built(name, "ggqpe", product) for product in ("matrix", "displacement"))
-    assert_mixes_by(Displacements, other_way.position(other_way.grid))
+    assert_mixes_by("displacement", other_way.position(other_way.grid))
     x = image(by_matrix)
     torch.testing.assert_close(other_way(x), by_matrix(x), rtol=0, atol=1e-10)
     graticule.create_model(name, token_mixing={"product": "displacement"})(x.float())  # its own encoding

@@ -83,7 +83,9 @@ def test_what_was_mixed_is_the_sum_of_the_tokens_by_the_map(name):
     unit.register_forward_hook(lambda module, given, out: seen.append((given[0], out)))
     model(images(*model.img_size, dtype=torch.float64)[:, :1])
     (one,) = mixing_maps(model, query=(1, 3), layers=[0])
-    (x, out), at = seen[0], one.grid.width + 3
+    height, width = one.grid.shape  # of the first window
+    x, out = (tokens.unflatten(1, model.grid.shape)[:, :height, :width].flatten(1, 2) for tokens in seen[0])
+    at = width + 3
     u, v = x.chunk(2, -1)
     v = v.unflatten(-1, (one.groups, -1))  # (B, N, groups, C / groups)
     mixed = torch.einsum("gn,bngc->bgc", torch.from_numpy(one.weights).flatten(1), v).flatten(1)
