@@ -79,8 +79,8 @@ def attention_maps(
     Raises:
         ValueError: if the model has no such layers.
     """
-    attentions = [module for module in model.modules() if callable(getattr(module, "weights", None))]
-    if not attentions or not hasattr(model, "each_layer"):
+    attentions = _attentions(model) if hasattr(model, "each_layer") else []
+    if not attentions:
         raise ValueError(f"`model` must be one of our backbones with attention, got {type(model).__name__}.")
     chosen = list(range(len(attentions))) if layers is None else list(layers)
     for layer in chosen:
@@ -102,6 +102,15 @@ def attention_maps(
         for handle in handles:
             handle.remove()
     return [_map(layer, found[layer], grids[layer], attentions[layer]) for layer in chosen]
+
+
+def _attentions(model: Any) -> list[Any]:
+    """Return the attention of every block, through all stages; that of a stem or a head is not between patches."""
+    if hasattr(model, "depths"):
+        blocks = [model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
+    else:
+        blocks = list(model.blocks)
+    return [block.attn for block in blocks if hasattr(block, "attn")]
 
 
 def _keep(found: dict[int, Tensor], layer: int) -> Any:

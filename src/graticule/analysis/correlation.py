@@ -201,8 +201,8 @@ def position_correlations(
     if not told and any(value is not None for position in positions for value in position):
         raise ValueError(
             "`model` must have an absolute encoding (learnable, sinusoidal_1d or sinusoidal_2d, with any joining) "
-            "to have position correlations, got one with a relative, rotary or conditional encoding alone; "
-            "translation_error and attention_maps look at any model."
+            "to have position correlations, got one with a relative, rotary, conditional or mixing encoding alone; "
+            "translation_error measures any model, attention_maps shows attention, mixing_maps shows gated MLPs."
         )
 
     exact = copy.deepcopy(model).cpu().double().eval()

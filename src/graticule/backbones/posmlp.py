@@ -19,7 +19,7 @@ from graticule.layers.convolutional_stem import (
     linear_patch_embed,
 )
 from graticule.layers.gating import Combine, GatedBlock
-from graticule.position import FoldedPosition, MixingPosition, Position, PositionBuilder
+from graticule.position import FoldedPosition, Position, PositionBuilder
 
 #: Which blocks shift their windows, and where: as Swin, or as the authors' code.
 Shift = Literal["swin", "released"]
@@ -177,9 +177,7 @@ class PosMlp(Pyramid):
             for side, blocks, position in zip(windows, self.blocks, _stages(self.position), strict=True):
                 for block in cast("Iterable[_WindowBlock]", blocks):
                     block.window = side
-                for part in position.modules():
-                    if isinstance(part, MixingPosition):
-                        part.window = side
+                position.set_window(side)
         super().set_input_size(size)
 
     def embed(self, stage: int, x: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from graticule.position import Position
+
 #: Buffers of references that are computed here.
 _COMPUTED = ("relative_position_index",)
 
@@ -36,8 +38,13 @@ def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of `model` under the names of its family's public code: timm, DeiT, LaPE, PVT, Twins.
 
     A model with a learnable encoding and the default joining can so be loaded by timm.
+
+    Raises:
+        ValueError: if the model is no backbone.
     """
-    position: Any = model.position
+    position: Any = getattr(model, "position", None)
+    if not isinstance(position, Position):
+        raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
     names = {f"position.{own}": theirs for theirs, own in position.published_names().items()}
     rename: Any = getattr(model, "published_name", lambda name: name)
     return {rename(names.get(name, name)): value for name, value in model.state_dict().items()}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
 from graticule.layers import Block, WindowAttention
-from graticule.position import BiasPosition, FoldedPosition, PositionBuilder, RotaryPosition
+from graticule.position import PositionBuilder
 
 
 class SwinTransformer(Pyramid):
@@ -150,10 +150,7 @@ class SwinTransformer(Pyramid):
         if window_size is not None:
             self.grid_at(size).window(window_size)  # a mistake is found before anything is changed
             self.window_size = window_size
-            position = self.position
-            for part in (position.original if isinstance(position, FoldedPosition) else position).modules():
-                if isinstance(part, BiasPosition | RotaryPosition):
-                    part.window = window_size
+            self.position.set_window(window_size)
         super().set_input_size(size)
         self._set_windows()
 

@@ -182,6 +182,11 @@ class GatedBlock(nn.Module):
         self.mlp_channels = GatedMlp(dim, hidden, GatingUnit(hidden, gate_norm, combine), act_layer, proj_drop)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
+    @property
+    def norm1(self) -> nn.Module:
+        """The norm before the tokens are mixed, by the name that it has in a transformer's block."""
+        return self.norm
+
     def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
         """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
         return x + self.drop_path(self.mlp_channels(self.norm(x), position, self.windows(*where)))

@@ -15,6 +15,9 @@ from graticule.joining import LayerPosition
 class Position(nn.Module, ABC):
     """The one thing that a backbone knows of position: `position(grid)` is a list of `LayerPosition`."""
 
+    #: Side of the windows within which it acts, in patches; None where it acts on the whole grid.
+    window: int | None = None
+
     @abstractmethod
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return one `LayerPosition` per layer for `grid`."""
@@ -31,6 +34,12 @@ class Position(nn.Module, ABC):
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the parameters are held for."""
+
+    def set_window(self, side: int) -> None:
+        """Set the side of the windows of every part that acts within windows; it takes effect with `set_grid`."""
+        for part in self.modules():
+            if isinstance(part, Position) and part.window is not None:
+                part.window = side
 
     def published_names(self) -> dict[str, str]:
         """Name in published checkpoints of a vision transformer -> name of the parameter here."""

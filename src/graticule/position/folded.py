@@ -89,6 +89,10 @@ class FoldedPosition(Position):
         self.grid = grid
         self.fold()
 
+    def set_window(self, side: int) -> None:
+        """Set the side of the windows of the original."""
+        self.original.set_window(side)
+
     def published_names(self) -> dict[str, str]:
         """The published names of the original."""
         return self.original.published_names()

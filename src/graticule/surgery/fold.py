@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from graticule.backbones import LanguageModel
 from graticule.grid import Grid
 from graticule.position import FoldedPosition, Position
 
@@ -63,4 +64,6 @@ def _backbones(model: nn.Module) -> list[Any]:
 def _grid(backbone: Any, img_size: int | tuple[int, int] | None) -> Grid:
     if img_size is None:
         return backbone.grid
+    if isinstance(backbone, LanguageModel):
+        raise ValueError(f"`img_size` must be left out with a language model, got {img_size}.")
     return backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)

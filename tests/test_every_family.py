@@ -1,0 +1,481 @@
+"""Every public function on every family: a right result, or a refusal that is in one table."""
+
+import copy
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.optim import param_groups_layer_decay
+from torch import Tensor, nn
+
+import graticule
+from graticule.analysis import (
+    Correlations,
+    attention_maps,
+    attention_sheet,
+    bias_sheet,
+    correlation_sheet,
+    locality_plot,
+    mixing_maps,
+    mixing_sheet,
+    non_locality_plot,
+    position_correlations,
+    save_attention,
+    save_mixing,
+    translation_error,
+    translation_plot,
+    whole_patches,
+)
+from graticule.layers.gating import mix_tokens
+from graticule.studies.matrix import SMALL, build
+from graticule.surgery import load_position, read_checkpoint
+from graticule.tasks import cost, set_windows
+from tiny import draw
+
+GATED = ("gMLP", "PosMLP")
+PYRAMIDS = ("PVT", "Swin", *GATED)
+CLASSES = 5
+
+#: Encoding (None: the family's own) and joining; together they use every field of `LayerPosition`.
+OF_ATTENTION = [
+    (None, "default"),
+    ("none", "default"),
+    ("sinusoidal_2d", "lape"),
+    ("alibi", "default"),
+    ("learnable+relative_bias", "shared"),
+    ("rotary+shaw", "default"),
+    ("peg+learnable", "unshared"),
+]
+#: The same for families that differ from the first in their stem, head or block alone.
+OF_RELATIVES = [
+    (None, "default"),
+    ("sinusoidal_2d", "lape"),
+    ("learnable+relative_bias", "shared"),
+    ("rotary+shaw", "default"),
+]
+OF_GATES = [
+    (None, "default"),
+    ("learnable+lrpe_m", "shared"),
+    ("peg+sgu", "default"),
+    ("sinusoidal_2d+gqpe", "default"),
+]
+OF_PVT = [(None, "default"), ("none", "default"), ("sinusoidal_2d", "lape"), ("peg+learnable", "unshared")]
+CHOICES = dict.fromkeys(SMALL, OF_RELATIVES) | dict.fromkeys(GATED, OF_GATES)
+CHOICES |= {"PVT": OF_PVT, "ViT, DeiT": OF_ATTENTION, "Swin": OF_ATTENTION, "CeiT": OF_ATTENTION}
+CASES = [(family, *choice) for family in SMALL for choice in CHOICES[family]]
+every = pytest.mark.parametrize(("family", "encoding", "joining"), CASES)
+family_alone = pytest.mark.parametrize("family", SMALL)
+
+#: (function, families or encodings) -> what the refusal says. Everything else must give a result.
+REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
+    ("attention_maps", GATED): "`model` must be one of our backbones with attention",
+    ("mixing_maps", tuple(set(SMALL) - set(GATED))): "`model` must mix its tokens by position",
+    ("position_correlations", ("alibi", "rotary+shaw", "peg+sgu")): "`model` must have an absolute encoding",
+    # the families whose own encoding is no table
+    ("position_correlations of its own", ("CPVT, GAP", "Swin", *GATED)): "`model` must have an absolute encoding",
+    ("set_windows", tuple(set(SMALL) - {"PosMLP"})): "`windows` must be left out",
+    ("tokens of intermediates", PYRAMIDS): "`output_fmt` must be 'NCHW'",
+}
+
+
+#: Public functions that take numbers or names and no model, and those of other kinds of model.
+WITHOUT_A_MODEL = {
+    *("cosine_similarity", "locality", "two_dimensionality", "curves", "convergence_plot", "length_plot"),
+    *("resolution_plot", "save_figure", "sheet_layers", "build_position", "list_encodings", "list_joinings"),
+    *("list_decompositions", "list_models", "list_language_models", "create_model"),
+}
+
+
+def test_every_public_function_of_a_model_is_called_here():
+    modules = (graticule, graticule.analysis, graticule.surgery)
+    public = {name for module in modules for name in module.__all__ if inspect.isfunction(getattr(module, name))}
+    called = set(re.findall(r"\w+", Path(__file__).read_text(encoding="utf-8").partition("def refusal")[2]))
+    assert public - WITHOUT_A_MODEL <= called, public - WITHOUT_A_MODEL - called
+    assert public >= WITHOUT_A_MODEL, WITHOUT_A_MODEL - public
+
+
+def refusal(function: str, *who: str | None) -> str | None:
+    """What the table says of a function on a family, or with an encoding."""
+    return next((why for (name, whom), why in REFUSED.items() if name == function and set(who) & set(whom)), None)
+
+
+def result(refused: str | None, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that must give a result, or must refuse with `refused`; None is a refusal."""
+    if refused is None:
+        return function(*args, **kwargs)
+    with pytest.raises(ValueError, match=refused.replace("(", r"\(")):
+        function(*args, **kwargs)
+    return None
+
+
+@cache
+def held(family: str, encoding: str | None, joining: str) -> Any:
+    """The one model of a case, in float64, that no test may change."""
+    return draw(build(family, encoding, joining)).double().eval()
+
+
+def model_of(family: str, encoding: str | None = None, joining: str = "default") -> Any:
+    """A model of a case that is the test's own."""
+    return copy.deepcopy(held(family, encoding, joining))
+
+
+def images(model: Any, batch: int = 2, taller: int = 1, wider: int = 1) -> Tensor:
+    height, width = model.img_size
+    return torch.randn(batch, 3, taller * height, wider * width, dtype=torch.float64)
+
+
+def layers(model: Any) -> int:
+    return sum(getattr(model, "depths", ())) or len(model.blocks)
+
+
+def own(family: str, encoding: str | None) -> str | None:
+    """Why a case has no position correlations, if so."""
+    if encoding is None:
+        return refusal("position_correlations of its own", family)
+    return refusal("position_correlations", encoding)
+
+
+@every
+@torch.no_grad()
+def test_an_image_of_another_shape_is_classified_whatever_stands_beside_it(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model, taller=2)
+    logits = model(x)
+    assert logits.shape == (2, CLASSES) and logits.isfinite().all()
+    torch.testing.assert_close(model(x[1:]), logits[1:], rtol=0, atol=1e-10)
+
+
+@every
+@torch.no_grad()
+def test_the_intermediates_are_those_that_the_model_goes_through(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model, wider=2)
+    final, maps = model.forward_intermediates(x)
+    torch.testing.assert_close(final, model.forward_features(x))
+    through = list(model.each_layer(x))
+    assert len(through) == layers(model) and len(maps) == len(model.feature_info)
+    tokens, grid = through[-1]
+    torch.testing.assert_close(maps[-1], grid.to_map(tokens))
+    for found, info in zip(maps, model.feature_info, strict=True):
+        assert found.shape[:2] == (2, info["num_chs"]) and found.isfinite().all()
+
+
+@family_alone
+@torch.no_grad()
+def test_the_intermediates_are_tokens_too_where_layers_share_a_grid(family):
+    model = held(family, None, "default")
+    refused = refusal("tokens of intermediates", family)
+    found = result(refused, model.forward_intermediates, images(model), output_fmt="NLC", intermediates_only=True)
+    if refused is None:
+        maps = model.forward_intermediates(torch.zeros(2, 3, *model.img_size).double(), intermediates_only=True)
+        assert [tuple(tokens.shape) for tokens in found] == [(2, m.shape[2] * m.shape[3], m.shape[1]) for m in maps]
+
+
+@family_alone
+@torch.no_grad()
+def test_timm_makes_a_backbone_of_features(family):
+    name, sizes = SMALL[family]
+    torch.manual_seed(1)
+    features = timm.create_model(f"graticule_{name}", features_only=True, out_indices=(-1,), **sizes).double().eval()
+    torch.manual_seed(1)
+    model = timm.create_model(f"graticule_{name}", **sizes).double().eval()
+    x = images(model)
+    (found,) = features(x)
+    assert found.shape[1] == features.feature_info.channels()[0] == model.num_features
+    torch.testing.assert_close(found, model.forward_intermediates(x, indices=1, intermediates_only=True)[0])
+
+
+@every
+@torch.no_grad()
+def test_the_size_that_is_set_is_computed_as_it_was_in_passing(family, encoding, joining):
+    model = model_of(family, encoding, joining)
+    x = images(model, taller=2)
+    passing = model(x)
+    model.set_input_size(x.shape[-2:])
+    assert model.img_size == tuple(x.shape[-2:])
+    if family == "Swin":  # a stage that was one window and is several shifts them from now on, as in timm
+        assert model(x).shape == passing.shape and model(x).isfinite().all()
+    else:
+        torch.testing.assert_close(model(x), passing, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("family", "encoding", "joining"), [case for case in CASES if case[0] in ("Swin", "PosMLP")])
+@pytest.mark.parametrize("folded", [False, True])
+@torch.no_grad()
+def test_windows_are_changed_and_changed_back(family, encoding, joining, folded):
+    model = model_of(family, encoding, joining)
+    x = images(model, taller=2)
+    model.set_input_size(x.shape[-2:])
+    before = model(x)
+    if folded:
+        graticule.fold(model)
+    other, back = (
+        ({"windows": (4, 2)}, {"windows": (2, 2)}) if family == "PosMLP" else ({"window_size": 2}, {"window_size": 4})
+    )
+    model.set_input_size(**other)
+    changed = model(x)
+    assert changed.shape == before.shape and changed.isfinite().all() and not torch.equal(changed, before)
+    model.set_input_size(**back)
+    assert model(x).isfinite().all()
+    if family == "Swin" and not model.position.resampled_encodings():  # a formula loses nothing
+        torch.testing.assert_close(model(x), before, rtol=0, atol=1e-10)
+
+
+@family_alone
+@torch.no_grad()
+def test_windows_by_stage_are_set_where_there_are_some(family):
+    model = model_of(family)
+    refused = refusal("set_windows", family)
+    result(refused, set_windows, model, (4, 2))
+    if refused is None:
+        assert model.windows == (4, 2) and model(images(model)).isfinite().all()
+
+
+@every
+@torch.no_grad()
+def test_a_folded_model_says_the_same_and_refuses_another_grid_and_training(family, encoding, joining):
+    model = model_of(family, encoding, joining)
+    x = images(model, wider=2)
+    expected = model(x)
+    graticule.fold(model, (x.shape[-2], x.shape[-1]))
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="is folded for a grid"):
+        model(images(model, taller=3))
+    with pytest.raises(RuntimeError, match="is folded"):
+        model.train()(x)
+    torch.testing.assert_close(graticule.unfold(model).eval()(x), expected, rtol=0, atol=0)
+
+
+@every
+def test_position_correlations_are_cosines_of_every_layer(tmp_path, family, encoding, joining):
+    model = held(family, encoding, joining)
+    refused = own(family, encoding)
+    height, width = model.img_size
+    for stage in range(len(getattr(model, "depths", (1,)))):
+        found = result(refused, position_correlations, model, (2 * height, width), stage)
+        if found is None:
+            continue
+        assert found.similarity.shape == (len(found.sources), found.grid.patches, found.grid.patches)
+        told = found.similarity[[source is not None for source in found.sources]]
+        np.testing.assert_allclose(told, told.transpose(0, 2, 1), atol=1e-12)
+        np.testing.assert_allclose(np.diagonal(told, axis1=1, axis2=2), 1.0)
+        assert len(told) == (0 if encoding == "none" else len(found.similarity))
+        read = Correlations.load(found.save(tmp_path / "correlations.npz"))
+        np.testing.assert_array_equal(read.similarity, found.similarity)
+
+
+@every
+def test_attention_maps_are_shares_of_the_keys_in_every_layer(tmp_path, family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model, batch=1, taller=2)
+    refused = refusal("attention_maps", family)
+    found = result(refused, attention_maps, model, x)
+    without = result(refused, attention_maps, model, x, without_position=True)
+    if found is None:
+        return
+    assert [one.layer for one in found] == list(range(layers(model)))
+    for one in found:
+        assert one.weights.shape[2:] == (one.queries.tokens, one.keys.tokens)
+        np.testing.assert_allclose(one.weights.sum(-1), 1.0)
+        assert all(0 <= one.distance(head) <= np.hypot(*one.queries.shape) for head in range(one.num_heads))
+    same = [np.array_equal(a.weights, b.weights) for a, b in zip(found, without, strict=True)]
+    assert all(same) if encoding == "none" else not any(same[1:])
+    with np.load(save_attention(found, tmp_path / "attention.npz")) as saved:
+        np.testing.assert_array_equal(saved["layer1"], found[0].weights)
+
+
+@every
+def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding, joining):
+    model = held(family, encoding, joining)
+    found = result(refusal("mixing_maps", family), mixing_maps, model)
+    if found is None:
+        return
+    assert [one.layer for one in found] == list(range(layers(model)))
+    for one, position in zip(found, model.position(model.grid), strict=True):
+        query = one.query[0] * one.grid.width + one.query[1]
+        # mixing a one at each place in turn shows what the query takes of it
+        taken = mix_tokens(torch.eye(one.grid.patches).double()[..., None].expand(-1, -1, one.groups), position.mixing)
+        np.testing.assert_allclose(one.weights.reshape(one.groups, -1).T, taken[:, query].detach(), atol=1e-12)
+    with np.load(save_mixing(found, tmp_path / "mixing.npz")) as saved:
+        np.testing.assert_array_equal(saved["layer1_weights"], found[0].weights)
+
+
+@every
+def test_the_translation_error_is_measured_in_every_layer(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model, taller=2, wider=2)
+    found = translation_error(model, x)
+    assert len(found.grids) == layers(model)
+    assert whole_patches(model, (x.shape[-2], x.shape[-1])).shape == found.grids[-1].shape
+    with pytest.raises(ValueError, match="must be a multiple of the coarsest patch"):
+        translation_error(model, x[..., 1:])
+    assert np.isfinite(found.all_patches).all() and (found.all_patches >= 0).all()
+    assert np.isfinite(found.logits) and 0 <= found.flips <= 1
+    assert np.isfinite(found.prefix).all() == all(grid.prefix for grid in found.grids)
+
+
+@every
+@torch.no_grad()
+def test_weights_go_out_under_published_names_and_come_back(tmp_path, family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model)
+    path = tmp_path / "weights.safetensors"
+    state = {name: value.contiguous() for name, value in graticule.published_state_dict(model).items()}
+    save_file(state, path)
+    assert read_checkpoint(path).keys() == state.keys()
+    fresh = build(family, encoding, joining).double().eval()
+    torch.testing.assert_close(graticule.load_checkpoint(fresh, path)(x), model(x), rtol=0, atol=0)
+    fresh.load_state_dict(draw(build(family, encoding, joining)).state_dict())
+    if any(True for _ in fresh.position.parameters()):
+        load_position(fresh, path)
+        for name, value in model.position.state_dict().items():
+            torch.testing.assert_close(fresh.position.state_dict()[name], value)
+    else:
+        with pytest.raises(ValueError, match=r"the position parameters of .* neither has any"):
+            load_position(fresh, path)
+
+
+@every
+@torch.no_grad()
+def test_a_transfer_takes_all_of_the_same_model_and_the_blocks_of_one_for_another_size(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model)
+    same = build(family, encoding, joining).double().eval()
+    taken = graticule.transfer(same, model.state_dict())
+    assert {row.status for row in taken.rows} == {"loaded"}
+    torch.testing.assert_close(same(x), model(x), rtol=0, atol=0)
+    larger = model_of(family, encoding, joining)
+    larger.set_input_size((2 * model.img_size[0], model.img_size[1]))
+    larger.reset_classifier(3)
+    taken = graticule.transfer(draw(larger), model.state_dict())
+    assert {row.name for row in taken.rows if row.status == "new"} >= {"head.weight", "head.bias"}
+    assert larger(images(larger)).shape == (2, 3) and larger(images(larger)).isfinite().all()
+
+
+@every
+def test_every_trainable_parameter_is_in_one_group_of_timms_layer_decay(family, encoding, joining):
+    model = held(family, encoding, joining)
+    groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay())
+    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    published = set(model.position.published_names())
+    assert not decayed & {id(p) for name, p in model.position.named_parameters() if f"position.{name}" not in published}
+
+
+@family_alone
+def test_checkpointing_changes_no_gradient(family):
+    gradients = []
+    for checkpointing in (False, True):
+        model = model_of(family)
+        model.set_grad_checkpointing(checkpointing)
+        torch.manual_seed(0)
+        model(images(model)).square().sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+@family_alone
+@torch.no_grad()
+def test_the_classifier_is_replaced_and_taken_away(family):
+    model = model_of(family)
+    x = images(model)
+    model.reset_classifier(3)
+    assert model(x).shape == (2, 3)
+    features = model.forward_head(model.forward_features(x), pre_logits=True)
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(x), features)
+    assert features.shape == (2, model.num_features)
+
+
+@family_alone
+def test_the_cost_of_a_pass_is_positive(family, monkeypatch):
+    monkeypatch.setattr(cost, "_SECONDS", 0.0)
+    model = held(family, None, "default")
+    found = cost.inference_cost(model, images(model))
+    assert found.batch == 2 and 0 < found.images_per_second < float("inf") and found.memory > 0
+
+
+@family_alone
+def test_what_was_found_is_drawn(family):
+    model = held(family, None, "default")
+    figures: list[Any] = [translation_plot({family: translation_error(model, images(model, taller=2, wider=2))})]
+    if family in GATED:
+        maps = mixing_maps(model)
+        figures += [mixing_sheet(maps), bias_sheet(maps), non_locality_plot({family: maps})]
+    else:
+        figures.append(attention_sheet({family: attention_maps(model, images(model, batch=1))}))
+    if own(family, None) is None:
+        found = position_correlations(model)
+        figures += [correlation_sheet(found, family), locality_plot({family: found})]
+    assert all(any(ax.has_data() for ax in figure.axes) for figure in figures)
+
+
+# Language models, which are no backbones for images
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda model, x: attention_maps(model, x), "`model` must be one of our backbones with attention"),
+        (lambda model, x: mixing_maps(model), "`model` must mix its tokens by position"),
+        (lambda model, x: translation_error(model, x), "`model` must be one of our backbones"),
+        (lambda model, x: position_correlations(model, 32), "`img_size` must be left out with a language model"),
+        (lambda model, x: graticule.fold(model, 32), "`img_size` must be left out with a language model"),
+    ],
+)
+def test_a_language_model_is_refused_where_images_are_looked_at(function, why):
+    model = graticule.create_language_model("lm_nano", 11, context=8, depth=2)
+    with pytest.raises(ValueError, match=why):
+        function(model, torch.zeros(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "joining"), [("learnable", "lape"), ("sinusoidal_1d", "default"), ("rotary_1d", "default")]
+)
+@torch.no_grad()
+def test_what_acts_on_weights_takes_a_language_model(tmp_path, encoding, joining):
+    def create(context: int = 8) -> Any:
+        options = {"context": context, "depth": 2, "encoding": encoding, "joining": joining}
+        return draw(graticule.create_language_model("lm_nano", 11, **options)).double().eval()
+
+    model, tokens = create(), torch.randint(0, 11, (2, 8))
+    expected = model(tokens)
+    torch.testing.assert_close(graticule.unfold(graticule.fold(model))(tokens), expected)
+    save_file(graticule.published_state_dict(model), tmp_path / "weights.safetensors")
+    torch.testing.assert_close(graticule.load_checkpoint(create(), tmp_path / "weights.safetensors")(tokens), expected)
+    same = create()
+    assert {row.status for row in graticule.transfer(same, model.state_dict()).rows} == {"loaded"}
+    torch.testing.assert_close(same(tokens), expected)
+    longer = create(16)
+    graticule.transfer(longer, model.state_dict())
+    assert longer(torch.randint(0, 11, (2, 16))).isfinite().all()
+    refused = refusal("position_correlations", "alibi") if encoding == "rotary_1d" else None
+    found = result(refused, position_correlations, model)
+    assert found is None or found.similarity.shape == (2, 8, 8)
+    assert next(graticule.generate(model, tokens[:, :3], 2)).shape == (2,)
+
+
+def test_a_module_that_is_no_backbone_is_refused_by_name():
+    x = torch.zeros(2, 3, 32, 32)
+    for function in (
+        lambda model: attention_maps(model, x),
+        lambda model: translation_error(model, x),
+        mixing_maps,
+        position_correlations,
+        graticule.fold,
+        lambda model: graticule.transfer(model, {}),
+        lambda model: graticule.load_checkpoint(model, "weights.safetensors"),
+        graticule.published_state_dict,
+    ):
+        with pytest.raises(ValueError, match=r"`model` must .*got Linear"):
+            function(nn.Linear(2, 2))
