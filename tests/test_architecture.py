@@ -9,7 +9,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 
 #: Rooms from the ground up; a room imports from those below it and from itself.
 FLOORS = [
-    {"grid", "files", "names"},
+    {"checks", "files", "names"},
+    {"grid"},
     {"displacement"},
     {"encodings"},
     {"joining"},
@@ -27,7 +28,18 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 #: The package itself re-exports what is public: it stands on surgery, and those above may read it.
 FLOOR["graticule"] = FLOOR["surgery"] + 0.5
 #: What analysis may read: the public interface of models, and the helper that writes files.
-PUBLIC = {"grid", "displacement", "encodings", "joining", "position", "factory", "backbones", "files", "names"}
+PUBLIC = {
+    "checks",
+    "grid",
+    "displacement",
+    "encodings",
+    "joining",
+    "position",
+    "factory",
+    "backbones",
+    "files",
+    "names",
+}
 READERS_OF_ANALYSIS = {"studies", "commands", "cli", "__main__"}
 
 

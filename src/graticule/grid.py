@@ -80,19 +80,23 @@ class Grid:
         """Flattened index, among the patches, of the one at (H // 2, W // 2)."""
         return (self.height // 2) * self.width + self.width // 2
 
-    def alike(self, patches: int) -> Grid | None:
-        """Return the grid that so many patches of a checkpoint had, as far as their number tells; None if it does not.
+    def alike(self, patches: int, shape: tuple[int, int] | None = None) -> Grid | None:
+        """Infer the grid that `patches` rows of a checkpoint are for; None if that cannot be known.
 
-        It is this one if it has as many; else, for a text, a row, and for an image a square.
+        It is `shape` where the checkpoint says it, if it has as many patches. Without it, as in checkpoints of others,
+        it is a row for a text, and for an image a square, as that is what is published; a number that has no root is
+        taken for this grid, if it has as many patches.
         """
         if patches < 1:
             return None
         if self.sequence:
             return Grid.of_text(patches)
-        if patches == self.patches:
-            return Grid(*self.shape)
+        if shape is not None and shape[0] * shape[1] == patches:
+            return Grid(*shape)
         side = math.isqrt(patches)
-        return Grid(side, side) if side * side == patches else None
+        if side * side == patches:
+            return Grid(side, side)
+        return Grid(*self.shape) if patches == self.patches else None
 
     def pyramid(self, stages: int, prefix: int = 0, pad: bool = False) -> list[Grid]:
         """Return this grid and those of half the sides each, `stages` in all; the last has `prefix` prefix tokens.

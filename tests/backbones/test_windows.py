@@ -269,7 +269,7 @@ def test_what_depends_on_the_window_is_resampled_as_from_a_checkpoint_of_other_w
     model, x = posmlp(encoding), image()
     for given in (windows, SIZES["windows"]):
         torch.save(model.state_dict(), tmp_path / "model.pth")
-        loaded = load_checkpoint(posmlp(encoding, windows=given), tmp_path / "model.pth", resize=True)
+        loaded = load_checkpoint(posmlp(encoding, windows=given), tmp_path / "model.pth")
         model.set_input_size(windows=given)
         assert_same_state(loaded, model.state_dict())
         assert torch.equal(loaded(x), model(x))
@@ -385,47 +385,27 @@ def test_a_window_that_was_larger_than_the_grid_grows_with_it():
 # Checkpoints of other windows
 
 
-@pytest.mark.parametrize(
-    ("encoding", "said"),
-    [
-        ("sgu", r"encodings.0.weight is \(64, 64\) where the model has \(16, 16\)"),
-        ("lrpe", r"encodings.0.relative_position_table is \(1, 225\) where the model has \(1, 49\)"),
-        ("glrpe", r"encodings.0.relative_position_table is \(2, 225\) where the model has \(2, 49\)"),
-        ("lrpe_m", r"encodings.0.first.weight is \(64, 64\) where the model has \(16, 16\)"),
-        ("ggqpe", r"biases.0 is \(64,\) where the model has \(16,\)"),
-    ],
-)
+@pytest.mark.parametrize("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m", "ggqpe"])
 @pytest.mark.parametrize("folded", [False, True])
-def test_a_checkpoint_of_other_windows_is_refused_with_the_offer_to_resample_it(encoding, said, folded, tmp_path):
+def test_a_checkpoint_of_other_windows_is_resampled_as_set_input_size_does_it(encoding, folded, tmp_path):
     path, x = tmp_path / "model.pth", image()
-    torch.save(posmlp(encoding, windows=LARGER).state_dict(), path)
-    model = posmlp(encoding)
-    model = fold(model) if folded else model
-    before, state = model(x), state_of(model)
-    with pytest.raises(ValueError, match=said) as error:
-        load_checkpoint(model, path)
-    assert "model.pth does not fit PosMlp" in str(error.value)
-    assert "load_checkpoint(..., resize=True)" in str(error.value)
-    assert_same_state(model, state)
-    assert torch.equal(model(x), before)
-    load_checkpoint(model, path, resize=True)
     other = posmlp(encoding, windows=LARGER)
-    load_checkpoint(other, path)
+    torch.save(other.state_dict(), path)
+    model = posmlp(encoding)
+    load_checkpoint(fold(model) if folded else model, path)
     other.set_input_size(windows=SIZES["windows"])
     assert_same_state(model, other.state_dict())
     torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
 
 
-def test_what_no_resampling_mends_is_refused_without_the_offer(tmp_path):
+def test_what_no_resampling_fits_is_refused_and_changes_nothing(tmp_path):
     path = tmp_path / "model.pth"
     torch.save(posmlp(windows=LARGER, num_classes=7).state_dict(), path)
     model = posmlp()
     state = state_of(model)
-    for resize in (False, True):
-        with pytest.raises(ValueError, match="it has 7 classes where the model has 5") as error:
-            load_checkpoint(model, path, resize=resize)
-        assert "resize=True" not in str(error.value)
-        assert_same_state(model, state)
+    with pytest.raises(ValueError, match="it has 7 classes where the model has 5"):
+        load_checkpoint(model, path)
+    assert_same_state(model, state)
 
 
 def test_a_quadratic_checkpoint_of_other_windows_without_a_bias_fits_as_it_is(tmp_path):
@@ -433,12 +413,6 @@ def test_a_quadratic_checkpoint_of_other_windows_without_a_bias_fits_as_it_is(tm
     torch.save(source.state_dict(), tmp_path / "model.pth")
     model = load_checkpoint(posmlp(**NO_BIAS), tmp_path / "model.pth")
     assert_same_state(model, source.state_dict())
-
-
-def test_a_checkpoint_of_its_own_windows_is_the_same_with_resize(tmp_path):
-    source, x = posmlp("lrpe_m"), image()
-    torch.save(source.state_dict(), tmp_path / "model.pth")
-    assert torch.equal(load_checkpoint(posmlp("lrpe_m"), tmp_path / "model.pth", resize=True)(x), source(x))
 
 
 # Folded models

@@ -2,6 +2,7 @@
 
 import argparse
 import pickle
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import graticule
-from graticule import Grid, fold, load_checkpoint
-from graticule.surgery import read_checkpoint
+from graticule import Grid, fold, load_checkpoint, transfer
+from graticule.surgery import read_checkpoint, save_weights
 from tiny import CHOICES, SIZE, draw, images, tiny
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -385,3 +386,170 @@ def test_loading_keeps_dtype_and_what_is_trained(saved):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert not model.patch_embed.proj.weight.requires_grad
     assert model.head.weight.requires_grad
+
+
+# Tensors that are no weights
+
+
+def quantized(value):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch is about to drop them
+        return torch.quantize_per_tensor(value, 0.1, 0, torch.qint8)
+
+
+def with_one(value, number):
+    value = value.clone()
+    value.view(-1)[7] = number
+    return value
+
+
+STRANGE = {
+    "sparse": lambda value: value.to_sparse(),
+    "quantized": quantized,
+    "without values": lambda value: value.to("meta"),
+    "a view that repeats its values": lambda value: value.flatten()[:1].clone().expand(value.shape),
+    "is int64 where the model has float32": lambda value: value.long(),
+    "is bool where the model has float32": lambda value: value > 0,
+    "is int8 where the model has float32": lambda value: value.to(torch.int8),
+    "is complex64 where the model has float32": lambda value: value + 0j,
+    "has 1 values that are not finite as float32": lambda value: with_one(value, torch.nan),
+    "has 2 values that are not finite as float32": lambda value: with_one(
+        with_one(value, torch.inf).roll(1), torch.inf
+    ),
+    "has 3 values that are not finite as float32": lambda value: torch.where(
+        torch.arange(value.numel()).view(value.shape) < 3, 1e300, value.double()
+    ),
+}
+
+
+@pytest.mark.parametrize("said", STRANGE)
+@pytest.mark.parametrize("name", ["head.weight", "position.encodings.0.pos_embed"])
+def test_a_tensor_that_is_no_weight_is_refused_by_name(said, name, saved):
+    state = draw(tiny()).state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch is about to drop quantized tensors
+        state[name] = STRANGE[said](state[name])
+        message = assert_refused(tiny(), saved(state))
+    assert said in message and name in message
+
+
+def test_a_few_bytes_that_say_to_be_many_numbers_stop_no_loader(saved):
+    endless = torch.ones(1).expand(10**12).view(1, -1, 1).expand(1, 10**12, 24)
+    state = {**tiny().state_dict(), "position.encodings.0.pos_embed": endless}
+    path = saved(state)
+    assert path.stat().st_size < 300_000
+    assert "repeats its values" in assert_refused(tiny(), path)
+    (row,) = [row for row in transfer(tiny(), path).rows if row.name.endswith("pos_embed") and row.status == "new"]
+    assert "repeats its values" in row.detail
+
+
+def test_a_transfer_leaves_what_is_not_finite(saved):
+    state = {**tiny().state_dict(), "cls_token": torch.full((1, 1, 24), torch.inf)}
+    model = tiny()
+    row = next(row for row in transfer(model, saved(state)).rows if row.name == "cls_token")
+    assert (row.status, row.detail) == ("new", "not finite there")
+    assert model.cls_token.isfinite().all()
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_a_name_with_line_ends_and_escape_codes_is_shown_in_one_line_and_escaped(suffix, saved, tmp_path):
+    state = {**tiny().state_dict(), "a\nb\x1b[31m" + "c" * 1000: torch.ones(2)}
+    path = saved(state) if suffix == "pth" else tmp_path / "model.safetensors"
+    if suffix == "safetensors":
+        save_file(state, path)
+    message = assert_refused(tiny(), path)
+    assert r"a\nb\x1b[31mccc" in message
+    assert message.isprintable() and len(message) < 500
+
+
+@pytest.mark.parametrize("kind", ["nothing", "noise", "other classes"])
+def test_a_checkpoint_that_a_model_is_created_with_is_refused_as_by_the_loader(kind, saved, tmp_path):
+    path = tmp_path / "checkpoint.pth"
+    if kind == "noise":
+        path.write_bytes(b"noise")
+    if kind == "other classes":
+        saved(timms(num_classes=7).state_dict())
+    error = FileNotFoundError if kind == "nothing" else ValueError
+    with pytest.raises(error) as expected:
+        load_checkpoint(tiny(), path)
+    with pytest.raises(error) as found:
+        tiny(checkpoint_path=path)
+    assert str(found.value) == str(expected.value)
+
+
+UNKNOWN = [None, [4], [0, 16], [-4, -4], ["a", "b"], [True, 16], [4.0, 4.0], [3, 5], [10**30, 1]]
+
+
+# Tables of a grid with as many patches and other sides
+
+SAVED = {
+    "own": lambda model, folder: torch.save(model.state_dict(), folder / "a.pth"),
+    "published": lambda model, folder: torch.save({"model": graticule.published_state_dict(model)}, folder / "a.pth"),
+    "compiled": lambda model, folder: torch.save(
+        {"state_dict": torch.nn.ModuleDict({"module": model}).state_dict()}, folder / "a.pth"
+    ),
+    "weights": lambda model, folder: save_weights(model.state_dict(), folder / "a.safetensors"),
+    "published weights": lambda model, folder: save_weights(
+        graticule.published_state_dict(model), folder / "a.safetensors"
+    ),
+}
+
+
+def stored(model, how, folder):
+    SAVED[how](model, folder)
+    (path,) = folder.iterdir()
+    return path
+
+
+@pytest.mark.parametrize("how", SAVED)
+@pytest.mark.parametrize(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
+@pytest.mark.parametrize("sides", [((32, 32), (16, 64)), ((16, 64), (32, 32)), ((24, 40), (40, 24))])
+def test_a_table_of_a_grid_of_other_sides_is_resampled_though_it_has_the_same_shape(
+    how, encoding, joining, sides, tmp_path
+):
+    there, here = sides
+    first = draw(tiny(encoding, joining, img_size=there)).eval()
+    model = load_checkpoint(tiny(encoding, joining, img_size=here).eval(), stored(first, how, tmp_path))
+    second = tiny(encoding, joining, img_size=here).eval()
+    transfer(second, stored(first, how, tmp_path))
+    first.set_input_size(here)
+    for name, value in first.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+        assert torch.equal(second.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("how", [*SAVED, "safetensors"])
+@pytest.mark.parametrize(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
+def test_a_table_of_its_own_grid_is_taken_as_it_is_though_it_could_be_a_square(how, encoding, joining, tmp_path):
+    first = draw(tiny(encoding, joining, img_size=(16, 64)))
+    if how == "safetensors":  # which keeps tensors alone
+        save_file(first.state_dict(), tmp_path / "a.safetensors")
+    path = tmp_path / "a.safetensors" if how == "safetensors" else stored(first, how, tmp_path)
+    model = load_checkpoint(tiny(encoding, joining, img_size=(16, 64)), path)
+    assert all(torch.equal(value, first.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_a_state_dict_says_what_grid_its_tables_are_for():
+    model = tiny(img_size=(24, 40))
+    for state in (model.state_dict(), graticule.published_state_dict(model)):
+        square = tiny(img_size=32)
+        square.load_state_dict(state)
+        expected = Grid(3, 5, 1).resize(model.position.encodings[0].pos_embed[0], Grid(4, 4, 1))
+        assert torch.equal(square.position.encodings[0].pos_embed[0], expected)
+
+
+def test_a_published_table_that_does_not_say_its_grid_is_a_square_and_a_warning_says_so(saved):
+    state = timms().state_dict()
+    model = tiny(img_size=(16, 64))
+    with pytest.warns(UserWarning, match="pos_embed does not say what grid it is for: .* resampled to 2 x 8"):
+        load_checkpoint(model, saved(state))
+    expected = Grid(4, 4, 1).resize(state["pos_embed"][0], Grid(2, 8, 1))
+    assert torch.equal(model.position.encodings[0].pos_embed[0], expected)
+
+
+@pytest.mark.parametrize("said", [None, 3, [], {3: [4, 4]}, *({"pos_embed": shape} for shape in UNKNOWN)], ids=repr)
+def test_what_is_no_shape_of_a_grid_is_left_out(said, saved):
+    state = graticule.published_state_dict(draw(tiny()))
+    state._metadata[""]["grids"] = said
+    model = load_checkpoint(tiny(), saved(state))
+    assert torch.equal(model.position.encodings[0].pos_embed, state["pos_embed"])

@@ -218,7 +218,7 @@ def test_another_image_size_gives_what_the_loader_gives(encoding, joining, size,
     formula = "sinusoidal" in encoding  # which the loader leaves to itself under published names alone
     path = saved(drawn(encoding, joining), tmp_path, published=formula)
     model, expected = drawn(encoding, joining, img_size=size), drawn(encoding, joining, img_size=size)
-    load_checkpoint(expected, path, resize=True)
+    load_checkpoint(expected, path)
     found = told(model, path)
     assert all(formula and name.endswith("pos_embed") for name in with_status(found, "new"))
     assert_unchanged(model, expected.state_dict())
@@ -247,7 +247,7 @@ def test_another_size_or_window_of_another_family_gives_what_the_loader_gives(ca
     family, both, other = PYRAMIDS[case]
     path = saved(small(family, **both), tmp_path, published)
     model, expected = small(family, **both, **other), small(family, **both, **other)
-    load_checkpoint(expected, path, resize=True)
+    load_checkpoint(expected, path)
     assert not with_status(told(model, path), "new")
     assert_unchanged(model, expected.state_dict())
 

@@ -15,6 +15,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from graticule.backbones.published import register_names
 from graticule.backbones.vision_transformer import init_linear
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
@@ -151,6 +152,7 @@ class LanguageModel(nn.Module):
         self.norm = norm_layer(embed_dim)
         # tied weights are one parameter under one name, so that a checkpoint has them once
         self.head = None if tied else nn.Linear(embed_dim, vocab_size, bias=False)
+        register_names(self)
         self.init_weights()
 
     @torch.no_grad()

@@ -2,36 +2,76 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from graticule.position import Position
 
 #: Buffers of references that are computed here.
 _COMPUTED = ("relative_position_index",)
+#: Under this name the metadata of a state dict say what grid each table is for.
+GRIDS = "grids"
 
 
-def rename_published(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Rename published names to ours, in place, before a state dict is loaded; a `load_state_dict` pre-hook.
+def register_names(model: nn.Module) -> None:
+    """Let `load_state_dict` of `model` take published names and other grids, and `state_dict` keep the grids."""
+    model.register_load_state_dict_pre_hook(rename_published)
+    model.register_state_dict_post_hook(_keep_grids)
 
-    Tables of another grid are resampled on the way, where their encoding can be; tables of a formula are
-    left to the formula.
+
+def rename_published(
+    module: nn.Module,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: Mapping[str, Any] | None = None,
+    *_: Any,
+) -> None:
+    """Rename published names to ours and resample tables, in place; a `load_state_dict` pre-hook.
+
+    Tables of another grid or window are resampled where their encoding can be, under whatever name they come; tables
+    of a formula are left to the formula. `local_metadata` says what grid a table is for, if the state dict was made by
+    this library. A published table without it is taken for a square wherever it can be one; a table under our names
+    that has the shape of the model's is taken as it is.
     """
+    grids = valid_grids(local_metadata)
     rename: Any = getattr(module, "own_name", None)
     if rename is not None:
         for name in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[prefix + rename(name.removeprefix(prefix))] = state_dict.pop(name)
+        grids = {rename(name): shape for name, shape in grids.items()}
     position: Any = module.position
-    for published, own in position.published_names().items():
-        if prefix + published not in state_dict:
+    named = {f"position.{own}": theirs for theirs, own in position.published_names().items()}
+    named = {own: theirs for own, theirs in named.items() if prefix + theirs in state_dict}
+    for own, theirs in named.items():
+        state_dict[prefix + own] = state_dict.pop(prefix + theirs)
+    held = position.table_shapes()
+    for name, parameter in position.named_parameters():
+        own = f"position.{name}"
+        value, shape = state_dict.get(prefix + own), grids.get(named.get(own, own))
+        alike = isinstance(value, Tensor) and value.shape == parameter.shape and shape in (None, held.get(name))
+        if not isinstance(value, Tensor) or (alike and own not in named):
             continue
-        value = position.fit(own, state_dict.pop(prefix + published))
-        key = f"{prefix}position.{own}"
-        state_dict[key] = module.get_parameter(f"position.{own}").detach() if value is None else value
+        fitted = position.fit(name, value, shape)
+        if alike and fitted is not None and not torch.equal(fitted, value):
+            warnings.warn(
+                f"{named[own]} does not say what grid it is for: it is taken for a square and resampled to "
+                f"{held[name][0]} x {held[name][1]}.",
+                stacklevel=2,
+            )
+        state_dict[prefix + own] = parameter.detach() if fitted is None else fitted
     for name in [key for key in state_dict if key.startswith(prefix) and key.endswith(_COMPUTED)]:
         del state_dict[name]
+
+
+def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename and resample the state dict of a checkpoint for `model`."""
+    rename_published(model, state, "", {GRIDS: read_grids(state)})
+    return dict(state)  # without the grids of the tables as they were
 
 
 def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -47,7 +87,37 @@ def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
         raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
     names = {f"position.{own}": theirs for theirs, own in position.published_names().items()}
     rename: Any = getattr(model, "published_name", lambda name: name)
-    return {rename(names.get(name, name)): value for name, value in model.state_dict().items()}
+    state: Any = model.state_dict()
+    published: Any = OrderedDict((rename(names.get(name, name)), value) for name, value in state.items())
+    grids = read_grids(state)
+    published._metadata = {
+        **state._metadata,
+        "": {**state._metadata[""], GRIDS: {rename(names.get(name, name)): shape for name, shape in grids.items()}},
+    }
+    return published
+
+
+def _keep_grids(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any]) -> None:
+    """Keep the grid of every table in the metadata of a state dict, where PyTorch keeps versions."""
+    shapes = module.position.table_shapes()
+    local_metadata[GRIDS] = {f"position.{name}": list(shape) for name, shape in shapes.items()}
+
+
+def read_grids(state: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[int, int]]:
+    """Read the (H, W) of the grid that each table of a state dict is for, as far as its metadata say so."""
+    metadata = getattr(state, "_metadata", None)
+    return valid_grids(metadata.get(prefix.removesuffix(".")) if isinstance(metadata, Mapping) else None)
+
+
+def valid_grids(local_metadata: Any) -> dict[str, tuple[int, int]]:
+    """Take what is well formed: a checkpoint may have been written by anybody."""
+    given = local_metadata.get(GRIDS) if isinstance(local_metadata, Mapping) else None
+    shapes = given.items() if isinstance(given, Mapping) else ()
+    return {name: (shape[0], shape[1]) for name, shape in shapes if isinstance(name, str) and _is_shape(shape)}
+
+
+def _is_shape(found: Any) -> bool:
+    return isinstance(found, list | tuple) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)
 
 
 def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -67,7 +137,15 @@ def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
             f"the checkpoint must map names to tensors, directly or under 'model' or 'state_dict', got the keys "
             f"{', '.join(map(repr, list(state)[:5])) or '(none)'}."
         )
-    wrappers = ("module.", "_orig_mod.", "model.")
+    wrappers, removed = ("module.", "_orig_mod.", "model."), ""
     while wrapper := next((w for w in wrappers if all(name.startswith(w) for name in tensors)), None):
         tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
-    return tensors
+        removed += wrapper
+    return with_grids(tensors, read_grids(state, removed))
+
+
+def with_grids(tensors: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+    """Make a state dict of `tensors` that says what grid each table is for."""
+    found: Any = OrderedDict(tensors)
+    found._metadata = {"": {GRIDS: dict(grids)}}
+    return found

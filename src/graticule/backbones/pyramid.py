@@ -14,7 +14,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graticule.backbones.published import rename_published
+from graticule.backbones.published import register_names
 from graticule.backbones.vision_transformer import init_linear
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
@@ -117,7 +117,7 @@ class Pyramid(nn.Module, ABC):
         self.norm = norm_layer(self.num_features)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = self._classifier()
-        self.register_load_state_dict_pre_hook(rename_published)
+        register_names(self)
 
     def _finish(self) -> None:
         """Draw the weights and check what the layers are told; a family calls it when all its layers are there."""

@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Callable
 from fnmatch import fnmatch
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import timm
 from timm.models import register_model
 from torch import nn
 
+from graticule.backbones.load import load_checkpoint
 from graticule.factory import build_position
 from graticule.names import known_name
 from graticule.position import PositionBuilder
@@ -107,20 +109,22 @@ def list_arguments(name: str) -> list[str]:
     return [argument for argument in found if argument not in hidden]
 
 
-def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
+def create_model(name: str, pretrained: bool = False, checkpoint_path: str | Path | None = None, **kwargs: Any) -> Any:
     """Create one of `list_models()`.
 
     The same is `timm.create_model("graticule_" + name, ...)`, and all that timm takes goes through
-    (`num_classes`, `img_size`, `features_only`, `checkpoint_path`, ...).
+    (`num_classes`, `img_size`, `features_only`, ...).
 
     Args:
         name: with or without the `graticule_` of timm's registry.
         pretrained: load the published weights, where timm has them on its hub.
+        checkpoint_path: load the weights of this file, as `load_checkpoint` does.
         **kwargs: `encoding`, `joining`, `joined_layers`, `decomposition`, `peg`, `shaw_clip`, `token_mixing` (see
             `build_position`) and the arguments of the backbone.
 
     Raises:
-        ValueError: for an unknown name, with the nearest ones.
+        ValueError: for an unknown name, with the nearest ones; for a checkpoint that cannot be read or does not fit.
+        FileNotFoundError: if there is no such checkpoint.
 
     Example:
         >>> model = create_model("deit_tiny_patch16_224", encoding="sinusoidal_2d", joining="lape", joined_layers=6)
@@ -128,4 +132,7 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
         6
     """
     name = known_name("name", name.removeprefix(PREFIX), _backbones)
-    return timm.create_model(registry_name(name), pretrained=pretrained, **kwargs)
+    if checkpoint_path is not None and (pretrained or kwargs.get("features_only")):
+        raise ValueError("`checkpoint_path` must be given without `pretrained` and `features_only`, got both.")
+    model = timm.create_model(registry_name(name), pretrained=pretrained, **kwargs)
+    return model if checkpoint_path is None else load_checkpoint(model, checkpoint_path)

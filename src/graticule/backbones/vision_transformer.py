@@ -15,7 +15,7 @@ from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graticule.backbones.published import rename_published
+from graticule.backbones.published import register_names
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.layers import Attention, Block, Patches
@@ -141,7 +141,7 @@ class VisionTransformer(nn.Module):
         self.attn_pool = nn.Linear(embed_dim, 1) if global_pool == "seq" else None
         self.head_drop = nn.Dropout(drop_rate)
         self.head = self._classifier()
-        self.register_load_state_dict_pre_hook(rename_published)
+        register_names(self)
         self.init_weights()
 
     def _add_prefix_tokens(self) -> None:

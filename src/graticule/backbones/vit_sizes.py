@@ -8,7 +8,7 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs
 
 from graticule.backbones.distilled import DistilledVisionTransformer
-from graticule.backbones.published import rename_published, unwrap_checkpoint
+from graticule.backbones.published import own_state, unwrap_checkpoint
 from graticule.backbones.registry import gray_cfg, imagenet_cfg, register, registry_name, take_position
 from graticule.backbones.vision_transformer import VisionTransformer
 
@@ -71,9 +71,7 @@ def _build(name: str, pretrained: bool = False, **kwargs: Any) -> VisionTransfor
 
 def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionTransformer) -> dict[str, Any]:
     """Turn a published checkpoint of DeiT, timm or LaPE's code into a state dict of `model`, timm's convention."""
-    state = unwrap_checkpoint(checkpoint)
-    rename_published(model, state, "")
-    return state
+    return own_state(model, unwrap_checkpoint(checkpoint))
 
 
 default_cfgs = generate_default_cfgs({registry_name(name): cfg for name, cfg in _MODELS.items()})

@@ -31,18 +31,17 @@ def run(arguments: list[str]) -> int:
     """Write one file."""
     options = parse(Consolidate, "consolidate", arguments)
     checkpoint = parse_checkpoint(options.checkpoint)
-    from safetensors.torch import save_file
-
     from graticule.files import write_whole
+    from graticule.surgery import save_weights
     from graticule.tasks import Run
 
     trained = Run.open(options.run)
     path = options.output or trained.folder / f"weights-{checkpoint}.safetensors"
     if path.suffix != ".safetensors" or path.is_dir():
         raise ValueError(f"`output` must be a file that ends in .safetensors, got {str(path)!r}.")
-    weights = {name: value.contiguous() for name, value in trained.model(checkpoint=checkpoint).state_dict().items()}
+    weights = trained.model(checkpoint=checkpoint).state_dict()
     source = trained.best if checkpoint == "best" else trained.last
-    write_whole(path, lambda temporary: save_file(weights, temporary))
+    write_whole(path, lambda temporary: save_weights(weights, temporary))
     count = sum(value.numel() for value in weights.values())
     print(f"wrote {path}: {len(weights)} tensors, {count:,} numbers, of {source}")
     return 0

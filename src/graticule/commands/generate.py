@@ -14,7 +14,8 @@ from typing import Any
 
 import tyro
 
-from graticule.commands.options import choose_device, parse, parse_checkpoint, printable
+from graticule.checks import printable
+from graticule.commands.options import choose_device, parse, parse_checkpoint
 
 #: How many new tokens there are where nothing is said.
 _TOKENS = 400

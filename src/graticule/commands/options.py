@@ -107,8 +107,3 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())
-
-
-def printable(text: str) -> str:
-    """Escape what a terminal or a picture cannot show in a name: line ends, control codes, bytes that are no text."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

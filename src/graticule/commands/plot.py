@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from graticule.commands.options import open_runs, parse, print_table, printable, run_labels
+from graticule.checks import printable
+from graticule.commands.options import open_runs, parse, print_table, run_labels
 
 if TYPE_CHECKING:
     from graticule.studies.runs import Metrics, Point

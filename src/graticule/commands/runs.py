@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from graticule.commands.options import parse, print_table, printable
+from graticule.checks import printable
+from graticule.commands.options import parse, print_table
 
 if TYPE_CHECKING:
     from graticule.studies.runs import Summary

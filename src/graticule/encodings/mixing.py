@@ -60,6 +60,8 @@ class DenseMixing(MixingEncoding):
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021), section 2.1.
     """
 
+    resampled = True
+
     def __init__(self, grid: Grid, std: float = 1e-6) -> None:
         super().__init__(grid, 1)
         self.std = std
@@ -93,6 +95,8 @@ class LearnableMixing(MixingEncoding):
     Reference: PosMLP (Wang et al., 2022), Eq. 11. Its appendix 4 counts 4 s N - 4 s sqrt(N) + 4 s numbers; by
     construction they are s (2 sqrt(N) - 1)^2 = 4 s N - 4 s sqrt(N) + s.
     """
+
+    resampled = True
 
     def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02) -> None:
         super().__init__(grid, groups)

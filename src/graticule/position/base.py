@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
+from graticule.encodings import AbsoluteEncoding
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 
@@ -53,9 +54,22 @@ class Position(nn.Module, ABC):
         """Names of the kinds of encoding that hold values for their grid, which another grid has to resample."""
         return sorted({type(module).__name__ for module in self.modules() if getattr(module, "resampled", False)})
 
-    def fit(self, name: str, value: Tensor) -> Tensor | None:
-        """Make the published `value` fit the parameter `name`; None leaves the parameter as it is."""
+    def table_shapes(self) -> dict[str, tuple[int, int]]:
+        """Map every parameter that is held for a grid or window to the (H, W) of that grid, in patches."""
+        holders = [(name, module) for name, module in self.named_modules() if _holds_a_grid(module)]
+        return {name: holder.grid.shape for at, holder in holders for name, _ in holder.named_parameters(prefix=at)}
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Make `value` of a checkpoint fit the parameter `name`; None leaves the parameter as it is.
+
+        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint says so. What cannot be
+        made to fit is returned as it is.
+        """
         return value
+
+
+def _holds_a_grid(module: Any) -> bool:
+    return isinstance(module, AbsoluteEncoding) or getattr(module, "resampled", False)
 
 
 class PositionBuilder(Protocol):
@@ -146,7 +160,12 @@ class CombinedPosition(Position):
             for theirs, own in part.published_names().items()
         }
 
-    def fit(self, name: str, value: Tensor) -> Tensor | None:
+    def table_shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of every part."""
+        parts = enumerate(cast("Iterable[Position]", self.parts))
+        return {f"parts.{i}.{name}": shape for i, part in parts for name, shape in part.table_shapes().items()}
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Let the part that owns `name` fit it."""
         _, index, own = name.split(".", 2)
-        return cast("Position", self.parts[int(index)]).fit(own, value)
+        return cast("Position", self.parts[int(index)]).fit(own, value, shape)

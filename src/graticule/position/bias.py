@@ -66,21 +66,19 @@ class BiasPosition(Position):
             names[f"blocks.{layer}.attn.{leaf}"] = f"encodings.{own}"
         return names
 
-    def fit(self, name: str, value: Tensor) -> Tensor | None:
-        """Bring a bias table, or a norm of one, of another grid or window to this one: a square, or a text's row."""
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Bring a bias table, or a norm of one, of another grid or window to this one."""
         own = self.get_parameter(name)
-        if value.shape == own.shape:
-            return value
         encoding: Any = self.encodings[int(name.split(".")[1])]
         if name.endswith("relative_position_bias_table") and value.ndim == 2 and value.shape[1] == own.shape[1]:
             height, width = encoding.grid.shape
             displacements = Grid(2 * height - 1, 2 * width - 1, sequence=encoding.grid.sequence)
-            old = displacements.alike(value.shape[0])
-            if old is not None and old.height % 2 and old.width % 2:
+            old = displacements.alike(value.shape[0], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
+            if old is not None and old.shape != displacements.shape and old.height % 2 and old.width % 2:
                 return resize_map(value.T.unflatten(1, old.shape), displacements.shape).flatten(1).T
         if isinstance(encoding, NormalizedBias) and value.ndim == 1:
-            old = encoding.grid.alike(value.shape[0])
-            if old is not None:
+            old = encoding.grid.alike(value.shape[0], shape)
+            if old is not None and old.shape != encoding.grid.shape:
                 return resize_map(value.view(1, *old.shape), encoding.grid.shape).flatten()
         return value
 

@@ -101,9 +101,13 @@ class FoldedPosition(Position):
         """The lists of the original."""
         return self.original.layer_lists()
 
-    def fit(self, name: str, value: Tensor) -> Tensor | None:
+    def table_shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of the original."""
+        return self.original.table_shapes()
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Let the original fit `name`."""
-        return self.original.fit(name, value)
+        return self.original.fit(name, value, shape)
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -70,19 +71,21 @@ class JoinedPosition(Position):
             names[f"blocks.{layer}.pe_norm.{rest[-1]}"] = f"joining.{own}"
         return names
 
-    def fit(self, name: str, value: Tensor) -> Tensor | None:
-        """Bring a published table to this grid: a learnable one is resampled, a formula needs none."""
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Bring a table to this grid: a learnable one is resampled, a formula needs none."""
         if not name.endswith("pos_embed") or value.ndim < 2:
             return value
         encoding = self.get_submodule(name.rpartition(".")[0])
         assert isinstance(encoding, AbsoluteEncoding)
-        value = value.reshape(1, -1, value.shape[-1])  # some are stored without the axis of one
-        if value.shape[1:] == encoding.pos_embed.shape[1:] or value.shape[-1] != encoding.dim:
+        if value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
+            return value
+        value = value.reshape(1, -1, encoding.dim)  # some are stored without the axis of one
+        grid = encoding.grid
+        old = grid.alike(value.shape[1] - grid.prefix, shape)
+        if old is None:  # it has another number of prefix tokens: the loader names the mismatch
+            return value if isinstance(encoding, Learnable) else None
+        if old.shape == grid.shape:
             return value
         if not isinstance(encoding, Learnable):
             return None
-        prefix = encoding.grid.prefix
-        old = encoding.grid.alike(value.shape[1] - prefix)
-        if old is None:
-            return value  # no grid behind as many prefix tokens: the loader names the mismatch
-        return Grid(*old.shape, prefix).resize(value[0], encoding.grid, encoding.interpolation)[None]
+        return Grid(*old.shape, grid.prefix).resize(value[0], grid, encoding.interpolation)[None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, Literal, cast, get_args
 
@@ -107,26 +106,26 @@ class MixingPosition(Position):
                 names[f"blocks.{layer}.mlp_channels.gate.proj.weight"] = own
         return names
 
-    def fit(self, name: str, value: Tensor) -> Tensor | None:
-        """Bring a matrix, table or bias of another square grid or window to this one."""
-        if value.shape == self.get_parameter(name).shape:
-            return value
+    def table_shapes(self) -> dict[str, tuple[int, int]]:
+        """The shape of the grid or window, for every parameter that is held for it."""
+        biases = (f"biases.{layer}" for layer in range(len(self.biases)))
+        return {**super().table_shapes(), **dict.fromkeys(biases, self.grid.shape)}
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Bring a matrix, table or bias of another grid or window to this one."""
         kind, *_, leaf = name.split(".")
+        grid = self.grid
         if kind == "biases":
-            old = _square(value.shape[0]) if value.ndim == 1 else None
-            return value if old is None else resize_map(value.view(1, *old.shape), self.grid.shape).flatten()
+            old = grid.alike(value.shape[0], shape) if value.ndim == 1 else None
+            if old is not None and old.shape != grid.shape:
+                return resize_map(value.view(1, *old.shape), grid.shape).flatten()
+            return value
         if leaf == "weight":
-            old = _square(value.shape[0]) if value.ndim == 2 and value.shape[0] == value.shape[1] else None
-            return value if old is None else resize_pairs(value, old, self.grid)
+            old = grid.alike(len(value), shape) if value.ndim == 2 and value.shape[0] == value.shape[1] else None
+            return value if old is None or old.shape == grid.shape else resize_pairs(value, old, grid)
         if leaf == "relative_position_table" and value.ndim == 2:
-            table = _square(value.shape[1])
-            if table is not None and table.height % 2:
-                sides = (2 * self.grid.height - 1, 2 * self.grid.width - 1)
-                return resize_map(value.unflatten(1, table.shape), sides).flatten(1)
+            sides = Grid(2 * grid.height - 1, 2 * grid.width - 1)
+            old = sides.alike(value.shape[1], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
+            if old is not None and old.shape != sides.shape and old.height % 2 and old.width % 2:
+                return resize_map(value.unflatten(1, old.shape), sides.shape).flatten(1)
         return value
-
-
-def _square(count: int) -> Grid | None:
-    """The square grid of `count` places, if there is one."""
-    side = math.isqrt(count)
-    return Grid(side, side) if side * side == count else None

@@ -120,7 +120,12 @@ class PyramidPosition(Position):
                     names[theirs.replace("0", str(index), 1)] = f"stages.{index}.{own}"
         return names
 
-    def fit(self, name: str, value: Tensor) -> Tensor | None:
+    def table_shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of every stage."""
+        stages = enumerate(cast("Iterable[Position]", self.stages))
+        return {f"stages.{i}.{name}": shape for i, stage in stages for name, shape in stage.table_shapes().items()}
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Let the stage that owns `name` fit it."""
         _, index, own = name.split(".", 2)
-        return cast("Position", self.stages[int(index)]).fit(own, value)
+        return cast("Position", self.stages[int(index)]).fit(own, value, shape)

@@ -1,7 +1,7 @@
-"""Changes to a model that is there: folding, loading, starting from the checkpoint of another."""
+"""Operations on an existing model: folding, loading, starting from the checkpoint of another."""
 
+from graticule.backbones.load import load_checkpoint, load_position, read_checkpoint, save_weights
 from graticule.surgery.fold import fold, unfold
-from graticule.surgery.load import load_checkpoint, load_position, read_checkpoint
 from graticule.surgery.transfer import transfer
 from graticule.surgery.transferred import Transfer, Transferred
 
@@ -12,6 +12,7 @@ __all__ = [
     "load_checkpoint",
     "load_position",
     "read_checkpoint",
+    "save_weights",
     "transfer",
     "unfold",
 ]

@@ -11,6 +11,7 @@ import torch
 from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 
+from graticule.backbones.load import kind, unusable
 from graticule.encodings import AbsoluteEncoding, Learnable
 
 #: Prefix tokens, in the order of their rows in a table.
@@ -29,35 +30,55 @@ class Fitting:
 
     def __init__(self, model: nn.Module, there: Mapping[str, Tensor]) -> None:
         self.model: Any = model
+        position: Any = model.position
         self.own = model.state_dict()
         self.modules = dict(model.named_modules())
-        self.parameters = dict(model.named_parameters())
+        self.held = {f"position.{name}": shape for name, shape in position.table_shapes().items()}
         self.prefix_there, self.prefix_here = _prefix_rows(there), _prefix_rows(self.own)
 
-    def __call__(self, name: str, value: Tensor) -> tuple[Tensor | None, str, str]:
-        """Return `value` as the tensor `name` of the model, or None, and a status and detail of `Transferred`."""
+    def __call__(
+        self, name: str, value: Tensor, shape: tuple[int, int] | None, published: bool
+    ) -> tuple[Tensor | None, str, str]:
+        """Return `value` as the tensor `name` of the model, or None, and a status and detail of `Transferred`.
+
+        Args:
+            name: in the model.
+            value: of the checkpoint.
+            shape: (H, W) of the grid that the value is for, if the checkpoint says it.
+            published: whether it has a published name there; then what can be a square is one, unless `shape` says
+                otherwise. Under our names, what is as large as the model's is for the same grid.
+        """
         own, value = self.own[name], value.detach()
-        if value.is_floating_point() != own.is_floating_point():
+        if kind(value) != kind(own):
             return None, "new", f"{str(value.dtype).removeprefix('torch.')} there"
-        if value.layout != own.layout or value.is_meta:
-            return None, "new", "not dense there"
+        if why := unusable(value):
+            return None, "new", f"{why} there"
+        if not value.to(own.dtype).isfinite().all():
+            return None, "new", "not finite there"
         module = self.modules[name.rpartition(".")[0]]
+        held = self.held.get(name)
+        if shape is None and not published and value.shape == own.shape:
+            shape = held
         fitted: tuple[Tensor | None, str, str] | None = None
         if isinstance(module, Learnable):
-            fitted = self._table(module, value)
+            fitted = self._table(module, value, shape)
         elif isinstance(module, AbsoluteEncoding):
             fitted = _formula(module, value)
+        elif held is not None and value.numel():
+            resampled = self.model.position.fit(name.removeprefix("position."), value, shape)
+            if resampled is value and value.shape == own.shape:
+                fitted = value, "loaded", ""
+            elif resampled is not None and resampled.shape == own.shape:
+                fitted = resampled, "resized", f"{tuple(value.shape)} -> {tuple(own.shape)}"
         elif value.shape == own.shape:
             fitted = value, "loaded", ""
-        elif value.numel() and name.startswith("position.") and name in self.parameters:
-            resampled = self.model.position.fit(name.removeprefix("position."), value)
-            if resampled is not None and resampled.shape == own.shape:
-                fitted = resampled, "resized", f"{tuple(value.shape)} -> {tuple(own.shape)}"
         elif value.numel() and isinstance(module, nn.Conv2d):
             fitted = self._kernel(module, value, own)
         return (None, "new", f"shape {tuple(value.shape)} there") if fitted is None else fitted
 
-    def _table(self, encoding: Learnable, value: Tensor) -> tuple[Tensor, str, str] | None:
+    def _table(
+        self, encoding: Learnable, value: Tensor, shape: tuple[int, int] | None
+    ) -> tuple[Tensor, str, str] | None:
         """Resample the rows of patches, and match those of prefix tokens by name."""
         if value.ndim < 2 or not value.numel() or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
             return None
@@ -66,7 +87,7 @@ class Fitting:
         tokens = self.prefix_there
         grid = replace(encoding.grid, prefix=0)
         for prefix in (tokens, here, []):  # the first stages of a pyramid have none, whatever the last one has
-            if old := grid.alike(len(rows) - len(prefix)):
+            if old := grid.alike(len(rows) - len(prefix), shape):
                 break
         else:
             return None

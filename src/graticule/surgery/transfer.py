@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones.published import unwrap_checkpoint
+from graticule.backbones.load import read_checkpoint
+from graticule.backbones.published import read_grids, unwrap_checkpoint
 from graticule.position import FoldedPosition, Position, PyramidPosition
 from graticule.surgery.fitting import Fitting
-from graticule.surgery.load import read_checkpoint
 from graticule.surgery.transferred import Transfer, Transferred
 
 #: The table of an absolute encoding, under the name that `_place` gives it.
@@ -58,6 +58,7 @@ def transfer(model: nn.Module, source: str | Path | Mapping[str, Tensor], *, cla
     keys = _own_names(model, there)  # our name -> name in the checkpoint
     found = {name: (origin, keys[origin]) for name, origin in _origins(model.state_dict(), keys).items()}
     fitting = Fitting(model, {name: there[key] for name, key in keys.items()})
+    grids = read_grids(there)
     heads = _classifier_names(model)
     state: dict[str, Tensor] = {}
     rows: dict[str, Transferred] = {}
@@ -67,7 +68,7 @@ def transfer(model: nn.Module, source: str | Path | Mapping[str, Tensor], *, cla
             detail = "as asked"
         elif name in found:
             origin, key = found[name]
-            fitted, status, detail = fitting(name, there[key])
+            fitted, status, detail = fitting(name, there[key], grids.get(key), published=origin != key)
             if fitted is None and name in heads:
                 detail = _classes(there[key], own) or detail
             elif fitted is not None and _layer(name) != _layer(origin):

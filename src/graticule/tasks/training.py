@@ -20,11 +20,11 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerStatus
-from safetensors.torch import save_file
 from torch import nn
 
 from graticule.data import BatchOrder, BytePairTokenizer, build_mixup
 from graticule.files import locked, write_json, write_whole
+from graticule.surgery import save_weights
 from graticule.tasks.build import build_data, build_model, data_sizes
 from graticule.tasks.callbacks import History, Progress
 from graticule.tasks.checkpoints import (
@@ -304,7 +304,7 @@ def _finish(run: Run, data: Any, task: Task) -> None:
     metric = task.recipe.metric
     best = metric.best(history)
     model = run.model()
-    write_whole(run.weights, lambda path: save_file(model.state_dict(), path))
+    write_whole(run.weights, lambda path: save_weights(model.state_dict(), path))
     write_json(
         run.result_file,
         {

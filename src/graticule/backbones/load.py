@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pickle
 import struct
 import warnings
@@ -11,11 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from graticule.backbones.published import rename_published, unwrap_checkpoint
+from graticule.backbones.published import (
+    GRIDS,
+    own_state,
+    read_grids,
+    unwrap_checkpoint,
+    valid_grids,
+    with_grids,
+)
+from graticule.checks import printable
 from graticule.position import Position
 
 #: What the readers raise for a file that is damaged or of another kind.
@@ -37,7 +46,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise FileNotFoundError(f"`path` must be a checkpoint file, got {str(path)!r}, which is not there.")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return _read_safetensors(path)
         with warnings.catch_warnings():  # of the unpickler about what it is going to refuse
             warnings.simplefilter("ignore")
             # DeiT's and LaPE's code keep the options of the run in their checkpoints, an argparse.Namespace: plain data
@@ -52,7 +61,24 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a checkpoint of PyTorch or safetensors, or it is truncated.") from None
     if not isinstance(found, Mapping):
         raise ValueError(f"{path} must hold a mapping of names to tensors, got {type(found).__name__}.")
-    return dict(found)
+    return found if isinstance(found, dict) else dict(found)
+
+
+def save_weights(state: Mapping[str, Tensor], path: Path) -> None:
+    """Write a state dict as .safetensors, and beside the tensors what grid each table is for."""
+    tensors = {name: value.contiguous() for name, value in state.items()}
+    save_file(tensors, path, metadata={"format": "pt", GRIDS: json.dumps(read_grids(state))})
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        metadata = file.metadata() or {}
+    try:
+        grids = valid_grids({GRIDS: json.loads(metadata.get(GRIDS, "{}"))})
+    except (ValueError, RecursionError):  # written by somebody else, for something else
+        grids = {}
+    return with_grids(tensors, grids)
 
 
 def _unsafe_names(path: Path) -> list[str]:
@@ -63,39 +89,36 @@ def _unsafe_names(path: Path) -> list[str]:
         return []
 
 
-def load_checkpoint(model: nn.Module, path: str | Path, *, resize: bool = False) -> nn.Module:
+def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
     """Load the weights at `path` into `model`, whole or not at all; returns the model.
 
-    Ours, DeiT's, timm's and those of LaPE's code are taken, published learnable tables of another (square) grid
-    resampled.
+    Ours, DeiT's, timm's and those of LaPE's code are taken. Position parameters of another grid or window are
+    resampled where their encoding can be. State dicts of this library say what grid a table is for, in files of
+    `torch.save` and in the weights of a run; other checkpoints do not, and what can be a square is taken for one
+    (with a warning where the model's own grid has as many patches and is none). A table under our names that does not
+    say it and has the shape of the model's is taken as it is.
 
     Args:
         model: one of our backbones.
         path: a checkpoint.
-        resize: resample our own tables of another grid or window too, where their encoding can be. A table says
-            how many places it has and not how they lie: what can be a square is taken for one.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file cannot be read, or does not fit: names missing, names left over, other shapes
-            (a class count that does not match is named as such). The model is then as it was.
+            (a class count that does not match is named as such), tensors that are sparse, quantized, without values
+            or of another kind of number than the model's, values that are not finite. The model is then as it was.
     """
     state = _state_for(model, path)
-    resized = _resized(model, state)
-    complaints = _misfits(model, {**state, **resized} if resize else state)
-    if complaints:
-        offer = ""
-        if resized and not _misfits(model, {**state, **resized}):
-            offer = " It is of another grid or window: load_checkpoint(..., resize=True) resamples what depends on it."
-        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + "." + offer)
-    model.load_state_dict({**state, **resized})
+    if complaints := _misfits(model, state):
+        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
+    model.load_state_dict(state)
     return model
 
 
 def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     """Load the position parameters of the checkpoint at `path` into `model` and nothing else; returns the model.
 
-    As for a PEG that was learned in one training and stands in another from its start (CPVT, 2023, section 5.1).
+    As for a PEG that was learned in one training and is part of another from its start (CPVT, 2023, section 5.1).
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -112,8 +135,21 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     return model
 
 
+def unusable(value: Tensor) -> str:
+    """Say why a tensor of a checkpoint cannot be used, '' if it can: it has to be dense, with every value stored."""
+    if value.is_quantized:
+        return "quantized"
+    if value.layout != torch.strided:
+        return "sparse"
+    if value.is_meta:
+        return "without values"
+    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        return "a view that repeats its values"  # a few bytes may so be said to be any number of values
+    return ""
+
+
 def _state_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
-    """Read the checkpoint at `path` as a state dict under the names of `model`."""
+    """Read the checkpoint at `path` as a state dict under the names of `model`, position parameters resampled."""
     if not isinstance(getattr(model, "position", None), Position):
         raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
     checkpoint = read_checkpoint(path)
@@ -121,27 +157,20 @@ def _state_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
         state = unwrap_checkpoint(checkpoint)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    rename_published(model, state, "")
-    return state
-
-
-def _resized(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the position parameters of `state` that have another shape than the model's, resampled if they can be."""
-    own = model.state_dict()
-    found = {}
     for name, value in state.items():
-        if name.startswith("position.") and name in own and value.shape != own[name].shape:
-            fitted = model.position.fit(name.removeprefix("position."), value)
-            if fitted is not None and fitted.shape == own[name].shape:
-                found[name] = fitted
-    return found
+        if why := unusable(value):
+            raise ValueError(f"{path}: {_shown(name)} must be a plain tensor, got one that is {why}.")
+    return own_state(model, state)
 
 
 def _misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Say what keeps `state` from being loaded into `model`, at most four things."""
     own = model.state_dict()
     complaints = []
     for name, value in state.items():
-        if name in own and value.shape != own[name].shape:
+        if name not in own:
+            continue
+        if value.shape != own[name].shape:
             if name.startswith("head") and value.shape[1:] == own[name].shape[1:] and value.ndim:
                 complaints.append(
                     f"it has {value.shape[0]} classes where the model has {own[name].shape[0]} ({name}); create the "
@@ -149,12 +178,32 @@ def _misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
                 )
                 break
             complaints.append(f"{name} is {tuple(value.shape)} where the model has {tuple(own[name].shape)}")
+        elif kind(value) != kind(own[name]):
+            complaints.append(f"{name} is {_dtype(value)} where the model has {_dtype(own[name])}")
+        elif count := int((~value.to(own[name].dtype).isfinite()).sum()):
+            complaints.append(f"{name} has {count:,} values that are not finite as {_dtype(own[name])}")
     for what, names in (
         ("lacks", own.keys() - state.keys()),
         ("has, beyond the model's,", state.keys() - own.keys()),
     ):
         if names:
-            shown = sorted(names)
-            more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
-            complaints.append(f"it {what} {', '.join(shown[:4])}{more}")
+            shown = [_shown(name) for name in sorted(names)[:4]]
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            complaints.append(f"it {what} {', '.join(shown)}{more}")
     return complaints[:4]
+
+
+def kind(value: Tensor) -> str:
+    """The kind of number that a tensor holds; within one, other dtypes are a matter of rounding."""
+    if value.is_floating_point():
+        return "floating point"
+    return "complex" if value.is_complex() else "truth" if value.dtype == torch.bool else "integer"
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _shown(name: str) -> str:
+    """A name as it can stand in a message of one line."""
+    return printable(name if len(name) <= 100 else f"{name[:100]}...")
