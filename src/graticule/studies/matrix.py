@@ -68,10 +68,9 @@ def combinations() -> dict[tuple[str, str, str], str]:
     return found
 
 
-def table() -> str:
-    """Write the matrix as Markdown: a row an encoding, a column a family, in a cell the joinings that it takes."""
+def table(found: dict[tuple[str, str, str], str]) -> str:
+    """Write `combinations()` as Markdown: one row per encoding, one column per family, the joinings in each cell."""
     short = {"default": "d", "shared": "s", "unshared": "u", "lape_sharing": "ls", "lape": "l"}
-    found = combinations()
     lines = [
         "# What goes with what",
         "",
@@ -94,4 +93,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print(table(combinations()), end="")
