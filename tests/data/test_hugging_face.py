@@ -1,5 +1,6 @@
 import builtins
 import json
+import os
 import shutil
 
 import numpy as np
@@ -192,4 +193,42 @@ def test_without_the_library_the_error_says_what_to_install(tmp_path, monkeypatc
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"graticule\[hf\]"):
+        load_dataset("hf_disk", "train", tmp_path)
+
+
+def test_files_that_are_not_plain_or_not_in_the_folder_are_refused_before_they_are_opened(tmp_path):
+    root = save(tmp_path / "root")
+    state, splits = root / "train" / "state.json", root / "dataset_dict.json"
+    right = state.read_text()
+    for wrong in ({"_data_files": [{"filename": "/dev/zero"}]}, {"_data_files": 3}, {"_data_files": ["a"]}, [], 3):
+        state.write_text(json.dumps(json.loads(right) | wrong if isinstance(wrong, dict) else wrong))
+        with pytest.raises(ValueError, match=r"tables in itself, got /dev/zero|state\.json is damaged"):
+            load_dataset("hf_disk", "train", root)
+    state.write_text(right)
+    splits.write_text(json.dumps({"splits": ["train", "validation", str(tmp_path)]}))
+    with pytest.raises(ValueError, match="tables in itself"):
+        load_dataset("hf_disk", "train", root)
+    splits.unlink()
+    os.mkfifo(splits)
+    with pytest.raises(ValueError, match=r"dataset_dict\.json must be a plain file, got a pipe"):
+        load_dataset("hf_disk", "train", root)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"_type": "ClassLabel", "num_classes": 999_999_999},
+        {"_type": "ClassLabel", "names_file": "/dev/zero"},
+        {"_type": "ClassLabel", "names": ["a", "a"]},
+        {"_type": "ClassLabel", "names": 3},
+        None,
+    ],
+    ids=str,
+)
+def test_absurd_classes_are_refused(tmp_path, kind):
+    path = save(tmp_path) / "train" / "dataset_info.json"
+    info = json.loads(path.read_text())
+    info["features"]["kind"] = kind
+    path.write_text(json.dumps(info))
+    with pytest.raises(ValueError, match="`data_root` must be a folder that DatasetDict"):
         load_dataset("hf_disk", "train", tmp_path)

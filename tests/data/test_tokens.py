@@ -163,7 +163,7 @@ def test_a_tokenizer_is_built_by_name_and_what_has_no_effect_is_an_error():
 
 
 def test_a_vocabulary_that_cannot_be_is_an_error():
-    with pytest.raises(ValueError, match=r"at least 257.*got 256"):
+    with pytest.raises(ValueError, match=r"from 257.*got 256"):
         BytePairTokenizer.train(TEXTS, 256)
     with pytest.raises(ValueError, match="at most what the training text gives, 260, got 1000"):
         BytePairTokenizer.train(["abcd"], 1000)

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from graticule.data.tokens import Tokenizer, check_vocabulary, vocabulary_hash
-from graticule.files import write_text
+from graticule.files import read_json, write_text
 
 #: What a saved tokenizer says that it is.
 _FORMAT = "graticule byte pairs, 1"
+#: Bytes of all tokens together, and tokens, at most; GPT-2's 50,257 have 0.3 million bytes.
+_LARGEST, _MOST = 1 << 26, 1 << 20
 
 
 class BytePairTokenizer(Tokenizer):
@@ -39,11 +41,17 @@ class BytePairTokenizer(Tokenizer):
         tokenizers = _library()
         numbers = {bytes([byte]): byte for byte in range(256)}
         vocabulary = list(numbers)
+        size = 0
         for place, (left, right) in enumerate(merges):
             if not (0 <= left < len(vocabulary) and 0 <= right < len(vocabulary)):
                 raise ValueError(
                     f"`merges` must be pairs of the tokens before, 0 to {len(vocabulary) - 1}, got {(left, right)} at "
                     f"place {place}."
+                )
+            size += len(vocabulary[left]) + len(vocabulary[right])
+            if size > _LARGEST:  # each merge can double the length
+                raise ValueError(
+                    f"`merges` must make tokens of at most {_LARGEST:,} bytes in all, got more at place {place}."
                 )
             joined = vocabulary[left] + vocabulary[right]
             if joined not in numbers:  # "a" + "bc" may be there as "ab" + "c"
@@ -69,8 +77,10 @@ class BytePairTokenizer(Tokenizer):
             ValueError: if `vocab_size` is below 257, or above what the texts give.
             ImportError: if the library `tokenizers` is not installed.
         """
-        if vocab_size < 257:
-            raise ValueError(f"`vocab_size` must be at least 257, the bytes and the end of a text, got {vocab_size}.")
+        if not 257 <= vocab_size <= _MOST:
+            raise ValueError(
+                f"`vocab_size` must be from 257, the bytes and the end of a text, to {_MOST:,}, got {vocab_size}."
+            )
         tokenizers = _library()
         learning = tokenizers.Tokenizer(tokenizers.models.BPE())
         learning.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -102,14 +112,14 @@ class BytePairTokenizer(Tokenizer):
             ImportError: if the library `tokenizers` is not installed.
         """
         path = Path(path)
-        if not path.is_file():
+        try:
+            values = read_json(path)
+        except FileNotFoundError:
             raise FileNotFoundError(
                 f"`tokenizer` must be a file that was saved, got {str(path)!r}, which is not there."
-            )
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            ) from None
         except ValueError as error:
-            raise ValueError(f"`tokenizer` must be a saved one, got {str(path)!r}: {error}.") from None
+            raise ValueError(f"`tokenizer` must be a saved one, got {str(path)!r}: {error}") from None
         if not isinstance(values, dict) or values.get("format") != _FORMAT:
             raise ValueError(
                 f"`tokenizer` must be a file with the format {_FORMAT!r}, got {str(path)!r}, which is of another kind."

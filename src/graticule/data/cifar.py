@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import os
-import pickle
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from graticule.data.byte_pickle import read_pickle
 from graticule.data.images import ArrayImages, DatasetInfo, Split
 
 _LAYOUTS: dict[str, dict[str, Any]] = {
@@ -51,71 +50,46 @@ def cifar(name: str, split: Split, root: Path | None = None) -> tuple[ArrayImage
     folder = base / layout["folder"] if (base / layout["folder"]).is_dir() else base
     images, labels = [], []
     for part in layout[split]:
-        batch = read_batch(folder / part)
-        try:
-            images.append(np.asarray(batch["data"], np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-            labels.append(np.asarray(batch[layout["labels"]], np.int64))
-        except (KeyError, ValueError, TypeError):
-            raise ValueError(f"{folder / part} must be a batch of {name}, with data and {layout['labels']}.") from None
+        batch = _read(folder / part)
+        pixels: Any = batch.get("data")
+        numbers: Any = batch.get(layout["labels"])
+        if not _fit(pixels, numbers):
+            raise ValueError(
+                f"{folder / part} must be a batch of {name}: `data`, bytes of shape (n, 3072), and "
+                f"`{layout['labels']}`, n whole numbers."
+            )
+        images.append(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        labels.append(np.asarray(numbers))
     label = np.concatenate(labels)
     if label.min() < 0 or label.max() >= layout["classes"]:
         raise ValueError(f"{folder} must have labels from 0 to {layout['classes'] - 1}, got up to {label.max()}.")
     names, key = layout["names"]
-    known = read_batch(folder / names).get(key) if (folder / names).exists() else None
-    class_names = tuple(map(str, known or range(layout["classes"])))
-    info = DatasetInfo(name, class_names, 3, (32, 32), layout["mean"], layout["std"])
+    class_names = _read(folder / names).get(key) if (folder / names).exists() else None
+    if class_names is None:
+        class_names = [*map(str, range(layout["classes"]))]
+    whole = isinstance(class_names, list) and all(isinstance(each, str) for each in class_names)
+    if not whole or not len(class_names) == len(set(class_names)) == layout["classes"]:
+        raise ValueError(f"{folder / names} must have {layout['classes']} different names of classes in `{key}`.")
+    info = DatasetInfo(name, tuple(class_names), 3, (32, 32), layout["mean"], layout["std"])
     return ArrayImages(np.ascontiguousarray(np.concatenate(images)), label), info
 
 
-def read_batch(path: Path) -> dict[str, Any]:
-    """Read a batch, a pickle that Python 2 wrote, without importing anything but NumPy's arrays.
+def _fit(pixels: Any, labels: Any) -> bool:
+    """Return whether these are images and their labels, one at least."""
+    return (
+        isinstance(pixels, np.ndarray)
+        and pixels.dtype == np.uint8
+        and pixels.shape[1:] == (3072,)
+        and isinstance(labels, list)
+        and 0 < len(labels) == len(pixels)
+        and all(type(label) is int and 0 <= label < 2**31 for label in labels)
+    )
 
-    Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is damaged, or would run code.
-    """
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = _ArraysOnly(file, encoding="bytes").load()
+        return read_pickle(path)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"`data_root` must hold the published files of CIFAR for Python; {path} is not there."
         ) from None
-    except _ForbiddenError as error:
-        raise ValueError(f"{path} is no batch of CIFAR: it wants to import {error}, and was not read.") from None
-    except Exception as error:  # a damaged pickle can raise almost anything
-        raise ValueError(f"{path} is damaged, or no batch of CIFAR ({type(error).__name__}: {error}).") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a dictionary, got {type(content).__name__}.")
-    return {
-        _text(key): [_text(v) for v in value] if isinstance(value, list) else value for key, value in content.items()
-    }
-
-
-class _ForbiddenError(Exception):
-    pass
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Knows what NumPy's arrays are made of, by its old and new names, and imports nothing."""
-
-    _KNOWN: ClassVar[dict[tuple[str, str], Any]] = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("_codecs", "encode"): codecs.encode,
-        **{
-            (f"numpy.{core}.{module}", name): np.zeros(1).__reduce_ex__(protocol)[0]
-            for core in ("core", "_core")
-            for module, name, protocol in (("multiarray", "_reconstruct", 2), ("numeric", "_frombuffer", 5))
-        },
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return self._KNOWN[module, name]
-        except KeyError:
-            raise _ForbiddenError(f"{module}.{name}") from None
-
-
-def _text(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 from torch.utils.data import Dataset
 
 log = logging.getLogger(__name__)
 
 #: What an image may be, whatever its name says; Pillow would start other programs for some of the rest.
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+
+#: Bytes of an encoded image, at most: more than 16-bit RGB of as many pixels as Pillow decodes.
+LARGEST = 3 << 29
 
 
 class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
@@ -58,10 +61,10 @@ class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
                 return decode(content), label
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 place = self.place(candidate)
-                reason = str(error).replace(repr(content), place.name) or type(error).__name__
+                reason = str(error) or type(error).__name__
                 if not self.skip_broken:
                     raise ValueError(
-                        f"{place} cannot be read as an image ({reason}); an evaluation must see every image, so mend "
+                        f"{place} cannot be read as an image ({reason}); an evaluation must see every image, so fix "
                         "or remove it."
                     ) from None
                 self._broken[candidate] = True
@@ -73,13 +76,18 @@ def decode(content: bytes) -> Image.Image:
     """Decode a whole image to RGB, 8 bits a channel; a truncated one is an error, whatever the process told Pillow.
 
     Of 16 bits the upper 8 are kept, in grey as in colour; Pillow's own conversion of grey would clip at 255.
+
+    Raises:
+        OSError, SyntaxError, ValueError, Image.DecompressionBombError: as Pillow does, if it cannot be decoded.
     """
     allowed, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             if image.mode.startswith("I"):  # grey of 16 bits; by Pillow's version I;16 or, as integers of 32 bits, I
-                grey = np.asarray(image).astype(np.int64).clip(0, 65535) >> 8
+                grey = np.asarray(image).clip(0, 65535) >> 8
                 return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
+    except UnidentifiedImageError:  # which would name the buffer, not the image
+        raise ValueError(f"Pillow cannot identify it as one of {', '.join(_FORMATS)}") from None
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = allowed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import struct
 import zlib
@@ -12,9 +13,12 @@ import numpy as np
 from torchvision.datasets import FashionMNIST
 
 from graticule.data.images import ArrayImages, DatasetInfo, Split
+from graticule.files import check_plain
 
 #: Where Debian's package dataset-fashion-mnist puts its files.
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+#: Values of an idx file, at most; the training images have 47 million.
+_LARGEST = 1 << 28
 _PARTS = {"train": "train", "test": "t10k"}
 
 INFO = DatasetInfo(
@@ -76,22 +80,26 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
     Raises:
         FileNotFoundError: if it is not there.
-        ValueError: if it is truncated, or no idx file of bytes with so many dimensions.
+        ValueError: if it is truncated, too large, no plain file, or no idx file of bytes with so many dimensions.
     """
     opened = gzip.open if path.suffix == ".gz" else open
+    start = 4 + 4 * dimensions
     try:
+        check_plain(path)
         with opened(path, "rb") as file:
-            content = file.read()
+            header = file.read(start)
+            if len(header) < start or header[:4] != bytes([0, 0, 8, dimensions]):
+                raise ValueError(f"{path} must be an idx file of bytes with {dimensions} dimensions, and is not.")
+            shape = struct.unpack(f">{dimensions}I", header[4:])
+            size = math.prod(shape)
+            if size > _LARGEST:
+                raise ValueError(f"{path} must have at most {_LARGEST:,} values, got {shape} in its header.")
+            content = file.read(size + 1)  # a gzipped file may unpack to any number
     except FileNotFoundError:
         raise FileNotFoundError(f"`data_root` must hold {path.name}, which is not in {path.parent}.") from None
     except (EOFError, zlib.error, OSError) as error:
         raise ValueError(f"{path} is damaged: {error}.") from None
-    start = 4 + 4 * dimensions
-    if len(content) < start or content[:4] != bytes([0, 0, 8, dimensions]):
-        raise ValueError(f"{path} must be an idx file of bytes with {dimensions} dimensions, and is not.")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    if len(content) - start != int(np.prod(shape)):
-        raise ValueError(
-            f"{path} is damaged: {len(content) - start:,} bytes where {shape} asks for {np.prod(shape):,}."
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    if len(content) != size:
+        got = f"{len(content):,}" if len(content) < size else "more"
+        raise ValueError(f"{path} is damaged: {got} bytes where {shape} asks for {size:,}.")
+    return np.frombuffer(content, np.uint8).reshape(shape)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from graticule.data.encoded import EncodedImages
+from graticule.data.encoded import LARGEST, EncodedImages
 from graticule.data.images import DatasetInfo, Split
+from graticule.files import check_plain, read_bytes
 
 #: The folders of a split, the first that is there.
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("val", "validation", "test")}
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file of this name is an image."""
+    return name.lower().endswith(IMG_EXTENSIONS)
 
 
 class FolderImages(EncodedImages):
@@ -24,8 +31,12 @@ class FolderImages(EncodedImages):
         self.files = files
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of a file."""
-        return self.files[index][0].read_bytes()
+        """Return the bytes of a file.
+
+        Raises:
+            ValueError: if it is no plain file any more, or too large for an image.
+        """
+        return read_bytes(self.files[index][0], LARGEST)
 
     def place(self, index: int) -> Path:
         """Return the path of a file."""
@@ -37,7 +48,8 @@ def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dataset
 
     Raises:
         ValueError, FileNotFoundError: for a folder that is missing or empty, fewer than two classes, a class
-            without images, classes that differ between the two, or a link that leads out of the folder.
+            without images, classes that differ between the two, a link that leads out of the folder or nowhere, or
+            an image that is no plain file.
     """
     names, files = folder_files(root)
     info = DatasetInfo("image_folder", names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
@@ -74,10 +86,11 @@ def _classes(root: Path, split: Split) -> dict[str, list[Path]]:
     if folder is None:
         raise FileNotFoundError(f"`data_root` must have a folder {' or '.join(SPLITS[split])}, which {root} has not.")
     stay_inside(folder, root)
-    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    classes = sorted(entry.name for entry in entries if entry.is_dir() or _leads_nowhere(entry))
     if len(classes) < 2:
         raise ValueError(f"`data_root` must have two classes or more, got {len(classes)} in {folder}.")
-    found = {name: _images(folder / name, root) for name in classes}
+    found = {name: files_below(folder / name, root, is_image) for name in classes}
     if empty := [name for name, images in found.items() if not images]:
         raise ValueError(
             f"`data_root` must have images ({', '.join(IMG_EXTENSIONS)}) in every class, got none in "
@@ -86,24 +99,49 @@ def _classes(root: Path, split: Split) -> dict[str, list[Path]]:
     return found
 
 
-def _images(folder: Path, root: Path) -> list[Path]:
-    """Find the images below the folder of a class; no link may lead out of `root`."""
-    images = []
-    for place, folders, names in os.walk(folder):
-        for path in [Path(place), *(Path(place, name) for name in folders)]:
-            stay_inside(path, root)
-        found = [Path(place, name) for name in names if name.lower().endswith(IMG_EXTENSIONS)]
-        for path in found:
-            stay_inside(path, root)
-        images += found
-    return sorted(images)
+def files_below(folder: Path, root: Path, wanted: Callable[[str], bool], *, hidden: bool = True) -> list[Path]:
+    """Find the files at any depth below `folder` whose names are `wanted`: plain files, or links to such in `root`.
+
+    Folders are not entered through links, and hidden ones only if `hidden`.
+
+    Raises:
+        ValueError: for a link that leads out of `root` or nowhere, or something that is no plain file, as a pipe.
+    """
+    found, left = [], [folder]
+    while left:
+        place = left.pop()
+        stay_inside(place, root)
+        with os.scandir(place) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    if hidden or not entry.name.startswith("."):
+                        left.append(path)
+                elif wanted(entry.name):
+                    if not entry.is_file(follow_symlinks=False):
+                        stay_inside(path, root)
+                        check_plain(path)
+                    found.append(path)
+                elif path.is_dir():  # a link
+                    stay_inside(path, root)
+    return sorted(found)
 
 
 def stay_inside(path: Path, root: Path) -> None:
-    """Check that `path` is no link that leads out of `root`.
+    """Check that `path`, if it is a link, leads to something in `root`.
 
     Raises:
-        ValueError: if it is, naming both ends.
+        ValueError: if it leads out of it, or nowhere, naming both ends.
     """
-    if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-        raise ValueError(f"`data_root` must not have a link that leads out of it, got {path} -> {path.resolve()}.")
+    if not path.is_symlink():
+        return
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+        raise ValueError(
+            f"`data_root` must not have a link that leads out of it, got {path} -> {os.path.realpath(path)}."
+        )
+    if _leads_nowhere(path):
+        raise ValueError(f"`data_root` must not have a link that leads nowhere, got {path} -> {os.readlink(path)}.")
+
+
+def _leads_nowhere(path: Path) -> bool:
+    return path.is_symlink() and not path.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from graticule.data.encoded import EncodedImages
-from graticule.data.folder import SPLITS, stay_inside
+from graticule.data.folder import SPLITS, files_below
 from graticule.data.images import DatasetInfo, Split
+from graticule.files import read_json
 
 
 class HuggingFaceImages(EncodedImages):
@@ -73,10 +75,10 @@ def hf_disk(split: Split, root: Path | None) -> tuple[HuggingFaceImages, Dataset
             f'`dataset` hf_disk needs the library datasets ({error}): pip install "graticule[hf]"'
         ) from None
 
-    _check_links(root)
+    _check_files(root)
     try:
         found = datasets.load_from_disk(str(root.absolute()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"`data_root` must be a folder that DatasetDict.save_to_disk wrote, whole, got {root} "
             f"({type(error).__name__}: {error})."
@@ -96,10 +98,25 @@ def hf_disk(split: Split, root: Path | None) -> tuple[HuggingFaceImages, Dataset
     return HuggingFaceImages(rows.select_columns([column]), column, labels, root, skip_broken=split == "train"), info
 
 
-def _check_links(root: Path) -> None:
-    for place, folders, files in os.walk(root):
-        for name in (*folders, *files):
-            stay_inside(Path(place, name), root)
+#: Files that name others, which the library opens, and how they do.
+_NAMING: dict[str, Callable[[Any], list[Any]]] = {
+    "dataset_dict.json": lambda values: list(values["splits"]),
+    "state.json": lambda values: [table["filename"] for table in values["_data_files"]],
+}
+
+
+def _check_files(root: Path) -> None:
+    """Check, before the library opens any, that all files are plain, and that they name no files outside of `root`."""
+    for path in files_below(root, root, lambda name: True):
+        if path.name not in _NAMING:
+            continue
+        try:
+            named = [path.parent / name for name in _NAMING[path.name](read_json(path))]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}).") from None
+        for file in named:
+            if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
+                raise ValueError(f"`data_root` must have its tables in itself, got {file} for {root}.")
 
 
 def _part(found: Any, part: Split, root: Path) -> Any:
@@ -110,9 +127,6 @@ def _part(found: Any, part: Split, root: Path) -> Any:
             f"`data_root` must have rows in a split {' or '.join(SPLITS[part])}, got {', '.join(found) or 'none'} in "
             f"{root}."
         )
-    for file in found[name].cache_files:
-        if not Path(file["filename"]).resolve().is_relative_to(root.resolve()):
-            raise ValueError(f"`data_root` must have its tables in itself, got {file['filename']} for {root}.")
     return found[name]
 
 

@@ -13,6 +13,9 @@ from torch.utils.data import Dataset
 
 Split = Literal["train", "test"]
 
+#: Classes of a data set, at most: a damaged label must not decide how much memory is taken.
+MOST_CLASSES = 1_000_000
+
 
 @dataclass(frozen=True)
 class DatasetInfo:

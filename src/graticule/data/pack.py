@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from graticule.data.encoded import LARGEST
 from graticule.data.folder import SPLITS, folder_files
 from graticule.data.images import Split
 from graticule.data.parallel import check_workers, work
 from graticule.data.shard_index import ShardIndex, index_file, read_index, write_index
 from graticule.data.shards import CLASSES, PLAN, find_shards, read_plan
-from graticule.files import locked, write_bytes, write_json, write_text, write_whole
+from graticule.files import locked, read_bytes, write_bytes, write_json, write_text, write_whole
 
 _BLOCK = 512
 _RECORD = 20 * _BLOCK
@@ -25,8 +26,10 @@ _RECORD = 20 * _BLOCK
 _FOLDERS = {part: names[0] for part, names in SPLITS.items()}
 #: (file, size in bytes, label) of an image.
 _Source = tuple[Path, int, int]
-#: The file that every image comes from, a line each; its key is the number of its line, from 0.
-_SOURCES = "files.txt"
+#: The file that every image comes from, one per line; the key of an image is the number of its line, from 0.
+SOURCES = "files.txt"
+#: What the plan calls `sources_digest`.
+SOURCES_DIGEST = "sha256 of the list of files"
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,13 @@ def pack(
             "images_per_shard": images_per_shard,
             "seed": seed,
             "left_out": len(left_out),
-            "sha256 of the list of files": _digest(root, splits, names),
+            SOURCES_DIGEST: sources_digest(
+                names,
+                {
+                    part: [(_name(path, root), size, label) for path, size, label in sources]
+                    for part, sources in splits.items()
+                },
+            ),
         }
         _begin(output, plan)
         write_text(output / CLASSES, "".join(f"{name}\n" for name in names))
@@ -127,8 +136,8 @@ def pack(
             folder.mkdir(exist_ok=True)
             for rest in folder.glob(".*.tmp"):  # of a process that was killed
                 rest.unlink()
-            names_of_files = [path.relative_to(root).as_posix() for shard in todo[part] for path, _, _ in shard.sources]
-            write_bytes(folder / _SOURCES, b"".join(os.fsencode(name) + b"\n" for name in names_of_files))
+            lines = [_name(path, root) + b"\n" for shard in todo[part] for path, _, _ in shard.sources]
+            write_bytes(folder / SOURCES, b"".join(lines))
         missing = [shard for shards in todo.values() for shard in shards if shard.made() is None]
         weights = [len(shard.sources) for shard in missing]
         work(_write_shard, missing, workers, about="packing", unit=" images", weights=weights, progress=progress)
@@ -142,6 +151,8 @@ def _sources(root: Path, skip_broken: bool) -> tuple[dict[Split, list[_Source]],
     empty: list[Path] = []
     for part, of_part in files.items():
         sized = [(path, path.stat().st_size, label) for path, label in of_part]
+        if broken := [path for path, _, _ in sized if b"\n" in _name(path, root)]:
+            raise ValueError(f"`root` must have files whose names are one line, got {str(broken[0])!r}.")
         empty += [path for path, size, _ in sized if size == 0]
         splits[part] = [source for source in sized if source[1] > 0]
         if lost := set(range(len(names))) - {label for _, _, label in splits[part]}:
@@ -151,20 +162,23 @@ def _sources(root: Path, skip_broken: bool) -> tuple[dict[Split, list[_Source]],
     if empty and not skip_broken:
         listed = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
         raise ValueError(
-            f"`root` must have no files of no bytes, got {len(empty)}: {listed}. Mend or remove them, or leave them "
+            f"`root` must have no files of no bytes, got {len(empty)}: {listed}. Fix or remove them, or leave them "
             "out with `skip_broken` (--skip-broken)."
         )
     return splits, names, tuple(empty)
 
 
-def _digest(root: Path, splits: dict[Split, list[_Source]], names: Sequence[str]) -> str:
-    """Return a checksum of what is packed: classes, and names, sizes and labels of the files."""
+def sources_digest(names: Sequence[str], files: Mapping[Split, Iterable[tuple[bytes, int, int]]]) -> str:
+    """Return a checksum of what is packed: the classes, and name, size and label of every file, in whatever order."""
     digest = hashlib.sha256(repr(list(names)).encode("utf-8", "surrogateescape"))
-    for part, sources in splits.items():
-        for path, size, label in sources:
-            line = f"{part} {label} {size} {path.relative_to(root).as_posix()}\n"
-            digest.update(line.encode("utf-8", "surrogateescape"))
+    for part, of_part in files.items():
+        for name, size, label in sorted(of_part):
+            digest.update(f"{part} {label} {size} ".encode() + name + b"\n")
     return digest.hexdigest()
+
+
+def _name(path: Path, root: Path) -> bytes:
+    return os.fsencode(path.relative_to(root).as_posix())
 
 
 def _begin(output: Path, plan: dict[str, Any]) -> None:
@@ -226,7 +240,7 @@ def _pieces(shard: _Shard) -> Iterator[bytes]:
     """Yield a tar piece by piece: image, class, image, class, ..., end."""
     length = 0
     for name, (path, size, label) in zip(shard.names(), shard.sources, strict=True):
-        content = path.read_bytes()
+        content = read_bytes(path, LARGEST)
         if len(content) != size:
             raise ValueError(f"{path} must not change while it is packed, got {len(content)} bytes that were {size}.")
         for piece in (_member(name, content), _member(Path(name).with_suffix(".cls").name, str(label).encode())):

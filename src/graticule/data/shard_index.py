@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -15,12 +16,15 @@ from typing import Any, BinaryIO
 import numpy as np
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from graticule.files import write_text
+from graticule.data.encoded import LARGEST
+from graticule.files import check_plain, read_json, write_text
 
 #: How packed files begin, which cannot be read from the middle.
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _IMAGES = frozenset(extension[1:] for extension in IMG_EXTENSIONS)
 _BLOCK = 512
+#: Bytes of a header with its long names, and of the zeros after a tar, at most.
+_LONGEST_HEADER, _PADDING = 1 << 20, 1 << 26
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,9 @@ def read_index(shard: Path) -> ShardIndex | None:
         ValueError: if it is damaged, or that of a shard of another size.
     """
     path = index_file(shard)
+    limit = max(check_plain(shard), 1 << 20)  # an image has fewer bytes in the index than its headers have in the tar
     try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        values = json.loads(text)
+        values = read_json(path, limit)
         index = ShardIndex(
             tuple(values["names"]),
             _numbers(values["offsets"]),
@@ -90,6 +91,8 @@ def read_index(shard: Path) -> ShardIndex | None:
         if values["count"] != len(index) or not _sound(index):
             raise ValueError("the numbers in it do not fit each other")
         modified = values["modified"]
+    except FileNotFoundError:
+        return None
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"{path} must be the index of {shard.name}, and is damaged ({type(error).__name__}: {error}); remove it, "
@@ -132,14 +135,16 @@ def read_headers(shard: Path) -> ShardIndex:
             plain file, or a sample without an image or class.
     """
     names, offsets, sizes, labels = [], [], [], []
-    with shard.open("rb") as file:
+    with _Headers(shard.open("rb", buffering=0)) as file:
         for key, members in _samples(shard, file):
             images = [member for extension, member in members if extension in _IMAGES]
             classes = [member for extension, member in members if extension == "cls"]
             for what, of_kind in (("an image", images), (".cls, the number of its class", classes)):
                 if len(of_kind) != 1:
-                    got = ", ".join(member.name for _, member in members)
+                    got = ", ".join([repr(member.name) for _, member in members[:5]] + ["..."] * bool(members[5:]))
                     raise ValueError(f"{shard}: every sample must have {what}, and one only; {key!r} has {got}.")
+            if images[0].size > LARGEST:
+                raise ValueError(f"{shard}: {images[0].name!r} must have at most {LARGEST:,} bytes.")
             names.append(images[0].name)
             offsets.append(images[0].offset_data)
             sizes.append(images[0].size)
@@ -178,23 +183,37 @@ def _members(shard: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     with _named(shard), tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
             _check(shard, member)
-            end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
+            if member.size < 0 or member.offset < end:
+                raise ValueError(f"{member.name!r} has {member.size} bytes")
+            end = member.offset_data
             if member.isreg():
+                end += -(-member.size // _BLOCK) * _BLOCK
                 yield member
     file.seek(end)
     rest = file.read(_BLOCK)
     if len(rest) < _BLOCK or rest.strip(b"\0"):
         raise ValueError(
-            f"{shard} is cut or damaged: behind {end} bytes there is neither a member nor the end of a tar; copy or "
+            f"{shard} is cut or damaged: after {end} bytes there is neither a member nor the end of a tar; copy or "
             "pack it again."
         )
     while rest:
         rest = file.read(1 << 20)
         if rest.strip(b"\0"):
             raise ValueError(
-                f"{shard} goes on behind the end of its tar, so that something would be lost; are these two, one "
-                "behind the other? Keep each in a file of its own."
+                f"{shard} must end with its tar, or something would be lost; are these two, one after the other? Keep "
+                "each in a file of its own."
             )
+        if file.tell() - end > _PADDING:
+            raise ValueError(f"{shard} must end with its tar, got more than {_PADDING:,} zero bytes after it.")
+
+
+class _Headers(io.BufferedReader):
+    """A tar of which nothing but headers is read: one that claims an absurd size must not take all memory."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _LONGEST_HEADER:
+            raise ValueError(f"a header of {size} bytes")
+        return super().read(size)
 
 
 @contextlib.contextmanager
@@ -204,7 +223,7 @@ def _named(shard: Path) -> Iterator[None]:
         yield
     except _Refused:
         raise
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{shard} is cut, damaged or no tar ({error}); copy or pack it again.") from None
 
 
@@ -226,7 +245,7 @@ def _class_number(shard: Path, file: BinaryIO, member: tarfile.TarInfo) -> int:
     text = file.read(min(member.size, 64))
     file.seek(place)
     if not re.fullmatch(rb"\s*-?[0-9]{1,9}\s*", text):
-        raise ValueError(f"{shard}: {member.name} must be the number of a class, got {text[:20]!r}.")
+        raise ValueError(f"{shard}: {member.name!r} must be the number of a class, got {text[:20]!r}.")
     return int(text)
 
 
@@ -244,5 +263,6 @@ def _sound(index: ShardIndex) -> bool:
         and all(isinstance(name, str) for name in index.names)
         and all(len(column) == len(index) for column in (index.names, *arrays))
         and min(index.offsets.min(), index.sizes.min()) >= 0
-        and int((index.offsets + index.sizes).max()) <= index.bytes
+        and index.sizes.max() <= LARGEST
+        and bool((index.offsets <= index.bytes - index.sizes).all())
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,8 +15,9 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from graticule.data.encoded import EncodedImages
 from graticule.data.folder import SPLITS, stay_inside
-from graticule.data.images import DatasetInfo, Split
+from graticule.data.images import MOST_CLASSES, DatasetInfo, Split
 from graticule.data.shard_index import ShardIndex, shard_index
+from graticule.files import check_plain, read_bytes, read_json
 
 #: What pack writes beside the shards: the names of the classes, a line each, and what it was asked for.
 CLASSES = "classes.txt"
@@ -98,17 +98,18 @@ def shards(split: Split, root: Path | None) -> tuple[ShardImages, DatasetInfo]:
     paths = {part: find_shards(root, part) for part in SPLITS}
     indices = {part: read_indices(found) for part, found in paths.items()}
     _check_plan(root, indices)
-    labels = {part: np.unique(np.concatenate([index.labels for index in found])) for part, found in indices.items()}
-    highest = max(int(found[-1]) for found in labels.values())
-    names = class_names(root) or tuple(map(str, range(highest + 1)))
+    names = class_names(root)
+    most = len(names) or MOST_CLASSES
     for part, found in indices.items():
         for path, index in zip(paths[part], found, strict=True):
-            outside = np.flatnonzero((index.labels < 0) | (index.labels >= len(names)))
+            outside = np.flatnonzero((index.labels < 0) | (index.labels >= most))
             if len(outside):
                 raise ValueError(
-                    f"{path} must have classes from 0 to {len(names) - 1}, got {index.labels[outside[0]]} of "
+                    f"{path} must have classes from 0 to {most - 1}, got {index.labels[outside[0]]} of "
                     f"{shard_index(path).names[outside[0]]}."
                 )
+    labels = {part: np.unique(np.concatenate([index.labels for index in found])) for part, found in indices.items()}
+    names = names or tuple(map(str, range(max(int(found[-1]) for found in labels.values()) + 1)))
     if len(names) < 2:
         raise ValueError(f"`data_root` must have two classes or more, got {len(names)} in {root}.")
     if len(differing := np.setxor1d(labels["train"], labels["test"])):
@@ -133,6 +134,7 @@ def find_shards(root: Path, split: Split) -> list[Path]:
     found = [path for path in entries if path.suffix == ".tar"]
     for path in found:
         stay_inside(path, root)
+        check_plain(path)
     if not found:
         raise FileNotFoundError(f"`data_root` must have shards, *.tar, got none in {folder}.")
     return found
@@ -148,25 +150,30 @@ def read_plan(root: Path) -> dict[str, Any] | None:
     """Read what pack was asked for and found; None where it was not at work."""
     path = root / PLAN
     try:
-        plan = json.loads(path.read_bytes())
-        return {**plan, "images": {part: int(plan["images"][part]) for part in SPLITS}}
+        plan = read_json(path)
     except FileNotFoundError:
         return None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}); pack again, elsewhere.") from None
+    counts = plan.get("images") if isinstance(plan, dict) else None
+    if not isinstance(counts, dict) or not all(type(counts.get(part)) is int for part in SPLITS):
+        raise ValueError(f"{path} is damaged: it must have the number of images of every split. Pack again, elsewhere.")
+    return plan
 
 
 def class_names(root: Path) -> tuple[str, ...]:
-    """Read the names of the classes, one a line; none where there is no classes.txt."""
+    """Read the names of the classes, one per line; none where there is no classes.txt."""
+    path = root / CLASSES
+    stay_inside(path, root)
     try:
-        lines = (root / CLASSES).read_bytes().decode("utf-8").split("\n")
+        lines = read_bytes(path, 1 << 26).decode("utf-8").split("\n")
     except FileNotFoundError:
         return ()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{root / CLASSES} must be a name a line, in UTF-8 ({error}).") from None
+        raise ValueError(f"{path} must have one name per line, in UTF-8 ({error}).") from None
     names = tuple(line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
-    if not all(names) or len(set(names)) < len(names):
-        raise ValueError(f"{root / CLASSES} must have a name a line, each once and none empty.")
+    if not all(names) or len(set(names)) < len(names) or not 0 < len(names) <= MOST_CLASSES:
+        raise ValueError(
+            f"{path} must have one name per line, each once and none empty, {MOST_CLASSES:,} at most, got {len(names)}."
+        )
     return names
 
 

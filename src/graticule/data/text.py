@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from graticule.data.folder import SPLITS, stay_inside
+from graticule.data.folder import SPLITS, files_below, stay_inside
 from graticule.data.images import Split
+from graticule.files import read_bytes
 from graticule.names import known_name
 
 #: What the name of a text file ends with.
@@ -31,6 +31,9 @@ class Document:
     name: str
     text: str
 
+
+#: Bytes of a text file, at most: all text is held in memory.
+_LARGEST = 1 << 32
 
 #: The documents of both parts, each sorted by name.
 Corpus = dict[Split, list[Document]]
@@ -123,12 +126,13 @@ def text_folder(root: Path | None) -> Corpus:
 
 
 def read_utf8(path: Path) -> str:
-    """Read a file of text in UTF-8; a byte order mark goes.
+    """Read a file of text in UTF-8, of 4 GiB at most; a byte order mark is left out.
 
     Raises:
-        ValueError: if it is in another encoding, naming the file, the byte, and which one it may be.
+        FileNotFoundError: if it is not there.
+        ValueError: if it is no plain file, larger, or in another encoding, naming the byte and which one it may be.
     """
-    content = path.read_bytes()
+    content = read_bytes(path, _LARGEST)
     # of what decodes, only UTF-16 and UTF-32 without a mark, and what is no text, have a zero byte
     try:
         text = content.decode("utf-8")
@@ -201,19 +205,10 @@ def _documents(folder: Path, root: Path) -> list[Document]:
 
 def _text_files(folder: Path, root: Path) -> dict[str, Path]:
     """Find the text files below `folder`, by their paths within `root` with links followed."""
-    files: dict[str, Path] = {}
-    base = root.resolve()
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found = [
-            Path(place, name)
-            for name in names
-            if name.lower().endswith(TEXT_EXTENSIONS) and not name.startswith(".") and Path(place, name).is_file()
-        ]
-        for path in [*(Path(place, name) for name in folders), *found]:
-            stay_inside(path, root)
-        files |= {path.resolve().relative_to(base).as_posix(): path for path in found}
-    return files
+    found = files_below(
+        folder, root, lambda name: name.lower().endswith(TEXT_EXTENSIONS) and not name.startswith("."), hidden=False
+    )
+    return {path.resolve().relative_to(root.resolve()).as_posix(): path for path in found}
 
 
 def _likely_encoding(content: bytes) -> str:

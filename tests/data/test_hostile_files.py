@@ -1,0 +1,408 @@
+"""Pipes, devices, links in a circle and absurd numbers in data: refused by name, before they take time or memory."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import tarfile
+
+import numpy as np
+import pytest
+from image_files import picture, write_folder
+from shard_files import numbered
+from test_cifar import batch
+from test_cifar import write as write_cifar
+from test_fashion_mnist_files import write as write_fashion
+
+from graticule import cli
+from graticule.data import BytePairTokenizer, load_dataset, load_text
+from graticule.data.byte_pickle import read_pickle
+from graticule.data.pack import pack
+from graticule.data.shard_index import read_headers, shard_index
+from graticule.data.verify import verify
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero
+
+
+def loop(path):
+    path.symlink_to(path.name)
+
+
+def nowhere(path):
+    path.symlink_to("nothing")
+
+
+SPECIAL = {
+    "pipe": (pipe, "got a pipe"),
+    "loop": (loop, "link that leads nowhere"),
+    "nowhere": (nowhere, "link that leads nowhere"),
+}
+if hasattr(os, "geteuid") and os.geteuid() == 0:
+    SPECIAL["device"] = (device, "got a device")
+
+
+def write_shards(root, label=b"0"):
+    for split in ("train", "val"):
+        (root / split).mkdir(parents=True)
+        write_shard(
+            root / split / "0.tar", [("a.png", numbered(0)), ("a.cls", label), ("b.png", numbered(1)), ("b.cls", b"1")]
+        )
+    return root
+
+
+def write_shard(path, members):
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            add(tar, name, content)
+    return path
+
+
+def add(tar, name, content):
+    header = tarfile.TarInfo(name)
+    header.size = len(content)
+    tar.addfile(header, io.BytesIO(content))
+
+
+def write_texts(root):
+    for split in ("train", "val"):
+        (root / split).mkdir(parents=True)
+        (root / split / "a.txt").write_text(f"some text for {split}")
+    return root
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize(
+    ("write", "load", "where"),
+    [
+        (write_folder, lambda root: load_dataset("image_folder", "train", root), "train/cat/x.png"),
+        (write_folder, lambda root: load_dataset("image_folder", "train", root), "val/dog/below/x.JPEG"),
+        (write_folder, lambda root: pack(root, root.with_name("shards"), progress=False), "train/cat/x.png"),
+        (write_shards, lambda root: load_dataset("shards", "test", root), "train/x.tar"),
+        (write_shards, lambda root: load_dataset("shards", "train", root), "classes.txt"),
+        (write_texts, lambda root: load_text("text_folder", root), "train/x.txt"),
+    ],
+    ids=["image", "image below", "pack", "shard", "names", "text"],
+)
+def test_what_is_no_plain_file_is_refused_by_name_before_it_is_opened(tmp_path, kind, write, load, where):
+    root, (make, match) = write(tmp_path / "root"), SPECIAL[kind]
+    load(root)
+    shutil.rmtree(tmp_path / "shards", ignore_errors=True)
+    (root / where).parent.mkdir(exist_ok=True)
+    make(root / where)
+    with pytest.raises(ValueError, match=match) as caught:
+        load(root)
+    assert str(root / where) in str(caught.value)
+    assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize("kind", [name for name in SPECIAL if name != "nowhere"])
+def test_published_files_must_be_plain(tmp_path, kind):
+    make, _ = SPECIAL[kind]
+    write_fashion(tmp_path, packed=False)
+    for name in ("t10k-labels-idx1-ubyte", "t10k-labels-idx1-ubyte.gz"):
+        (tmp_path / name).unlink(missing_ok=True)
+        make(tmp_path / name)
+    with pytest.raises(ValueError, match=r"t10k-labels-idx1-ubyte.* plain file"):
+        load_dataset("fashion_mnist", "test", tmp_path)
+    batch = write_cifar(tmp_path, "cifar10") / "test_batch"
+    batch.unlink()
+    make(batch)
+    with pytest.raises(ValueError, match="test_batch must be a plain file"):
+        load_dataset("cifar10", "test", tmp_path)
+
+
+def test_a_class_that_is_a_link_in_a_circle_is_refused(tmp_path):
+    root = write_folder(tmp_path)
+    loop(root / "train" / "bird")
+    loop(root / "val" / "bird")
+    with pytest.raises(ValueError, match=r"train/bird -> bird"):
+        load_dataset("image_folder", "train", root)
+
+
+def test_a_folder_deeper_than_python_calls_go_is_read(tmp_path):
+    root = write_folder(tmp_path)
+    place = os.open(root / "train" / "cat", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=place)
+        inner = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+    try:
+        assert len(load_dataset("image_folder", "train", root)[0]) == 6
+    finally:  # what pytest removes folders with goes no deeper
+        subprocess.run(["rm", "-rf", str(root / "train" / "cat" / "d")], check=True)
+
+
+def test_a_file_that_is_too_large_for_an_image_is_not_read(tmp_path):
+    root = write_folder(tmp_path)
+    os.truncate(root / "val" / "cat" / "0.JPEG", 1 << 40)  # sparse
+    images, _ = load_dataset("image_folder", "test", root)
+    with pytest.raises(ValueError, match=r"0\.JPEG must have at most"):
+        images[0]
+    os.truncate(root / "train" / "cat" / "0.JPEG", 1 << 33)
+    with pytest.raises(ValueError, match=r"0\.JPEG must have at most"):
+        pack(root, tmp_path.with_name("packed"), progress=False)
+
+
+def test_a_file_that_is_too_large_for_a_text_is_not_read(tmp_path):
+    os.truncate(write_texts(tmp_path) / "train" / "a.txt", 1 << 40)
+    with pytest.raises(ValueError, match=r"a\.txt must have at most"):
+        load_text("text_folder", tmp_path)
+
+
+def test_a_broken_image_is_named_and_no_address_in_memory(tmp_path):
+    root = write_folder(tmp_path)
+    (root / "val" / "cat" / "0.JPEG").write_bytes(b"<html>not found</html>")
+    with pytest.raises(ValueError, match=r"0\.JPEG cannot be read as an image \(Pillow cannot identify it") as caught:
+        load_dataset("image_folder", "test", root)[0][0]
+    assert "BytesIO" not in str(caught.value)
+
+
+@pytest.mark.parametrize("label", [b"99999999", b"999999999", b"1000000", b"-1"])
+def test_an_absurd_class_in_a_shard_is_refused_by_name_without_a_list_of_names(tmp_path, label):
+    root = write_shards(tmp_path, label)
+    with pytest.raises(ValueError, match=rf"0\.tar must have classes from 0 to 999999, got {label.decode()} of a\.png"):
+        load_dataset("shards", "train", root)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offsets": [2**63 - 1, 0]},
+        {"sizes": [1, 2**63 - 1]},
+        {"sizes": [1, 2**70]},
+        {"labels": [0, 2**63]},
+        {"bytes": 1e400},
+        {"bytes": None},
+        {"names": 3},
+        {"count": 10**30},
+        {"modified": [[]]},
+    ],
+    ids=str,
+)
+def test_absurd_numbers_in_an_index_are_refused_or_the_index_is_made_anew(tmp_path, change):
+    shard = write_shards(tmp_path) / "train" / "0.tar"
+    right = shard_index(shard)
+    path = shard.with_name("0.tar.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    try:
+        assert shard_index(shard).same_images(right)
+    except ValueError as error:
+        assert str(error).startswith(f"{path} must be the index of 0.tar, and is damaged")
+
+
+def header(name=b"a.png", size=b"00000000010", kind=b"0"):
+    """A header of a tar by hand, with a right checksum."""
+    block = bytearray(512)
+    block[: len(name)] = name
+    block[124 : 124 + len(size)] = size
+    block[156:157], block[257:265] = kind, b"ustar\x0000"
+    block[148:156] = b"        "
+    block[148:156] = b"%06o\x00 " % sum(block)
+    return bytes(block)
+
+
+NEGATIVE, ABSURD = b"\xff" * 12, b"\x80\x00\x00\x00\x7f" + b"\xff" * 7
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header(size=NEGATIVE) + bytes(2048),
+        header(size=ABSURD) + bytes(2048),
+        header(kind=b"L", size=ABSURD) + bytes(2048),
+        header(kind=b"L", size=NEGATIVE) + bytes(2048),
+        header(kind=b"x", size=ABSURD) + bytes(2048),
+        header(kind=b"S", size=ABSURD) + bytes(2048),
+        (header(kind=b"L", size=b"00000000001") + b"a" + bytes(511)) * 3000,
+    ],
+    ids=["negative", "absurd", "long name", "negative name", "pax", "sparse", "nested"],
+)
+def test_absurd_sizes_in_a_tar_are_refused_by_name(tmp_path, content):
+    (tmp_path / "0.tar").write_bytes(content)
+    with pytest.raises(ValueError, match=r"0\.tar"):
+        read_headers(tmp_path / "0.tar")
+
+
+def test_zeros_without_end_after_a_tar_are_refused(tmp_path):
+    shard = write_shards(tmp_path) / "train" / "0.tar"
+    os.truncate(shard, 1 << 38)  # sparse
+    with pytest.raises(ValueError, match=r"0\.tar must end with its tar"):
+        read_headers(shard)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**31, 2**31, 4), (2**22, 2**21, 2**21), (6, 28, 2**31)], ids=str)
+def test_absurd_sizes_in_an_idx_file_are_refused_by_name(tmp_path, shape, packed):
+    """Of the second and third the product is 2**64: nothing, in 64 bits."""
+    write_fashion(tmp_path, packed)
+    content = bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape)
+    name = "train-images-idx3-ubyte" + (".gz" if packed else "")
+    (tmp_path / name).write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(ValueError, match=rf"{name} must have at most 268,435,456 values"):
+        load_dataset("fashion_mnist", "train", tmp_path)
+
+
+def test_a_gzipped_file_that_unpacks_to_more_than_its_header_says_is_not_unpacked(tmp_path):
+    write_fashion(tmp_path, packed=True)
+    name = "train-images-idx3-ubyte.gz"
+    (tmp_path / name).write_bytes(gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 6, 28, 28) + bytes(1 << 27)))
+    with pytest.raises(ValueError, match=r"damaged: more bytes where \(6, 28, 28\) asks for 4,704"):
+        load_dataset("fashion_mnist", "train", tmp_path)
+
+
+def python_2(pixels):
+    """A batch as Python 2 and its NumPy pickled it: strings of bytes, the old names."""
+
+    def string(text):
+        return b"T" + struct.pack("<I", len(text)) + text
+
+    shape = b"(" + b"".join(b"J" + struct.pack("<i", side) for side in pixels.shape) + b"t"
+    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR(K\x01" + shape
+    array += b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+    array += string(pixels.tobytes()) + b"tb"
+    labels = b"](" + b"".join(b"K%c" % (n % 10) for n in range(len(pixels))) + b"e"
+    return b"\x80\x02}(" + string(b"data") + array + string(b"labels") + labels + b"u."
+
+
+def test_a_batch_of_python_2_is_read_as_numpy_reads_it(tmp_path):
+    path, pixels = tmp_path / "batch", np.random.RandomState(0).randint(0, 256, (4, 3072)).astype(np.uint8)
+    path.write_bytes(python_2(pixels))
+    assert np.array_equal(pickle.loads(path.read_bytes(), encoding="bytes")[b"data"], pixels)
+    found = read_pickle(path)
+    assert np.array_equal(found["data"], pixels) and found["labels"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_an_array_in_the_order_of_fortran_is_read_as_numpy_reads_it(tmp_path, protocol):
+    path, pixels = tmp_path / "batch", np.asfortranarray(np.arange(12, dtype=np.uint8).reshape(3, 4))
+    path.write_bytes(pickle.dumps({b"data": pixels}, protocol))
+    assert np.array_equal(read_pickle(path)["data"], pixels)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # a memo of 2**31 values
+        b"}p2147483647\n.",
+        b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b".",  # a string of 2**62 bytes
+        b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"}.",  # a frame
+        b"\x80\x02\x8b\xff\xff\xff\x7f.",  # a number of 2**31 bytes
+        pickle.dumps(batch("cifar10", 0) | {b"data": np.zeros((4, 3072))}, 2),
+        pickle.dumps(batch("cifar10", 0) | {b"data": np.array([[]] * 4, object)}, 2),
+        pickle.dumps(batch("cifar10", 0) | {b"data": [[0] * 3072] * 4}, 2),
+        pickle.dumps(batch("cifar10", 0) | {b"labels": [0, 1, 2, 10**30]}, 2),
+        pickle.dumps(batch("cifar10", 0) | {b"labels": [0.5] * 4}, 2),
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(J\xff\xff\xff\x7ftU\x01btR.",
+        b"\x80\x02cnumpy\ndtype\n(X\x01\x00\x00\x00OtR.",
+        b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00hextR.",
+        b"\x80\x02}(t" + b"\x85" * 50_000 + b"K\x01s.",  # tuples within tuples, to be hashed
+        b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+    ],
+)
+def test_an_absurd_pickle_is_refused_by_name(tmp_path, content):
+    (write_cifar(tmp_path, "cifar10") / "test_batch").write_bytes(content)
+    with pytest.raises(ValueError, match="test_batch"):
+        load_dataset("cifar10", "test", tmp_path)
+
+
+def test_names_of_classes_in_cifar_must_be_names_and_as_many_as_there_are_classes(tmp_path):
+    meta = write_cifar(tmp_path, "cifar10") / "batches.meta"
+    for wrong in (["cat"], ["cat"] * 10, list(range(10)), "abcdefghij"):
+        meta.write_bytes(pickle.dumps({b"label_names": wrong}, 2))
+        with pytest.raises(ValueError, match=r"batches\.meta must have 10 different names"):
+            load_dataset("cifar10", "test", tmp_path)
+
+
+def tokenizer(path, merges):
+    path.write_text(json.dumps({"format": "graticule byte pairs, 1", "fingerprint": "", "merges": merges}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("merges", "match"),
+    [
+        ([[97, 97], *([n, n] for n in range(256, 400))], "67,108,864 bytes in all"),
+        ([[97, 10**30]], "tokens before"),
+        ([[-1, 97]], "tokens before"),
+        ([[97, 1e300]], "whole numbers"),
+        ([[[97], 97]], "whole numbers"),
+        (10**30, "whole numbers"),
+    ],
+    ids=["doubling", "beyond", "negative", "float", "nested", "number"],
+)
+def test_an_absurd_tokenizer_is_refused_before_it_takes_memory(tmp_path, merges, match):
+    with pytest.raises(ValueError, match=match):
+        BytePairTokenizer.load(tokenizer(tmp_path / "tokenizer.json", merges))
+
+
+@pytest.mark.parametrize("kind", [name for name in SPECIAL if name != "nowhere"])
+def test_a_tokenizer_must_be_a_plain_file(tmp_path, kind):
+    path = tmp_path / "tokenizer.json"
+    SPECIAL[kind][0](path)
+    with pytest.raises(ValueError, match=r"tokenizer\.json must be a plain file"):
+        BytePairTokenizer.load(path)
+
+
+@pytest.mark.parametrize("size", [-1, 256, 2**21, 2**62, 10**30])
+def test_an_absurd_vocabulary_is_refused_before_any_training(size):
+    with pytest.raises(ValueError, match="`vocab_size` must be from 257"):
+        BytePairTokenizer.train(["some text"], size)
+
+
+def test_swapped_names_of_classes_or_files_are_found_when_shards_are_verified(tmp_path, capsys):
+    root, output = write_folder(tmp_path / "root"), tmp_path / "shards"
+    pack(root, output, images_per_shard=2, progress=False)
+    assert verify(output, progress=False).images == {"train": 6, "test": 6}
+    names, files = output / "classes.txt", output / "val" / "files.txt"
+    for path in (names, files):
+        right = path.read_bytes()
+        lines = right.splitlines(keepends=True)
+        for wrong in (b"".join(reversed(lines)), b"".join(lines[:-1]), right + b"more\n", b"\xff\n"):
+            path.write_bytes(wrong)
+            assert cli.main(["pack", str(output), "--verify"]) == 1
+            said = capsys.readouterr().err
+            assert path.name in said
+        path.unlink()
+        with pytest.raises(ValueError, match="not as it was packed"):
+            verify(output, progress=False)
+        path.write_bytes(right)
+    names.write_bytes(b"dog\ncat\n")
+    pack(root, output, images_per_shard=2, progress=False)  # writes the names again
+    assert verify(output, progress=False).images == {"train": 6, "test": 6}
+
+
+def test_a_name_of_two_lines_is_not_packed(tmp_path):
+    root = write_folder(tmp_path / "root")
+    picture(0).save(root / "train" / "cat" / "a\nb.png")
+    with pytest.raises(ValueError, match="names are one line"):
+        pack(root, tmp_path / "shards", progress=False)
+
+
+def test_a_list_of_classes_must_be_short_enough_and_not_lead_out(tmp_path):
+    root = write_shards(tmp_path / "root")
+    (root / "classes.txt").write_bytes(b"\n".join(b"%d" % n for n in range(1_000_001)))
+    with pytest.raises(ValueError, match="1,000,000 at most, got 1000001"):
+        load_dataset("shards", "train", root)
+    (root / "classes.txt").rename(tmp_path / "classes.txt")
+    (root / "classes.txt").symlink_to(tmp_path / "classes.txt")
+    with pytest.raises(ValueError, match="leads out"):
+        load_dataset("shards", "train", root)
+
+
+@pytest.mark.parametrize("wrong", [[], {}, {"images": 3}, {"images": {"train": 1e400, "test": "4"}}], ids=str)
+def test_a_damaged_plan_of_packing_is_refused_by_name(tmp_path, wrong):
+    (write_shards(tmp_path) / "pack.json").write_text(json.dumps(wrong))
+    with pytest.raises(ValueError, match=r"pack\.json is damaged"):
+        load_dataset("shards", "train", tmp_path)
