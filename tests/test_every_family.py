@@ -1,6 +1,7 @@
 """Every public function on every family: a right result, or a refusal that is in one table."""
 
 import copy
+import dataclasses
 import inspect
 import re
 from functools import cache
@@ -33,10 +34,11 @@ from graticule.analysis import (
     translation_plot,
     whole_patches,
 )
+from graticule.encodings import Learnable
 from graticule.layers.gating import mix_tokens
 from graticule.studies.matrix import SMALL, build
 from graticule.surgery import load_position, read_checkpoint
-from graticule.tasks import cost, set_windows
+from graticule.tasks import Recipe, TextRecipe, build_model, cost, read_recipe, set_windows
 from tiny import draw
 
 GATED = ("gMLP", "PosMLP")
@@ -420,6 +422,58 @@ def test_what_was_found_is_drawn(family):
     assert all(any(ax.has_data() for ax in figure.axes) for figure in figures)
 
 
+# What every family takes by name
+
+
+def tables(model: Any) -> list[Tensor]:
+    """The learnable tables that a model holds."""
+    return [module.pos_embed for module in model.modules() if isinstance(module, Learnable)]
+
+
+@family_alone
+@pytest.mark.parametrize("joining", ["default", "unshared"])
+def test_the_standard_deviation_of_the_table_scales_what_is_drawn(family, joining):
+    encoding = "learnable+sgu" if family in GATED else "learnable"
+    drawn = []
+    for std in (0.01, 0.04):
+        torch.manual_seed(2)
+        drawn.append(tables(build(family, encoding, joining, table_std=std)))
+    assert len(drawn[0]) == len(drawn[1]) > 0
+    for small, large in zip(*drawn, strict=True):
+        torch.testing.assert_close(4 * small, large)
+    (default, *_) = tables(build(family, encoding, joining))
+    expected = 0.2 if family in ("ViT-Lite", "CVT", "CCT") else 0.02
+    assert default.std().item() == pytest.approx(expected, rel=0.25)  # of a few hundred numbers
+
+
+def test_a_language_model_draws_its_table_as_it_is_told():
+    torch.manual_seed(2)
+    model = graticule.create_language_model("lm_nano", 11, context=64, table_std=0.5)
+    assert tables(model)[0].std().item() == pytest.approx(0.5, rel=0.05)
+
+
+@family_alone
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("encodings", "encoding"), ("image_size", "img_size"), ("join", "joining"), ("num_class", "num_classes")],
+)
+def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(family, misspelt, meant):
+    name, sizes = SMALL[family]
+    for create, known in ((graticule.create_model, name), (timm.create_model, f"graticule_{name}")):
+        with pytest.raises(ValueError, match=f"`{misspelt}` is no argument of {name}; did you mean .*`{meant}`"):
+            create(known, **sizes, **{misspelt: 1})
+
+
+def test_a_misspelt_argument_of_a_language_model_is_refused_too():
+    with pytest.raises(ValueError, match=r"`contexts` is no argument of lm_nano; did you mean `context`\?"):
+        graticule.create_language_model("lm_nano", 11, contexts=8)
+
+
+def test_an_argument_that_is_like_no_other_is_refused_with_all_of_them():
+    with pytest.raises(ValueError, match=r"`xyz` is no argument of vit_nano_patch4_28\. The arguments are act_layer, "):
+        graticule.create_model("vit_nano_patch4_28", xyz=1)
+
+
 # Language models, which are no backbones for images
 
 
@@ -479,3 +533,16 @@ def test_a_module_that_is_no_backbone_is_refused_by_name():
     ):
         with pytest.raises(ValueError, match=r"`model` must .*got Linear"):
             function(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sizes"),
+    [
+        (Recipe(model="vit_nano_patch4_28", table_std=0.5), (10, 1)),
+        (TextRecipe(model="lm_nano", encoding="learnable", table_std=0.5), (65, 1)),
+    ],
+)
+def test_a_recipe_passes_the_standard_deviation_of_the_table_on(recipe, sizes):
+    assert tables(build_model(recipe, *sizes))[0].std().item() == pytest.approx(0.5, rel=0.1)
+    assert recipe.differences(dataclasses.replace(recipe, table_std=None)) == ["table_std"]
+    assert read_recipe(recipe.to_dict()) == recipe

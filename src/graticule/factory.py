@@ -146,7 +146,7 @@ def build_position(
     peg: PegOptions | Mapping[str, Any] | None = None,
     shaw_clip: int | None = None,
     interpolation: Interpolation = "bicubic",
-    table_std: float = 0.02,
+    table_std: float | None = None,
     token_mixing: MixingOptions | Mapping[str, Any] | None = None,
     window: int | None = None,
     absolute: bool = True,
@@ -171,7 +171,7 @@ def build_position(
         peg: form and places of a conditional encoding, as `PegOptions` or a mapping of its fields.
         shaw_clip: K of Shaw's encoding, in patches; 8 by default, as CPVT has it.
         token_mixing: form of a mixing encoding, as `MixingOptions` or a mapping of its fields.
-        table_std: standard deviation with which a learnable table starts.
+        table_std: standard deviation of the normal, cut at 2, from which a learnable table is drawn; 0.02 by default.
         window: side of the windows within which a mixing encoding mixes tokens; the whole grid if None.
         absolute: whether an absolute encoding that is asked for is built; a pyramid may have it in its first stage
             only, and in all where every layer has a table of its own.
@@ -219,6 +219,10 @@ def build_position(
             )
     if shaw_clip is not None and "shaw" not in names:
         raise ValueError(f"`shaw_clip` must be left out without encoding 'shaw', got {shaw_clip} with {encoding!r}.")
+    if table_std is not None and "learnable" not in names:
+        raise ValueError(
+            f"`table_std` must be left out without encoding 'learnable', got {table_std} with {encoding!r}."
+        )
     form = peg if isinstance(peg, PegOptions) else peg_options(peg or {})
     mixed = token_mixing if isinstance(token_mixing, MixingOptions) else mixing_options(token_mixing or {})
     if mixed != MixingOptions() and not set(names) & set(MIXING):
@@ -237,7 +241,7 @@ def build_position(
                 continue
             build: Callable[..., AbsoluteEncoding] = partial(ABSOLUTE[name], grid, dim)
             if name == "learnable":
-                build = partial(build, std=table_std, interpolation=interpolation)
+                build = partial(build, std=0.02 if table_std is None else table_std, interpolation=interpolation)
             joined = _joining(joining, dim, depth, joined_layers, decomposition)
             if name != "learnable" and isinstance(joined, Unshared):
                 raise ValueError(

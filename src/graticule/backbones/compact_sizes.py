@@ -66,13 +66,14 @@ def _build(name: str, pretrained: bool = False, **kwargs: Any) -> CompactTransfo
     }
     if convolutions:
         given |= {"tokenizer": "convolutions", "conv_layers": int(convolutions)}
+    table = {"table_std": 0.2} if "learnable" in kwargs.get("encoding", "learnable").split("+") else {}
     return build_model_with_cfg(
         CompactTransformer,
         registry_name(name),
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        position=take_position(kwargs, table_std=0.2),
+        position=take_position(kwargs, **table),
         **{**given, **kwargs},
     )
 

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from graticule.backbones.language import LanguageModel
-from graticule.backbones.registry import take_position
+from graticule.backbones.registry import CHOICES, check_arguments, take_position
 from graticule.names import known_name
 
 SIZES: dict[str, dict[str, int]] = {
@@ -38,7 +38,7 @@ def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> Language
             arguments of `LanguageModel`.
 
     Raises:
-        ValueError: for an unknown name, with the nearest ones, or an encoding that looks ahead.
+        ValueError: for an unknown name or argument, with the nearest ones, or an encoding that looks ahead.
 
     Example:
         >>> import torch
@@ -47,4 +47,5 @@ def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> Language
         torch.Size([2, 7, 65])
     """
     size = SIZES[known_name("name", name, SIZES)]
+    check_arguments(kwargs, [*inspect.signature(LanguageModel).parameters, *CHOICES], name)
     return LanguageModel(take_position(kwargs), vocab_size, **{**size, **kwargs})

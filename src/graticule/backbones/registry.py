@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ def register(module: str, name: str, build: Callable[..., nn.Module], backbone: 
     """
 
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        check_arguments(kwargs, [*_arguments(backbone), *CHOICES, *_OF_TIMM], name)
         return build(pretrained, **kwargs)
 
     entry.__name__ = entry.__qualname__ = registry_name(name)
@@ -66,11 +68,34 @@ def gray_cfg(size: int, **kwargs: Any) -> dict[str, Any]:
 
 
 #: What `build_position` can be told beside what a backbone says itself.
-_CHOICES = [
+CHOICES = [
     name
     for name, parameter in inspect.signature(build_position).parameters.items()
-    if parameter.default is not inspect.Parameter.empty and name not in ("window", "absolute", "merge", "causal")
+    if parameter.default is not inspect.Parameter.empty
+    and name not in ("window", "absolute", "merge", "merged", "causal")
 ]
+
+
+#: What timm's `create_model` and builder take themselves, beside the arguments of a backbone.
+_OF_TIMM = (
+    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir"),
+    *("features_only", "feature_cls", "out_indices"),
+)
+
+
+def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> None:
+    """Check that model `name` has every argument that is given.
+
+    Raises:
+        ValueError: for the first that it has not, with the nearest ones.
+    """
+    for argument in given:
+        if argument not in known:
+            near = difflib.get_close_matches(argument, known, n=2)
+            hint = f"; did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else "."
+            raise ValueError(
+                f"`{argument}` is no argument of {name}{hint} The arguments are {', '.join(sorted(known))}."
+            )
 
 
 def take_position(kwargs: dict[str, Any], **defaults: Any) -> PositionBuilder:
@@ -78,7 +103,7 @@ def take_position(kwargs: dict[str, Any], **defaults: Any) -> PositionBuilder:
 
     That is `position` itself, or the choices of `build_position`; `defaults` are those of the model.
     """
-    given = {name: kwargs.pop(name) for name in _CHOICES if name in kwargs}
+    given = {name: kwargs.pop(name) for name in CHOICES if name in kwargs}
     if "position" in kwargs:
         if given:
             raise ValueError(f"`position` must be given alone, without {', '.join(given)}.")
@@ -97,16 +122,24 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def list_arguments(name: str) -> list[str]:
-    """List the arguments of the backbone of model `name`, those of position apart."""
-    backbone: Any = _backbones[known_name("name", name.removeprefix(PREFIX), _backbones)]
+    """List the arguments of the backbone of model `name` that are numbers, words or truth values.
+
+    Those of position are left out.
+    """
+    hidden = ("position", "embed_layer", "block_layer", "norm_layer", "act_layer")
+    backbone = _backbones[known_name("name", name.removeprefix(PREFIX), _backbones)]
+    return [argument for argument in _arguments(backbone) if argument not in hidden]
+
+
+def _arguments(backbone: type[nn.Module]) -> list[str]:
+    """List the arguments of a class, with those that it passes on to the class that it extends."""
     found: dict[str, None] = {}
-    for kind in backbone.__mro__:  # what a class hands on to the one below it
-        parameters = inspect.signature(kind.__init__).parameters.values() if "__init__" in vars(kind) else []
+    for kind in backbone.__mro__:
+        parameters = list(inspect.signature(kind).parameters.values()) if "__init__" in vars(kind) else []
         found |= {parameter.name: None for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
         if parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
-    hidden = ("self", "position", "embed_layer", "block_layer", "norm_layer", "act_layer")  # nothing to write down
-    return [argument for argument in found if argument not in hidden]
+    return list(found)
 
 
 def create_model(name: str, pretrained: bool = False, checkpoint_path: str | Path | None = None, **kwargs: Any) -> Any:
@@ -119,11 +152,12 @@ def create_model(name: str, pretrained: bool = False, checkpoint_path: str | Pat
         name: with or without the `graticule_` of timm's registry.
         pretrained: load the published weights, where timm has them on its hub.
         checkpoint_path: load the weights of this file, as `load_checkpoint` does.
-        **kwargs: `encoding`, `joining`, `joined_layers`, `decomposition`, `peg`, `shaw_clip`, `token_mixing` (see
-            `build_position`) and the arguments of the backbone.
+        **kwargs: `encoding`, `joining`, `joined_layers`, `decomposition`, `table_std`, `peg`, `shaw_clip`,
+            `token_mixing` (see `build_position`) and the arguments of the backbone.
 
     Raises:
-        ValueError: for an unknown name, with the nearest ones; for a checkpoint that cannot be read or does not fit.
+        ValueError: for an unknown name or argument, with the nearest ones; for a checkpoint that cannot be read or
+            does not fit.
         FileNotFoundError: if there is no such checkpoint.
 
     Example:

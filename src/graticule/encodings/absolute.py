@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import get_args
 
@@ -54,7 +55,7 @@ class AbsoluteEncoding(nn.Module, ABC):
 
 
 class Learnable(AbsoluteEncoding):
-    """A free row for each token, prefix tokens included; drawn from a normal of std 0.02, cut at 2 (absolute).
+    """A free row for each token, prefix tokens included; drawn from a normal of `std` 0.02, cut at 2 (absolute).
 
     At another grid the rows of the patches are resampled, bicubically with antialias unless `interpolation` says
     otherwise, and the prefix rows kept.
@@ -71,6 +72,8 @@ class Learnable(AbsoluteEncoding):
             raise ValueError(
                 f"`interpolation` must be one of {', '.join(get_args(Interpolation))}, got {interpolation!r}."
             )
+        if not isinstance(std, int | float) or not 0 < std < math.inf:
+            raise ValueError(f"`table_std` must be a positive and finite number, got {std!r}.")
         self.std = std
         self.interpolation: Interpolation = interpolation
         self.pos_embed = nn.Parameter(torch.empty(1, grid.tokens, dim))

@@ -162,7 +162,7 @@ def data_sizes(data: Any) -> tuple[int, int]:
 
 def _position(recipe: TrainingRecipe) -> dict[str, Any]:
     """Return what every recipe says of position; what it leaves open is the model's own."""
-    names = ("encoding", "joining", "joined_layers", "decomposition", "shaw_clip", "bias_norm")
+    names = ("encoding", "joining", "joined_layers", "decomposition", "shaw_clip", "table_std", "bias_norm")
     given = {name: getattr(recipe, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -44,6 +44,8 @@ class TrainingRecipe:
     """what stands in the place of LaPE's norm (default: the whole LayerNorm)"""
     shaw_clip: int | None = None
     """K of Shaw's encoding, in patches or tokens (default: 8)"""
+    table_std: float | None = None
+    """standard deviation from which a learnable table is drawn, cut at 2 (default: the model's own, 0.02 for most)"""
     bias_norm: Literal["keys", "heads"] | None = None
     """what LaPE's norm of a relative bias is over (default: the keys)"""
     start_from: Path | None = None
