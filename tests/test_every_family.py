@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
@@ -37,7 +36,7 @@ from graticule.analysis import (
 from graticule.encodings import Learnable
 from graticule.layers.gating import mix_tokens
 from graticule.studies.matrix import SMALL, build
-from graticule.surgery import load_position, read_checkpoint
+from graticule.surgery import load_position, read_checkpoint, save_weights
 from graticule.tasks import Recipe, TextRecipe, build_model, cost, read_recipe, set_windows
 from tiny import draw
 
@@ -329,8 +328,8 @@ def test_weights_go_out_under_published_names_and_come_back(tmp_path, family, en
     model = held(family, encoding, joining)
     x = images(model)
     path = tmp_path / "weights.safetensors"
-    state = {name: value.contiguous() for name, value in graticule.published_state_dict(model).items()}
-    save_file(state, path)
+    state = graticule.published_state_dict(model)
+    save_weights(state, path)
     assert read_checkpoint(path).keys() == state.keys()
     fresh = build(family, encoding, joining).double().eval()
     torch.testing.assert_close(graticule.load_checkpoint(fresh, path)(x), model(x), rtol=0, atol=0)
@@ -505,7 +504,7 @@ def test_what_acts_on_weights_takes_a_language_model(tmp_path, encoding, joining
     model, tokens = create(), torch.randint(0, 11, (2, 8))
     expected = model(tokens)
     torch.testing.assert_close(graticule.unfold(graticule.fold(model))(tokens), expected)
-    save_file(graticule.published_state_dict(model), tmp_path / "weights.safetensors")
+    save_weights(graticule.published_state_dict(model), tmp_path / "weights.safetensors")
     torch.testing.assert_close(graticule.load_checkpoint(create(), tmp_path / "weights.safetensors")(tokens), expected)
     same = create()
     assert {row.status for row in graticule.transfer(same, model.state_dict()).rows} == {"loaded"}
