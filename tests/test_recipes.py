@@ -291,8 +291,25 @@ def test_the_recipe_of_a_small_cpvt_has_five_pegs_and_pools(tmp_path):
     run = train(recipe.quick(), tmp_path / "run", progress=False)
     model = run.model()
     assert list(model.position.pegs) == ["0", "1", "2", "3", "4"] and model.cls_token is None
+    assert isinstance(model.norm, nn.LayerNorm) and isinstance(model.fc_norm, nn.Identity)  # CPVT's form, not DeiT's
     scores = evaluate(model, run.data(), [(28, 28), (20, 40)], progress=False)
     assert [score.images for score in scores] == [40, 40]
+
+
+def test_swin_with_pegs_is_trained_as_swin_is_in_its_code_with_its_batch_and_rates():
+    recipe, plain = load_recipe("swin_tiny_peg_imagenet"), load_recipe("swin_tiny_imagenet")
+    assert (recipe.batch_size, recipe.lr, recipe.min_lr, recipe.warmup_lr) == (1024, 1e-3, 1e-5, 1e-6)
+    changed = {name: getattr(plain, name) for name in ("model", "batch_size", "lr", "min_lr", "warmup_lr")}
+    assert dataclasses.replace(recipe, **changed) == plain
+    assert (
+        str(FIGURES["cpvt"]["pyramid_table13"]["swin_tiny_peg_gap"]["cls"][1])
+        in list_recipes()["swin_tiny_peg_imagenet"]
+    )
+    with torch.device("meta"):
+        kept, removed = (build_model(dataclasses.replace(recipe, encoding=e), 10, 3) for e in (None, "peg"))
+    names = {name for name, _ in kept.named_parameters()} - {name for name, _ in removed.named_parameters()}
+    assert sum("relative_position_bias_table" in name for name in names) == 12
+    assert kept.global_pool == removed.global_pool == "avg"
 
 
 def test_a_recipe_with_an_unknown_key_is_refused():

@@ -29,6 +29,7 @@ PAIRS = [
     ("continuous_bias", "lape"),
     ("contextual_product", "default"),
     ("shaw", "default"),
+    ("shared_relative_bias", "default"),
     ("bucketed_bias", "default"),
     ("alibi", "default"),
     ("rotary", "default"),

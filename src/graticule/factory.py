@@ -56,7 +56,13 @@ ABSOLUTE: dict[str, Callable[..., AbsoluteEncoding]] = {
     "sinusoidal_1d": Sinusoidal1d,
     "sinusoidal_2d": Sinusoidal2d,
 }
-RELATIVE = ("relative_bias", "continuous_bias", "contextual_product", "shaw", "bucketed_bias", "alibi")
+#: Those whose bias all layers share.
+SHARED: dict[str, Callable[..., nn.Module]] = {
+    "shared_relative_bias": RelativeBias,
+    "bucketed_bias": BucketedBias,
+    "alibi": Alibi,
+}
+RELATIVE = ("relative_bias", "continuous_bias", "contextual_product", "shaw", *SHARED)
 ROTARY = ("rotary", "rotary_mixed", "rotary_1d")
 CONDITIONAL = ("peg", "convolutional_projection")
 MIXING = ("sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe")
@@ -165,7 +171,7 @@ def build_position(
         joining: one of `list_joinings()`; it is how an absolute encoding reaches the layers. A relative
             bias takes 'default' (as it is) and 'lape' (through a LayerNorm over the keys); beside an absolute
             encoding it stays as it is. What is made from the tokens ('shaw', 'peg') and what all layers share
-            ('bucketed_bias', 'alibi') takes 'default' alone.
+            ('shared_relative_bias', 'bucketed_bias', 'alibi') takes 'default' alone.
         joined_layers: eta, the first layers that are joined; all by default.
         decomposition: one of `list_decompositions()`, in the place of LaPE's norm.
         peg: form and places of a conditional encoding, as `PegOptions` or a mapping of its fields.
@@ -267,11 +273,11 @@ def build_position(
                 clip = 8 if shaw_clip is None else shaw_clip
                 build_bias = partial(ShawBias, grid.window(window), num_heads, head_dim, clip)
             parts.append(BiasPosition(_every(build_bias, depth, joined_layers), depth, window))
-        elif name in ("bucketed_bias", "alibi"):
+        elif name in SHARED:
             if not joined_by_name and joining != "default":
                 raise ValueError(f"`joining` must be 'default' with encoding {name!r}, got {joining!r}.")
-            within = grid.window(window)
-            shared = Alibi(within, num_heads) if name == "alibi" else BucketedBias(within, num_heads, causal=causal)
+            further = {"causal": causal} if name == "bucketed_bias" else {}
+            shared = SHARED[name](grid.window(window), num_heads, **further)
             parts.append(SharedBiasPosition(shared, depth, joined_layers, window))
         elif name in RELATIVE:
             biases = _relative(name, grid.window(window), num_heads, "default" if tables else joining, bias_norm)

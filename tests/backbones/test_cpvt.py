@@ -151,6 +151,21 @@ def test_a_model_with_a_class_token_reads_it():
     assert torch.equal(model.forward_head(features, pre_logits=True), features[:, 0])
 
 
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", TOKEN])
+def test_class_token_and_pooling_can_be_compared_with_nothing_else_different(name):
+    """CPVT's Table 3, where a norm after the pooling in one model and before it in the other would confound them."""
+    token, pooled = cpvt(name), cpvt(name, global_pool="avg", class_token=False, fc_norm=False)
+    differ = {key: p.shape for key, p in token.named_parameters()}.items() ^ {
+        key: p.shape for key, p in pooled.named_parameters()
+    }.items()
+    assert {key for key, _ in differ} <= {"cls_token", "position.encodings.0.pos_embed"}
+    x = images()
+    assert torch.equal(
+        pooled.forward_head(pooled.forward_features(x), pre_logits=True),
+        pooled.norm([tokens for tokens, _ in pooled.each_layer(x)][-1]).mean(1),
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs", "wanted"),
     [

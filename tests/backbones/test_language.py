@@ -25,7 +25,7 @@ TEXTS = [
     ("learnable+bucketed_bias", "lape_sharing"),
 ]
 #: Those that hold a table for their grid.
-TABLES = ("learnable", "relative_bias")
+TABLES = ("learnable", "relative_bias", "shared_relative_bias")
 
 every = pytest.mark.parametrize(("encoding", "joining"), TEXTS)
 
@@ -353,8 +353,9 @@ def test_more_tokens_than_the_cache_is_for_are_refused():
         model(texts(2), cache)
 
 
-@pytest.mark.parametrize("joining", ["default", "lape"])
-@pytest.mark.parametrize("encoding", TABLES)
+@pytest.mark.parametrize(
+    ("encoding", "joining"), [pair for pair in PAIRS if pair[0] in TABLES and pair[1] in ("default", "lape")]
+)
 def test_a_checkpoint_of_another_context_is_brought_over_as_set_context_does_it(encoding, joining):
     short, long = drawn(encoding, joining, context=16), drawn(encoding, joining, context=24)
     taken = graticule.transfer(long, short.state_dict())

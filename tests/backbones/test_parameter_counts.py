@@ -93,6 +93,25 @@ def test_one_peg_has_the_parameters_of_cpvts_table_16_without_bias_and_of_table_
     assert count(model.position) == 192 * 9 + 192 == 1920
 
 
+def test_le_and_rpe_have_the_positional_parameters_of_cpvts_table_8():
+    """With one table for all layers; one per layer, as Swin has it, would be 64,068."""
+    shared = full_size("deit_tiny_patch16_224", encoding="learnable+shared_relative_bias")
+    assert count(shared.position) == TABLE + 3 * 27 * 27 == 40_011
+    every = full_size("deit_tiny_patch16_224", encoding="learnable+relative_bias")
+    assert count(every.position) == TABLE + 12 * 3 * 27 * 27 == 64_068
+
+
+def test_swin_with_peg_has_its_bias_tables_or_not_which_cpvts_table_15_does_not_tell():
+    name = "swin_tiny_peg_patch4_window7_224"
+    kept, removed, plain = (full_size(name, **k) for k in ({}, {"encoding": "peg"}, {"encoding": "relative_bias"}))
+    pegs = 10 * (96 + 192 + 384 + 768)
+    tables = 13 * 13 * (2 * 3 + 2 * 6 + 6 * 12 + 2 * 24)
+    assert count(kept) - count(plain) == pegs
+    assert count(kept) - count(removed) == tables == 23_322
+    assert FIGURES["pyramid_table13"]["swin_tiny_peg_gap"]["cls"][0] == 29
+    assert {round(count(model) / 1e6, 1) for model in (kept, removed, plain)} == {28.3}
+
+
 def test_convolutional_projections_have_the_parameters_of_cpvts_table_16():
     model = full_size("deit_tiny_patch16_224", encoding="convolutional_projection")
     assert count(model) == FIGURES["params_exact"]["deit_plus_convolutional_projection"] == 5_685_352
@@ -123,9 +142,32 @@ def test_the_parameters_of_a_peg_are_the_same_wherever_it_stands():
     assert count(first) == count(last) == 5_679_592 + 6 * 1920
 
 
-def test_twelve_pegs_of_one_by_one_come_to_the_6_13_millions_of_cpvts_table_5():
-    form = {"convolution": "separable", "kernel": 1, "places": range(12)}
-    assert round(count(full_size("cpvt_tiny_patch16_224", peg=form)) / 1e6, 2) == 6.13
+def test_the_6_13_millions_of_cpvts_table_5_are_those_of_two_models():
+    """Twelve separable 1 x 1 PEGs, or one stack of twelve dense 1 x 1 convolutions, batch norms and ReLUs."""
+    places = {"convolution": "separable", "kernel": 1, "places": range(12)}
+    stack = {"convolution": "dense", "kernel": 1, "layers": 12}
+    counts = {count(full_size("cpvt_tiny_patch16_224", peg=form)) for form in (places, stack)}
+    assert counts == {5_679_592 + 12 * 192 * (192 + 3)}
+    assert round(counts.pop() / 1e6, 2) == 6.13
+
+
+def test_four_separable_layers_have_more_than_the_960_parameters_of_cpvts_section_4_4_on_top_of_a_table():
+    """One has: 38,592 (printed as 38,952) - 192 * 14 * 14 = 960."""
+    form = {"convolution": "separable", "bias": False}
+    one = count(full_size("cpvt_tiny_patch16_224", peg=form).position)
+    assert one == 192 * 192 + 9 * 192 == 38_592
+    assert one - 192 * 14 * 14 == 960
+    four = full_size("cpvt_tiny_patch16_224", peg={**form, "layers": 4}).position
+    convolutions = sum(count(module) for module in four.modules() if isinstance(module, torch.nn.Conv2d))
+    assert convolutions == 4 * one == 154_368
+
+
+def test_no_cpvt_base_of_cpvt_has_the_88_millions_of_its_table_4():
+    assert FIGURES["params"]["cpvt_base"] == 88
+    forms = [("", {}), ("", {"places": range(5)}), ("_gap", {"places": range(5)})]
+    forms += [("", {"places": range(n), "convolution": "separable"}) for n in (5, 6)]
+    found = [millions(f"cpvt_base{gap}_patch16_224", **form) for gap, form in forms]
+    assert found == [86.4, 86.5, 86.5, 89.4, 90.0]
 
 
 def test_a_kernel_of_27_before_the_first_block_comes_to_the_5_8_millions_of_cpvts_table_6():

@@ -501,6 +501,31 @@ def test_a_model_of_one_head_is_told_to_norm_over_the_keys():
     assert isinstance(tiny("relative_bias", "lape", num_heads=1).position.encodings[0], NormalizedBias)
 
 
+# One table for all layers
+
+
+def test_a_shared_bias_is_the_bias_of_every_layer_whose_tables_are_equal():
+    shared, own = (draw(tiny(name)).double().eval() for name in ("shared_relative_bias", "relative_bias"))
+    state = {key: value for key, value in shared.state_dict().items() if not key.startswith("position.")}
+    table = shared.position.encoding.relative_position_bias_table
+    state |= {f"position.encodings.{layer}.relative_position_bias_table": table for layer in range(3)}
+    own.load_state_dict(state, strict=True)
+    given = shared.position(shared.grid)
+    assert all(position.bias is given[0].bias for position in given)
+    x = images(dtype=torch.float64)
+    torch.testing.assert_close(shared(x), own(x), rtol=0, atol=1e-12)
+
+
+def test_a_shared_table_of_another_size_is_resampled_when_it_is_loaded(tmp_path):
+    model = draw(tiny("shared_relative_bias")).double().eval()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    other = tiny("shared_relative_bias", img_size=48).double().eval()
+    graticule.load_checkpoint(other, tmp_path / "model.pt", resize=True)
+    model.set_input_size(48)
+    x = images(48, 48, dtype=torch.float64)
+    torch.testing.assert_close(other(x), model(x), rtol=0, atol=1e-11)
+
+
 # Windows of another size
 
 

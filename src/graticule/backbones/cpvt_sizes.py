@@ -21,9 +21,13 @@ _MODELS = {
 
 
 def _build(name: str, pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
-    """Build a CPVT with one PEG behind the first block; `peg={"places": range(5)}` puts one behind the first five.
+    """Build a CPVT with one PEG after the first block; with `peg={"places": range(5)}` after each of the first five.
 
-    With global average pooling the norm stands before it, as in the code of the same authors (Twins).
+    With global average pooling the final norm is before it, as in the code of the same authors (Twins); in a ViT or
+    DeiT it is after it by default, as in timm. So for CPVT's Table 3, which compares the class token with global
+    average pooling in both, give `fc_norm=False` to DeiT (or `fc_norm=True` to CPVT), and only the pooling differs.
+
+    Table 4 prints 88 M parameters for CPVT-B with five PEGs; it has 86.5 M (see `graticule.encodings.Peg`).
     """
     if pretrained:
         raise ValueError("`pretrained` must be False: the weights of CPVT were never published.")

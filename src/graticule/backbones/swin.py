@@ -22,9 +22,14 @@ class SwinTransformer(Pyramid):
     """Shifted windows; by default ('relative_bias') every block has a bias table for its window, as published.
 
     An absolute encoding beside or instead of it is added before the first stage; with a joining that adds it in
-    every layer, a later stage gets it through its patch merging (`PyramidPosition`). With PEG behind the first block of
-    every stage, beside the bias, and global average pooling it is Swin + PEG + GAP of CPVT's Table 15. The names
-    of the parameters are timm's, those of position apart; timm's are taken by `load_state_dict`.
+    every layer, a later stage gets it through its patch merging (`PyramidPosition`). The names of the parameters are timm's,
+    those of position apart; timm's are taken by `load_state_dict`.
+
+    With a PEG after the first block of every stage and global average pooling it is Swin + PEG + GAP of CPVT's Table
+    15, whose text is ambiguous: section 4.6 says of PVT and Swin "we remove its learnable PE and apply our PEG in
+    position 0 of each stage", and what Swin has to remove is its bias tables; but its figures (81.1 to 82.25) are said
+    to show that PEG "can boost Swin". 29 M parameters fit both (the tables have 23,322). `swin_tiny_peg_...` keeps the
+    tables ('relative_bias+peg'), and with `encoding="peg"` it has none.
 
     Any image goes in: patches, windows and merged patches that the grid does not fill are filled up with zeros. A
     window is never larger than the grid that a stage is built for, and a stage of one window does not shift it,

@@ -16,7 +16,7 @@ _SIZES: dict[str, dict[str, Any]] = {
     "small": {"embed_dim": 96, "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24)},
     "base": {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32)},
 }
-#: 'peg' has a PEG behind the first block of every stage.
+#: 'peg' has a PEG after the first block of every stage, beside the bias tables; `encoding="peg"` leaves these out.
 _MODELS = {
     **{
         f"swin_{size}_patch4_window7_224": imagenet_cfg(hf_hub_id=f"timm/swin_{size}_patch4_window7_224.ms_in1k")

@@ -51,7 +51,8 @@ class VisionTransformer(nn.Module):
         qkv_bias: whether queries, keys and values have a bias.
         class_token: whether there is one; as in timm it stays, unused, with another `global_pool` unless it is False.
         reg_tokens: number of register tokens.
-        fc_norm: norm after pooling instead of before; by default, where `global_pool` is a pooling of patches.
+        fc_norm: norm after pooling instead of before; by default, where `global_pool` is a pooling of patches, as in
+            timm. CPVT's models have it before in any case.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout on the outputs of attention and MLP.

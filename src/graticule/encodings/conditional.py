@@ -30,7 +30,11 @@ class Peg(nn.Module):
       Algorithm 1 and Twins' code have it, and so do we.
     - Table 12's totals (5.9 and 6.1 M, 22.9 and 23.8 M) are not those of depth-wise convolutions at 5 and 11
       places, as its text says, which come to 5.69 and 5.70 M, 21.99 and 22.02 M. Separable ones at 6 and at 12
-      places give all four.
+      places give all four. Neither gives Table 4's 88 M for CPVT-B with five (86.5 M; 89.4 M with separable ones).
+    - Table 5's 6.13 M for "12 convolutional layers (kernel size being 1)" are those of two models: separable ones at
+      12 places, and one stack of 12 dense ones with batch norm and ReLU (`layers=12`); no text says which.
+    - Section 4.4's "38952 - 37632 = 960" is 38,592 - 37,632, and 38,592 = 192^2 + 9 * 192 are the parameters of one
+      separable layer, not of four, which have 154,368.
     - "Without zero paddings" (Table 11) a convolution returns fewer tokens than it takes. With 'none' the
       grid stays: tokens whose neighbourhood is not whole get no encoding. The border so still differs from the
       inside; 'circular' has no border at all.

@@ -160,7 +160,8 @@ class ShawBias(nn.Module):
     alone, an axis each as in Attention Augmented Convolutional Networks (Bello et al., 2019), section 3.1. CPVT
     (Chu et al., 2023, section 5.3) takes K = 8 and does not say how it goes to two dimensions. Its Table 8
     counts 40,011 positional parameters with a learnable embedding (37,824): the other 2,187 = 3 * 27 * 27 are
-    those of a bias table as Swin's, once for all layers, and not of any form of Shaw's; the text says otherwise.
+    those of a bias table as Swin's, once for all layers (encoding 'learnable+shared_relative_bias'), and not of any
+    form of Shaw's; the text says otherwise.
 
     Args:
         grid: the grid that the encoding is built for.
