@@ -22,8 +22,8 @@ class SwinTransformer(Pyramid):
     """Shifted windows; by default ('relative_bias') every block has a bias table for its window, as published.
 
     An absolute encoding beside or instead of it is added before the first stage; with a joining that adds it in
-    every layer, a later stage gets it through its patch merging (`PyramidPosition`). The names of the parameters are timm's,
-    those of position apart; timm's are taken by `load_state_dict`.
+    every layer, a later stage gets it through its patch merging (`PyramidPosition`). The names of the parameters
+    are timm's, those of position apart; timm's are taken by `load_state_dict`.
 
     With a PEG after the first block of every stage and global average pooling it is Swin + PEG + GAP of CPVT's Table
     15, whose text is ambiguous: section 4.6 says of PVT and Swin "we remove its learnable PE and apply our PEG in
