@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import graticule
+import graticule.displacement
 from graticule import Grid, fold, unfold
 from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
 from graticule.joining import LayerPosition
@@ -175,6 +176,16 @@ def test_what_has_no_table_of_displacements_is_always_a_matrix(encoding, product
     for at in (grid, other):
         assert_mixes_by("matrix", made(at))
         assert all(torch.equal(a.mixing, b.mixing) for a, b in zip(made(at), plain(at), strict=True))
+
+
+@pytest.mark.parametrize("encoding", BUILDERS)
+def test_no_index_of_all_pairs_is_held_or_made(encoding, monkeypatch):
+    """One of 1,024 patches takes 8 MB, and longer to make than the weights."""
+    made = position(encoding, Grid(4, 5))
+    assert not list(made.buffers())
+    monkeypatch.setattr(Grid, "offsets", None)
+    monkeypatch.setattr(graticule.displacement, "displacement_index", None)
+    assert len(made(Grid(4, 5))) == len(made(Grid(5, 6))) == 2
 
 
 @pytest.mark.parametrize("product", ["auto", "displacement"])

@@ -9,9 +9,12 @@ from torch import Tensor
 
 from graticule.grid import Grid
 
-#: A row whose normaliser is less than this share of the kernel's norm is computed pair by pair: the transform's
-#: rounding errors, about the precision times that norm, would show in it.
-_SAFE = {torch.float32: 0.1, torch.float64: 1e-4}
+#: A row whose normalizer is less than this share of the kernel's norm is computed pair by pair: the rounding errors of
+#: the transform, some 1e-16 of that norm and of the norm of a channel, would show in it.
+_SAFE = 1e-4
+
+#: Tokens from which on the convolution is faster than the matrix (`benchmarks/windows.py`).
+LARGE = 1024
 
 #: Numbers that an intermediate result may hold, beyond which the work is done in parts; few enough for the cache.
 _WORKSPACE = 1 << 20
@@ -67,10 +70,15 @@ class Displacements(NamedTuple):
 
         (or the numerator alone, with K = t) are convolutions with a kernel of all displacements, which are done
         by Fourier transform: O(C N log N) time and O(C N) memory for O(C N^2) and O(groups N^2). The convolution is
-        exact, not cut off; its rounding error is the precision times the kernel's norm, the same for all rows.
+        exact, not truncated. Its rounding error is the same for all rows, whatever they are themselves: about 1e-15
+        times the norm of the kernel, over the row's normalizer, and the norm of a channel of x, since the transform
+        is done in float64 whatever x is. So tokens of very different sizes do not show in each other in float32, and a
+        gradient that vanishes, as that of a saturated softmax does, is zero up to 1e-15 of what cancels in it.
+
         Rows that this would spoil, whose tokens are all far from the kernel's largest displacements so that K
-        all but vanishes on them, are computed pair by pair, a few at a time. Never below float32. There is a backward
-        pass, and none of the backward pass.
+        all but vanishes on them, are computed pair by pair, a few at a time; all rows are where these are so many that
+        it is faster. In a channel of a sample in which a number is infinite or NaN all tokens become NaN. There is a
+        backward pass, and none of the backward pass.
 
         Raises:
             ValueError: if x does not fit the table.
@@ -90,9 +98,10 @@ def displacement_index(grid: Grid, rows: Tensor | None = None) -> Tensor:
 
     (rows, N), int64.
     """
-    place = grid.coordinates(None if rows is None else rows.device)
-    dy, dx = (place[None] - (place if rows is None else place[rows])[:, None]).unbind(-1)
-    return (dy + grid.height - 1) * (2 * grid.width - 1) + dx + grid.width - 1
+    y, x = grid.coordinates(None if rows is None else rows.device).unbind(-1)
+    place = y * (2 * grid.width - 1) + x  # in a table; so are its differences, from the middle on
+    start = (place if rows is None else place[rows]) - (2 * grid.height * grid.width - grid.height - grid.width)
+    return place[None] - start[:, None]
 
 
 def fast_length(least: int) -> int:
@@ -116,12 +125,16 @@ def _mix(x: Tensor, table: Tensor, softmax: bool) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         grid, maps = _laid_out(x, table)
         kernel, inverse, unsafe = _kernel(table, grid, softmax)
-        y = _convolve(maps, kernel.flip(1, 2), grid)
-        if inverse is not None:
-            y *= inverse[:, None]
-        y = _laid_back(y)
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        _, mixed = _laid_out(y, table)
+        if unsafe is None or not unsafe.all():
+            sides, middle = _transform(grid)
+            spectrum = torch.fft.rfft2(kernel.flip(1, 2), s=sides)[:, None]
+            for piece in _pieces(maps):
+                whole = torch.fft.rfft2(maps[piece].double(), s=sides).mul_(spectrum)
+                mixed[piece] = torch.fft.irfft2(whole, s=sides)[middle] * inverse
         for group, rows in _parts(unsafe, grid):
-            weights = table[group].flatten()[displacement_index(grid, rows)].softmax(-1)  # (rows, N)
+            weights = _rows(table[group], rows, grid).softmax(-1)  # (rows, N)
             _channels(y, group, len(table))[:, rows] = weights @ _channels(x, group, len(table))
     return y
 
@@ -132,59 +145,72 @@ def _(x: Tensor, table: Tensor, softmax: bool) -> Tensor:
 
 
 @torch.library.custom_op("graticule::mix_by_displacement_backward", mutates_args=())
-def _mix_backward(grad: Tensor, x: Tensor, y: Tensor, table: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
+def _mix_backward(grad: Tensor, x: Tensor, table: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
     with torch.autocast(x.device.type, enabled=False):
         grid, maps = _laid_out(x, table)
         kernel, inverse, unsafe = _kernel(table, grid, softmax)
-        _, grad_maps = _laid_out(grad, table)
-        if inverse is not None:
-            # y = numerator * inverse, and d inverse / d K = -inverse^2: what a row gives to every K it sums
-            shift = -(grad_maps * _laid_out(y, table)[1]).sum((0, 2)) * inverse  # (groups, H, W)
-            grad_maps = grad_maps * inverse[:, None]
-        grad_x = _laid_back(_convolve(grad_maps, kernel, grid))
-        grad_table = _correlate(maps, grad_maps, grid)
-        if inverse is not None:
-            grad_table += _correlate(torch.ones_like(shift)[None, :, None], shift[None, :, None], grid)
-            grad_table *= kernel
-        flat = grad_table.flatten(1)
+        grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+        grad_table = torch.zeros_like(kernel)
+        if unsafe is None or not unsafe.all():
+            _, given = _laid_out(grad, table)
+            _, taken = _laid_out(grad_x, table)
+            sides, middle = _transform(grid)
+            spectrum = torch.fft.rfft2(kernel.flip(1, 2), s=sides)[:, None]
+            backward = torch.fft.rfft2(kernel, s=sides)[:, None]
+            products = torch.zeros_like(spectrum[:, 0])
+            shift = torch.zeros_like(kernel[:, : grid.height, : grid.width])  # (groups, H, W)
+            for piece in _pieces(maps):
+                out = given[piece] * inverse
+                tokens, gradients = (torch.fft.rfft2(part.double(), s=sides) for part in (maps[piece], out))
+                # not the lazy conj(), which is lost where this runs within a compiled graph
+                products += torch.conj_physical(gradients).mul_(tokens).sum((0, 2))
+                taken[piece] = torch.fft.irfft2(gradients.mul_(backward), s=sides)[middle]
+                if softmax:
+                    # y = numerator * inverse, and d inverse / d K = -inverse^2: what a row gives to every K it sums.
+                    # y is computed again because rounded to float32 it would not cancel what it should
+                    y = torch.fft.irfft2(tokens.mul_(spectrum), s=sides)[middle] * inverse
+                    shift -= (out * y).sum((0, 2))
+            if softmax:
+                ones = torch.fft.rfft2(torch.ones_like(shift), s=sides)
+                products += torch.conj_physical(torch.fft.rfft2(shift, s=sides)).mul_(ones)
+            # sum_i of given_i times tokens_{i + displacement}, for all displacements
+            every = torch.fft.irfft2(products, s=sides).roll((grid.height - 1, grid.width - 1), (1, 2))
+            grad_table += every[:, : 2 * grid.height - 1, : 2 * grid.width - 1]
+            grad_table *= kernel if softmax else 1
+        else:
+            grad_x.zero_()
         for group, rows in _parts(unsafe, grid):
-            index = displacement_index(grid, rows)
-            weights = table[group].flatten()[index].softmax(-1)  # (rows, N)
+            weights = _rows(table[group], rows, grid).softmax(-1)  # (rows, N)
             given, taken = _channels(grad, group, len(table))[:, rows], _channels(x, group, len(table))
             _channels(grad_x, group, len(table)).add_(weights.T @ given)
             pairs = torch.einsum("bic,bjc->ij", given, taken)
             pairs = weights * (pairs - (weights * pairs).sum(-1, keepdim=True))
-            flat[group].index_add_(0, index.flatten(), pairs.flatten())
-    return grad_x, flat.view_as(table)
+            index = displacement_index(grid, rows).flatten()
+            grad_table[group].view(-1).index_add_(0, index, pairs.flatten().double())
+    return grad_x, grad_table.to(table.dtype)
 
 
 @_mix_backward.register_fake
-def _(grad: Tensor, x: Tensor, y: Tensor, table: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, x: Tensor, table: Tensor, softmax: bool) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), torch.empty_like(table)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
     x, table, ctx.softmax = inputs
-    ctx.save_for_backward(x, table, output)
+    ctx.save_for_backward(x, table)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    x, table, y = ctx.saved_tensors
-    return *_mix_backward(grad, x, y, table, ctx.softmax), None
+    return *_mix_backward(grad, *ctx.saved_tensors, ctx.softmax), None
 
 
 _mix.register_autograd(_backward, setup_context=_save)
 
 
 def _laid_out(x: Tensor, table: Tensor) -> tuple[Grid, Tensor]:
-    """Lay tokens (B, N, C) out as maps, (B, groups, C / groups, H, W), a view."""
+    """Return the grid, and tokens (B, N, C) as maps, (B, groups, C / groups, H, W), a view."""
     grid = Displacements(table, False).grid
     return grid, x.transpose(1, 2).unflatten(2, grid.shape).unflatten(1, (len(table), -1))
-
-
-def _laid_back(maps: Tensor) -> Tensor:
-    """Flatten maps (B, groups, C / groups, H, W) that `_convolve` made into tokens (B, N, C), a view."""
-    return maps.permute(0, 3, 4, 1, 2).flatten(3).flatten(1, 2)
 
 
 def _channels(x: Tensor, group: int, groups: int) -> Tensor:
@@ -192,23 +218,31 @@ def _channels(x: Tensor, group: int, groups: int) -> Tensor:
     return x.unflatten(-1, (groups, -1))[..., group, :]
 
 
-def _kernel(table: Tensor, grid: Grid, softmax: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return K, (groups, 2H - 1, 2W - 1), and with a softmax 1 / sum_j K, (groups, H, W), and which rows are unsafe.
+def _kernel(table: Tensor, grid: Grid, softmax: bool) -> tuple[Tensor, Tensor | int, Tensor | None]:
+    """Return K, (groups, 2H - 1, 2W - 1), 1 / sum_j K, (groups, 1, H, W), and which rows are unsafe, (groups, H, W).
 
-    The inverse is 0 where a row is unsafe.
+    In float64. The inverse is 0 where a row is unsafe; without a softmax it is 1, and no row is unsafe.
     """
+    table = table.double()
     if not softmax:
-        return table, None, None
+        return table, 1, None
     kernel = (table - table.amax((1, 2), keepdim=True)).exp()
     # row i reaches H x W of the displacements; sums of positive numbers are exact to the precision
     reach = kernel.unfold(1, grid.height, 1).sum(-1).unfold(2, grid.width, 1).sum(-1).flip(1, 2)
-    unsafe = reach < _SAFE[table.dtype] * kernel.square().sum((1, 2), keepdim=True).sqrt()
-    return kernel, torch.where(unsafe, 0, 1 / reach), unsafe
+    unsafe = reach < _SAFE * kernel.square().sum((1, 2), keepdim=True).sqrt()
+    # with so many unsafe rows, the transform of LARGE / N of the time of all rows would take longer than the others
+    if unsafe.double().mean() > max(1 - LARGE / grid.patches, 0.5):
+        unsafe = torch.ones_like(unsafe)
+    return kernel, torch.where(unsafe, 0, 1 / reach)[:, None], unsafe
 
 
-def _lengths(grid: Grid) -> tuple[int, int]:
-    """Sides of the transform: 2H - 1 is enough, since what wraps around falls outside of what is kept."""
-    return fast_length(2 * grid.height - 1), fast_length(2 * grid.width - 1)
+def _transform(grid: Grid) -> tuple[tuple[int, int], tuple[Any, slice, slice]]:
+    """Return the sides of the transform, and where in it the convolution has its middle, H x W.
+
+    2H - 1 is enough, since what wraps around falls outside of what is kept.
+    """
+    sides = fast_length(2 * grid.height - 1), fast_length(2 * grid.width - 1)
+    return sides, (..., *(slice(side - 1, 2 * side - 1) for side in grid.shape))
 
 
 def _pieces(x: Tensor) -> list[tuple[slice, slice, slice]]:
@@ -225,32 +259,6 @@ def _pieces(x: Tensor) -> list[tuple[slice, slice, slice]]:
     ]
 
 
-def _convolve(x: Tensor, kernel: Tensor, grid: Grid) -> Tensor:
-    """Convolve x: (B, groups, c, H, W) with (groups, 2H - 1, 2W - 1), and keep the middle, (B, groups, c, H, W)."""
-    sides = _lengths(grid)
-    spectrum = torch.fft.rfft2(kernel, s=sides)[:, None]
-    rows, columns = (slice(side - 1, 2 * side - 1) for side in grid.shape)
-    batch, groups, channels = x.shape[:3]
-    y = x.new_empty(batch, *grid.shape, groups, channels).permute(0, 3, 4, 1, 2)
-    for piece in _pieces(x):
-        whole = torch.fft.irfft2(torch.fft.rfft2(x[piece], s=sides).mul_(spectrum), s=sides)
-        y[piece] = whole[..., rows, columns]
-    return y
-
-
-def _correlate(x: Tensor, y: Tensor, grid: Grid) -> Tensor:
-    """Return sum_i y_i x_{i + displacement} over samples and channels, for all displacements of every group."""
-    sides = _lengths(grid)
-    half = (sides[0], sides[1] // 2 + 1)
-    spectrum = torch.zeros(x.shape[1], *half, dtype=x.dtype.to_complex(), device=x.device)
-    for piece in _pieces(x):
-        # not the lazy conj(), which is lost where this runs within a compiled graph
-        given = torch.conj_physical(torch.fft.rfft2(y[piece], s=sides))
-        spectrum += given.mul_(torch.fft.rfft2(x[piece], s=sides)).sum((0, 2))
-    all_shifts = torch.fft.irfft2(spectrum, s=sides).roll((grid.height - 1, grid.width - 1), (1, 2))
-    return all_shifts[:, : 2 * grid.height - 1, : 2 * grid.width - 1].contiguous()
-
-
 def _parts(unsafe: Tensor | None, grid: Grid) -> list[tuple[int, Tensor]]:
     """Return the unsafe rows, a group and some of its rows at a time, few enough to hold all their pairs."""
     if unsafe is None or not unsafe.any():
@@ -258,3 +266,9 @@ def _parts(unsafe: Tensor | None, grid: Grid) -> list[tuple[int, Tensor]]:
     few = max(_WORKSPACE // grid.patches, 1)
     rows = [group.nonzero()[:, 0] for group in unsafe.flatten(1)]
     return [(group, part) for group, found in enumerate(rows) if len(found) for part in found.split(few)]
+
+
+def _rows(table: Tensor, rows: Tensor, grid: Grid) -> Tensor:
+    """Return the logits of some tokens for all, (rows, N), from the table of a group."""
+    cuts = table.unfold(0, grid.height, 1).unfold(1, grid.width, 1)  # (H, W, H, W), a view
+    return cuts[grid.height - 1 - rows // grid.width, grid.width - 1 - rows % grid.width].flatten(1)

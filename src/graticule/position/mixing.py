@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from graticule.displacement import Displacements
+from graticule.displacement import LARGE, Displacements
 from graticule.encodings import MixingEncoding
 from graticule.encodings.mixing import resize_pairs
 from graticule.grid import Grid, resize_map
@@ -17,9 +17,6 @@ from graticule.position.base import Position
 
 #: How tokens are mixed: by the matrix of all pairs, or as a convolution over displacements that never makes it.
 Product = Literal["auto", "matrix", "displacement"]
-
-#: Patches of a grid or window from which on the convolution is faster (`benchmarks/mixing.py`).
-_LARGE = 1024
 
 
 class MixingPosition(Position):
@@ -35,7 +32,8 @@ class MixingPosition(Position):
         bias: whether each layer has that bias.
         window: side of the windows within which tokens are mixed; then the encodings' grid is that of a window.
         product: 'matrix', or 'displacement' where the encoding has a table of displacements (`Displacements`), which
-            takes memory that grows with N instead of N^2; 'auto' takes it from 1,024 patches on, where it is faster.
+            takes memory that grows with N instead of N^2; 'auto' takes it from 1,024 patches on, where it is faster (with
+            batches of 8 samples or more only from some 1,600 on).
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class MixingPosition(Position):
         table = encoding.displacements(grid)
         if table is None:
             return encoding(grid)
-        large = grid.patches >= _LARGE if self.product == "auto" else self.product == "displacement"
+        large = grid.patches >= LARGE if self.product == "auto" else self.product == "displacement"
         return table if large else table.with_weights()
 
     def _bias_at(self, bias: Tensor, grid: Grid) -> Tensor:
