@@ -32,8 +32,8 @@ class MixingPosition(Position):
         bias: whether each layer has that bias.
         window: side of the windows within which tokens are mixed; then the encodings' grid is that of a window.
         product: 'matrix', or 'displacement' where the encoding has a table of displacements (`Displacements`), which
-            takes memory that grows with N instead of N^2; 'auto' takes it from 1,024 patches on, where it is faster (with
-            batches of 8 samples or more only from some 1,600 on).
+            takes memory that grows with N instead of N^2; 'auto' takes it from 1,024 patches on, where it is faster
+            (with 8 samples or more only from some 1,600 on).
     """
 
     def __init__(
