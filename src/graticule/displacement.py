@@ -242,7 +242,8 @@ def _transform(grid: Grid) -> tuple[tuple[int, int], tuple[Any, slice, slice]]:
     2H - 1 is enough, since what wraps around falls outside of what is kept.
     """
     sides = fast_length(2 * grid.height - 1), fast_length(2 * grid.width - 1)
-    return sides, (..., *(slice(side - 1, 2 * side - 1) for side in grid.shape))
+    rows, columns = (slice(side - 1, 2 * side - 1) for side in grid.shape)
+    return sides, (..., rows, columns)
 
 
 def _pieces(x: Tensor) -> list[tuple[slice, slice, slice]]:
