@@ -114,12 +114,14 @@ class PegOptions:
 class MixingOptions:
     """Form of a mixing encoding (`graticule.encodings.QuadraticMixing`, PosMLP) and of the units that use it."""
 
-    form: Literal["alpha", "gamma", "gamma_gamma_t"] = "gamma_gamma_t"
-    """the matrix of a quadratic encoding"""
+    form: Literal["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"] = "gamma_gamma_t"
+    """the matrix of a quadratic encoding; _released as the authors' code, where it is not what the paper prints"""
     shift: bool = True
-    """whether a quadratic encoding learns its centre; it stays at 0 if not"""
+    """whether a quadratic encoding learns its center; it stays at 0 if not"""
+    start: Literal["released", "spread"] = "released"
+    """initial values: those of the authors' code, or groups spread over directions and widths with a bias of one"""
     bias: bool = True
-    """whether a number a place is added to what was mixed"""
+    """whether a number per token is added to what was mixed"""
     product: Literal["auto", "matrix", "displacement"] = "auto"
     """by the matrix of all pairs, or as a convolution over displacements (default: where that is faster)"""
 
@@ -158,6 +160,7 @@ def build_position(
     absolute: bool = True,
     merged: bool = False,
     bias_norm: Literal["keys", "heads"] | None = None,
+    identity_start: bool = True,
     causal: bool = False,
 ) -> Position:
     """Build the position of a backbone from names.
@@ -185,6 +188,8 @@ def build_position(
         merged: whether this is a stage of a pyramid that gets the table of the stage before, for joinings that bring
             it to every layer.
         interpolation: how a learnable table is resampled for another grid, 'bicubic' or 'bilinear'.
+        identity_start: whether the dense matrix of 'sgu' starts near zero with a bias of one, so that its unit starts
+            as the identity (gMLP); if not, with std 0.02 and a bias of zero, as PosMLP's code starts it.
         causal: whether tokens attend to those before them alone; all of T5's buckets are for those then.
 
     Raises:
@@ -260,8 +265,10 @@ def build_position(
                 raise ValueError(f"`joining` must be 'default' with encoding {name!r}, got {joining!r}.")
             parts.append(_rotary(name, grid.window(window), depth, num_heads, dim, joined_layers, window))
         elif name in MIXING:
-            encodings = [_mixing(name, grid.window(window), num_heads, mixed) for _ in range(depth)]
-            parts.append(MixingPosition(encodings, mixed.bias, window, mixed.product))
+            identity = identity_start or mixed.start == "spread"
+            encodings = [_mixing(name, grid.window(window), num_heads, mixed, identity) for _ in range(depth)]
+            one = identity if name == "sgu" else mixed.start == "spread"
+            parts.append(MixingPosition(encodings, mixed.bias, window, mixed.product, float(one)))
         elif name in CONDITIONAL:
             parts.append(_conditional(name, dim, depth, form))
         elif name in ("shaw", "contextual_product"):
@@ -330,15 +337,15 @@ def _every(build: Callable[[], Any], depth: int, layers: int | None) -> list[Any
     return [build() for _ in range(layers)]
 
 
-def _mixing(name: str, grid: Grid, groups: int, options: MixingOptions) -> MixingEncoding:
+def _mixing(name: str, grid: Grid, groups: int, options: MixingOptions, identity: bool) -> MixingEncoding:
     if name == "sgu":
-        return DenseMixing(grid)
+        return DenseMixing(grid) if identity else DenseMixing(grid, std=0.02)
     if name == "lrpe_m":
         return MixingSum(DenseMixing(grid), LearnableMixing(grid))
     groups = groups if name.startswith("gg") or name == "glrpe" else 1
     if name.endswith("lrpe"):
         return LearnableMixing(grid, groups)
-    return QuadraticMixing(grid, groups, options.form, options.shift)
+    return QuadraticMixing(grid, groups, options.form, options.shift, options.start)
 
 
 def mixing_options(given: Mapping[str, Any]) -> MixingOptions:

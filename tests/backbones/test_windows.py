@@ -295,7 +295,8 @@ def test_tables_matrices_and_biases_are_resampled_as_maps():
     for stage, layer in ((0, 0), (0, 1), (1, 0)):
         name = f"position.stages.{stage}.encodings.{layer}"
         table = before[f"{name}.second.relative_position_table"].unflatten(1, (7, 7))
-        assert torch.equal(found[f"{name}.second.relative_position_table"], resize_map(table, (15, 15)).flatten(1))
+        resized = resize_map(table, (15, 15)).flatten(1) / 4  # rows keep their sum
+        assert torch.equal(found[f"{name}.second.relative_position_table"], resized)
         matrix = before[f"{name}.first.weight"]
         resized = found[f"{name}.first.weight"]
         assert torch.equal(resized, resize_pairs(matrix, own, new))
@@ -305,32 +306,21 @@ def test_tables_matrices_and_biases_are_resampled_as_maps():
     assert [name for name in unchanged if not torch.equal(found[name], before[name])] == []
 
 
-def test_a_matrix_whose_rows_take_one_in_all_does_so_in_a_window_larger_than_trained():
-    model = posmlp("sgu", **NO_BIAS)
-    with torch.no_grad():
-        for part in mixing_of(model):
-            for encoding in part.encodings:
-                encoding.weight.fill_(1 / part.grid.patches)
-    model.set_input_size(128, windows=(16, 16, 8, 4))
-    for part, side in zip(mixing_of(model), (16, 16, 8, 4), strict=True):
-        for encoding in part.encodings:
-            ones = torch.ones(side * side, dtype=torch.float64)
-            torch.testing.assert_close(encoding.weight.sum(1), ones, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m"])
-def test_a_table_of_equal_numbers_stays_one_in_windows_larger_than_trained(encoding):
+def test_rows_that_sum_to_one_do_so_in_windows_larger_than_trained_and_the_bias_stays(encoding):
     model = posmlp(encoding)
     with torch.no_grad():
         for part in mixing_of(model):
-            for parameter in part.parameters():
-                parameter.fill_(0.25)
-    model.set_input_size(128, windows=(8, 8, 8, 4))
-    for part, (old, new) in zip(mixing_of(model), ((4, 8), (4, 8), (4, 8), (2, 4)), strict=True):
-        for name, parameter in part.named_parameters():
-            dense = name.endswith("weight")  # which is scaled so that a row keeps its sum
-            expected = torch.full_like(parameter, 0.25 * (old / new) ** 2 if dense else 0.25)
-            torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-12)
+            for name, parameter in part.named_parameters():
+                share = 2 if "second" in name or "first" in name else 1
+                parameter.fill_(0.25 if "biases" in name else 1 / (share * part.grid.patches))
+    model.set_input_size(128, windows=(16, 16, 8, 4))
+    for part, side in zip(mixing_of(model), (16, 16, 8, 4), strict=True):
+        for layer, bias in zip(part.encodings, part.biases, strict=True):
+            rows = layer(part.grid).sum(-1)
+            torch.testing.assert_close(rows, torch.ones_like(rows), rtol=0, atol=1e-12)
+            torch.testing.assert_close(bias, torch.full_like(bias, 0.25), rtol=0, atol=1e-12)
+            assert rows.shape[1] == side * side
 
 
 @pytest.mark.parametrize("encoding", MIXING)

@@ -1,5 +1,6 @@
 """Mixing encodings: weights by displacement, as the formulas say, on any grid."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -9,9 +10,12 @@ from graticule.displacement import displacement_index
 from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
 from graticule.encodings.mixing import resize_pairs
 from graticule.grid import Grid
+from graticule.layers import mix_tokens
 
 GRIDS = [Grid(3, 4), Grid(4, 3), Grid(1, 5), Grid(5, 5)]
-FORMS = ["alpha", "gamma", "gamma_gamma_t"]
+FORMS = ["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"]
+#: Those that Eq. 5 gives.
+PRINTED = ["alpha", "gamma", "gamma_gamma_t"]
 grids = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: f"{grid.height}x{grid.width}")
 BUILDERS = {
     "sgu": DenseMixing,
@@ -32,7 +36,7 @@ def drawn(encoding):
 
 
 @grids
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", PRINTED)
 def test_quadratic_weights_are_equation_5_written_naively(grid, form):
     encoding = drawn(QuadraticMixing(grid, 3, form))
     place = grid.coordinates().double().flip(-1)  # (x, y)
@@ -84,9 +88,9 @@ def test_small_eigenvalues_look_wide():
     assert spread[0][0] > 10 * spread[0][1] and spread[1][1] > 10 * spread[1][0]
 
 
-def test_it_starts_local_with_groups_in_all_directions_and_widths():
+def test_spread_starts_local_with_groups_in_all_directions_and_widths():
     grid = Grid(14, 14)
-    encoding = QuadraticMixing(grid, 8)
+    encoding = QuadraticMixing(grid, 8, start="spread")
     row = encoding(grid)[:, grid.center].unflatten(-1, grid.shape)
     y, x = (axis - 7 for axis in torch.meshgrid(torch.arange(14), torch.arange(14), indexing="ij"))
     near = (x.square() + y.square()).sqrt()
@@ -95,8 +99,95 @@ def test_it_starts_local_with_groups_in_all_directions_and_widths():
     assert reach[-1] > 2 * reach[0]  # widths spread
     angles = torch.atan2(encoding.center[:, 1], encoding.center[:, 0])
     assert torch.cdist(angles[:, None], angles[:, None])[~torch.eye(8, dtype=bool)].min() > 0.1
-    alone = QuadraticMixing(grid)
-    assert not alone.center.any() and QuadraticMixing(grid, 8, shift=False).center.abs().sum() == 0
+    alone = QuadraticMixing(grid, start="spread")
+    assert not alone.center.any()
+    assert not QuadraticMixing(grid, 8, shift=False, start="spread").center.any()
+
+
+def test_the_released_form_gamma_moves_the_center_by_the_antisymmetric_part_and_the_printed_one_does_not():
+    grid, turn = Grid(5, 5), torch.tensor([[0.0, 0.4], [-0.4, 0.0]], dtype=torch.float64)
+    weights = {}
+    for form in ("gamma", "gamma_released"):
+        encoding = QuadraticMixing(grid, 1, form).double().requires_grad_(False)
+        encoding.matrix.copy_(torch.eye(2))
+        encoding.center.copy_(torch.tensor([1.0, 0.5]))
+        before = encoding(grid)
+        encoding.matrix.add_(turn)
+        weights[form] = before, encoding(grid)
+        encoding.center.copy_(encoding.center + (turn @ encoding.center[0] if form == "gamma_released" else 0))
+        encoding.matrix.copy_(torch.eye(2))
+        torch.testing.assert_close(encoding(grid), weights[form][1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(*weights["gamma"], rtol=0, atol=1e-12)
+    assert not torch.allclose(*weights["gamma_released"])
+
+
+def test_the_released_form_alpha_scales_the_center_alone():
+    grid = Grid(5, 5)
+    encoding = QuadraticMixing(grid, 1, "alpha_released").double().requires_grad_(False)
+    encoding.matrix.fill_(2.0)
+    encoding.center.copy_(torch.tensor([0.25, -0.5]))
+    plain = QuadraticMixing(grid, 1, "alpha").double().requires_grad_(False)
+    plain.matrix.fill_(1.0)
+    plain.center.copy_(4 * encoding.center)
+    torch.testing.assert_close(encoding(grid), plain(grid), rtol=0, atol=1e-12)
+    assert torch.equal(encoding.quadratic(), torch.eye(2, dtype=torch.float64)[None])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dtype, autocast):
+    """Parameters of many sizes, nearly singular ones among them; float16 overflows if it squares them."""
+    grid, groups = Grid(14, 14), 60
+    encoding = QuadraticMixing(grid, groups).requires_grad_(False)
+    angle = torch.linspace(0, torch.pi, groups)
+    along = torch.stack([angle.cos(), angle.sin()], -1)
+    across = torch.stack([-angle.sin(), angle.cos()], -1)
+    size = torch.logspace(-3, 3, groups)[:, None]
+    encoding.matrix.copy_(torch.stack([along * size, across * 1e-3], -1))
+    encoding.center.copy_(3 * torch.randn(groups, 2))
+    encoding = encoding if autocast else encoding.to(dtype)
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        logits, matrix, weights = encoding.logits(grid), encoding.quadratic(), encoding(grid)
+        output = mix_tokens(torch.randn(2, 196, groups, dtype=dtype), encoding.displacements(grid).with_weights())
+    assert logits.dtype == matrix.dtype == torch.float32
+    assert logits.isfinite().all() and matrix.isfinite().all() and weights.isfinite().all() and output.isfinite().all()
+    values = torch.linalg.eigvalsh(matrix.double())
+    assert (values[:, 0] >= -1e-6 * values[:, 1]).all()
+    exact = copy.deepcopy(encoding).double()
+    away = grid_of(logits) - exact.center[:, None]
+    form = (away @ exact.matrix).square().sum(-1) / 2
+    best = (exact.center[:, None] @ exact.matrix).square().sum(-1) / 2
+    scale = torch.linalg.matrix_norm(exact.matrix)[:, None] * (20 + exact.center.norm(dim=-1))[:, None]
+    # -1/2 |Gamma^T (delta - Delta)|^2 up to the rounding of Gamma^T delta: what is flat along one direction stays so
+    error = (logits.flatten(1) - (best - form)).abs()
+    assert (error <= 1e-6 * scale * (1 + form.sqrt() + best.sqrt())).all()
+
+
+def grid_of(logits):
+    """The displacements (x, y) of a table, (displacements, 2)."""
+    sides = [torch.arange(1 - (side + 1) // 2, (side + 1) // 2) for side in logits.shape[1:]]
+    y, x = torch.meshgrid(*sides, indexing="ij")
+    return torch.stack([x, y], -1).flatten(0, 1).double()
+
+
+@pytest.mark.parametrize("name", ["sgu", "lrpe", "glrpe", "lrpe_m"])
+@pytest.mark.parametrize(("old", "new"), [((7, 7), (14, 14)), ((6, 9), (5, 12)), ((8, 8), (4, 4)), ((4, 6), (9, 5))])
+def test_a_row_keeps_its_sum_when_what_it_is_made_of_is_resampled(name, old, new):
+    """Exactly for equal numbers, and nearly for what varies over several patches."""
+    old, new = Grid(*old), Grid(*new)
+    encoding = BUILDERS[name](old).double().requires_grad_(False)
+    for parameter in encoding.parameters():
+        parameter.fill_(0.25)
+    rows = encoding(old).sum(-1)
+    torch.testing.assert_close(encoding(new).sum(-1), rows[:, :1].expand(-1, new.patches), rtol=0, atol=1e-9)
+    if name in ("lrpe", "glrpe"):
+        y, x = torch.meshgrid(*(torch.linspace(-1, 1, 2 * side - 1) for side in old.shape), indexing="ij")
+        encoding.relative_position_table.copy_((1 + (-2 * (y * y + x * x)).exp()).flatten())
+    center = encoding(old).sum(-1)[:, old.center]
+    moved = copy.deepcopy(encoding)
+    moved.set_grid(new)
+    for made in (encoding, moved):
+        torch.testing.assert_close(made(new).sum(-1)[:, new.center], center, rtol=0.15, atol=0)
 
 
 @every
@@ -163,6 +254,7 @@ def test_half_precision_is_that_of_the_result_alone(dtype):
     [
         (lambda: QuadraticMixing(Grid(3, 3), 0), "`groups`"),
         (lambda: QuadraticMixing(Grid(3, 3), 2, "sigma"), "`form`"),
+        (lambda: QuadraticMixing(Grid(3, 3), 2, start="zero"), "`start`"),
         (lambda: LearnableMixing(Grid(3, 3, prefix=1)), "`grid`"),
     ],
 )

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import released_posmlp
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -189,11 +190,18 @@ def differences(path: Path) -> dict[str, float]:
     weights = {name: t.double() if t.is_floating_point() else t for name, t in weights.items()}
     recorded = {name: t.double() for name, t in tensors.items() if not name.startswith("weight.") and name != "input"}
 
+    if case["reference"].startswith(released_posmlp.SOURCE) and case["class"] in released_posmlp.COMPUTE:
+        with torch.no_grad():
+            ours = released_posmlp.COMPUTE[case["class"]](case["kwargs"], weights, tensors["input"].double())
+        return _compared(ours, recorded)
     model = build(case)
     if hasattr(model, "position"):
         weights = checkpoint_filter_fn(weights, model)
     model.load_state_dict(weights, strict=True)
-    ours = outputs(model, tensors["input"].double(), list(recorded))
+    return _compared(outputs(model, tensors["input"].double(), list(recorded)), recorded)
+
+
+def _compared(ours: dict[str, Tensor], recorded: dict[str, Tensor]) -> dict[str, float]:
     return {
         name: (ours[name].reshape(value.shape) - value).abs().max().item()
         if name in ours and ours[name].numel() == value.numel()

@@ -17,11 +17,12 @@ CASES = [
     *sorted(path.stem for path in GOLDEN.glob("lape_*.safetensors")),
     *("deit", "gmlp", "peg", "pvt", "pvt_peg_gap", "swin"),
     *("vit_lite_learnable", "cct_learnable", "cvt_sine", "t2t_performer", "ceit"),
+    *sorted(path.stem for path in GOLDEN.glob("posmlp_*.safetensors")),
 ]
 
 
 def test_every_recorded_case_is_checked():
-    assert CASES == [
+    assert [
         "lape_distilled_basic",
         "lape_learnable_basic",
         "lape_learnable_lape",
@@ -43,7 +44,13 @@ def test_every_recorded_case_is_checked():
         "cvt_sine",
         "t2t_performer",
         "ceit",
-    ]
+        *[f"posmlp_block_{gate}" for gate in ("ggqpe", "lrpe_m", "nonsplit", "sgu")],
+        *[f"posmlp_gate_{gate}" for gate in ("ggqpe", "nonsplit", "norm", "sgu", "sgu_chain")],
+        "posmlp_gmlp_ggqpe",
+        *[f"posmlp_pyramid{kind}" for kind in ("", "_glrpe", "_linear", "_nonsplit", "_norms", "_sgu", "_shifted")],
+        *[f"posmlp_unit_{form}" for form in ("ggqpe", "ggqpe_alpha", "ggqpe_gamma", "glrpe")],
+        *[f"posmlp_unit_{form}" for form in ("gqpe", "gqpe_1d", "lrpe", "lrpe_m")],
+    ] == CASES
 
 
 @pytest.mark.parametrize("case", CASES)

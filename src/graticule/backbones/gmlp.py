@@ -12,6 +12,7 @@ from timm.layers import PatchEmbed, lecun_normal_
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
+from graticule.backbones.posmlp_released import to_own
 from graticule.backbones.pyramid import Pyramid
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.position import PositionBuilder
@@ -37,6 +38,7 @@ class GMlp(Pyramid):
         num_blocks: number of blocks.
         mlp_ratio: gamma, channels of the gating units as a multiple of D.
         groups: s, groups of channels where the encoding has several.
+        stem_norm: whether a LayerNorm follows the patches, as in PosMLP's code; timm's gMLP has none.
         gate_norm: whether the gating unit has its LayerNorm; None for what `position` wants.
         combine: how the halves come together (`GatingUnit`).
         drop_rate: dropout before the head.
@@ -63,6 +65,7 @@ class GMlp(Pyramid):
         num_blocks: int = 30,
         mlp_ratio: float = 6.0,
         groups: int = 8,
+        stem_norm: bool = False,
         gate_norm: bool = True,
         combine: Combine = "gate",
         drop_rate: float = 0.0,
@@ -94,7 +97,14 @@ class GMlp(Pyramid):
             norm_layer=norm_layer,
         )
         self.embed_dim = embed_dim
-        self.stem = PatchEmbed(None, to_2tuple(patch_size), in_chans, embed_dim, strict_img_size=False)
+        self.stem = PatchEmbed(
+            None,
+            to_2tuple(patch_size),
+            in_chans,
+            embed_dim,
+            norm_layer=norm_layer if stem_norm else None,
+            strict_img_size=False,
+        )
         self.blocks = nn.Sequential(
             *[
                 GatedBlock(
@@ -119,6 +129,10 @@ class GMlp(Pyramid):
     def block(self, stage: int, index: int) -> Any:
         """Return a block."""
         return self.blocks[index]
+
+    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict of PosMLP's released code in our layout, any other as it is."""
+        return to_own(self, state)
 
     def _block_name(self, stage: int) -> str:
         return f"blocks.{self.depths[0] - 1}"

@@ -10,13 +10,15 @@ import torch
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
+from graticule.backbones.posmlp_released import to_own, to_released
 from graticule.backbones.pyramid import Pyramid
 from graticule.grid import Grid, Windows
 from graticule.layers.convolutional_stem import (
+    ConvNorm,
     ConvPatchEmbed,
     ConvPatchMerging,
+    LinearPatchEmbed,
     LinearPatchMerging,
-    linear_patch_embed,
 )
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.position import FoldedPosition, Position, PositionBuilder
@@ -26,7 +28,10 @@ Shift = Literal["swin", "released"]
 
 
 class PosMlp(Pyramid):
-    """PosMLP with any mixing encoding; by default GGQPE, and no norm in the gating unit.
+    """Builds PosMLP with any mixing encoding; by default GGQPE, and no norm in the gating unit.
+
+    Stem, merging, norms and initial values are those of the authors' released code, where the paper leaves them
+    open, so that its checkpoints load (`graticule.backbones.posmlp_released`) and give the same.
 
     A window is never larger than the grid of its stage. Where windows do not tile the grid, which the paper leaves
     open and the authors' code refuses, those below and to the right are cut at its border, and so are shifted windows
@@ -49,7 +54,9 @@ class PosMlp(Pyramid):
         groups: s of each stage.
         mlp_ratios: gamma of each stage.
         patch_embedding: 'conv' (ConvPE) or 'linear'.
-        patch_merging: 'conv' (ConvPM) or 'linear'.
+        stem_norm: 'batch' or 'layer', what normalizes the convolutions of 'conv' there.
+        patch_merging: 'conv' (ConvPM, depth-wise), 'dense_conv' (the same over all channels) or 'linear'.
+        merging_norm: 'layer' or 'batch', what normalizes the convolutions of the merging.
         gate_norm: whether the gating unit has a LayerNorm.
         combine: how the halves come together (`GatingUnit`).
         shift: which blocks shift their windows by half, for dense prediction (section 5.5): none if None; with 'swin'
@@ -57,7 +64,7 @@ class PosMlp(Pyramid):
             every second block of the network, always, as the authors' code.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter a stage.
-        proj_drop_rate: dropout behind the linear layers.
+        proj_drop_rate: dropout after the last linear layer of each block, as the released code has it.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         norm_layer: builds a norm from its channels.
         act_layer: the activation.
@@ -82,7 +89,9 @@ class PosMlp(Pyramid):
         groups: Sequence[int] = (8, 16, 32, 64),
         mlp_ratios: Sequence[float] = (4, 4, 4, 2),
         patch_embedding: Literal["conv", "linear"] = "conv",
-        patch_merging: Literal["conv", "linear"] = "conv",
+        stem_norm: ConvNorm = "batch",
+        patch_merging: Literal["conv", "dense_conv", "linear"] = "conv",
+        merging_norm: ConvNorm = "layer",
         gate_norm: bool = False,
         combine: Combine = "gate",
         shift: Shift | None = None,
@@ -96,9 +105,20 @@ class PosMlp(Pyramid):
         norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
         if not 0 <= drop_path_rate < 1:
             raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
-        for name, kind in (("patch_embedding", patch_embedding), ("patch_merging", patch_merging)):
-            if kind not in ("conv", "linear"):
-                raise ValueError(f"`{name}` must be 'conv' or 'linear', got {kind!r}.")
+        for name, kind, known in (
+            ("patch_embedding", patch_embedding, ("conv", "linear")),
+            ("stem_norm", stem_norm, get_args(ConvNorm)),
+            ("patch_merging", patch_merging, ("conv", "dense_conv", "linear")),
+            ("merging_norm", merging_norm, get_args(ConvNorm)),
+        ):
+            if kind not in known:
+                raise ValueError(f"`{name}` must be {' or '.join(map(repr, known))}, got {kind!r}.")
+        for name, changed, sampling in (
+            ("stem_norm", stem_norm != "batch", patch_embedding),
+            ("merging_norm", merging_norm != "layer", patch_merging),
+        ):
+            if changed and sampling == "linear":
+                raise ValueError(f"`{name}` must be left out where sampling is linear, which has a norm of its own.")
         if not len(depths) == len(windows) == len(groups) == len(mlp_ratios):
             raise ValueError(
                 f"`windows`, `groups` and `mlp_ratios` must say something for each of the {len(depths)} stages, got "
@@ -128,9 +148,14 @@ class PosMlp(Pyramid):
             windows=windows,
         )
         self.windows = tuple(windows)
-        stem = ConvPatchEmbed if patch_embedding == "conv" else linear_patch_embed
-        merging = ConvPatchMerging if patch_merging == "conv" else LinearPatchMerging
-        self.downsamples = nn.ModuleList([stem(in_chans, embed_dim), *(merging(dim) for dim in dims[:-1])])
+        act_layer = act_layer or nn.GELU
+        stem: nn.Module = LinearPatchEmbed(in_chans, embed_dim)
+        if patch_embedding == "conv":
+            stem = ConvPatchEmbed(in_chans, embed_dim, stem_norm, act_layer)
+        merging: Callable[[int], nn.Module] = LinearPatchMerging
+        if patch_merging != "linear":
+            merging = partial(ConvPatchMerging, norm=merging_norm, depthwise=patch_merging == "conv")
+        self.downsamples = nn.ModuleList([stem, *(merging(dim) for dim in dims[:-1])])
         rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
         self.blocks = nn.ModuleList(
             nn.ModuleList(
@@ -141,10 +166,10 @@ class PosMlp(Pyramid):
                     mlp_ratio=ratio,
                     gate_norm=norm_layer if gate_norm else None,
                     combine=combine,
-                    proj_drop=proj_drop_rate,
+                    proj_drop=(0.0, proj_drop_rate),
                     drop_path=next(rates),
                     norm_layer=norm_layer,
-                    act_layer=act_layer or nn.GELU,
+                    act_layer=act_layer,
                 )
                 for index in range(depth)
             )
@@ -187,6 +212,14 @@ class PosMlp(Pyramid):
     def block(self, stage: int, index: int) -> Any:
         """Return a block of a stage."""
         return cast("nn.ModuleList", self.blocks[stage])[index]
+
+    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict of the released code under our names and in our layout, any other as it is."""
+        return to_own(self, state)
+
+    def released_layout(self) -> dict[str, Tensor]:
+        """Return the state dict under the names and in the layout of the released code."""
+        return to_released(self)
 
     def _block_name(self, stage: int) -> str:
         return f"blocks.{stage}.{self.depths[stage] - 1}"

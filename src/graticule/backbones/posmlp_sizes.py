@@ -33,9 +33,9 @@ _SIZES: dict[str, dict[str, Any]] = {
 }
 # Nano is for small images.
 _MODELS = {
-    "posmlp_nano_32": gray_cfg(32, first_conv="downsamples.0.proj.0"),
-    **{f"posmlp_{size}_224": imagenet_cfg(first_conv="downsamples.0.proj.0") for size in ("tiny", "small", "base")},
-    "posmlp_tiny_384": imagenet_cfg(first_conv="downsamples.0.proj.0", input_size=(3, 384, 384), crop_pct=1.0),
+    "posmlp_nano_32": gray_cfg(32, first_conv="downsamples.0.projs.0"),
+    **{f"posmlp_{size}_224": imagenet_cfg(first_conv="downsamples.0.projs.0") for size in ("tiny", "small", "base")},
+    "posmlp_tiny_384": imagenet_cfg(first_conv="downsamples.0.projs.0", input_size=(3, 384, 384), crop_pct=1.0),
 }
 
 
@@ -59,7 +59,7 @@ def _build(name: str, pretrained: bool = False, **kwargs: Any) -> PosMlp:
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": given.pop("out_indices"), "feature_cls": "getter"},
-        position=take_position(given, encoding="ggqpe"),
+        position=take_position(given, encoding="ggqpe", identity_start=False),
         **given,
     )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graticule.position import Position
 
 #: Buffers of references that are computed here.
-_COMPUTED = ("relative_position_index",)
+_COMPUTED = ("relative_position_index", "rel_indices")
 #: Under this name the metadata of a state dict say what grid each table is for.
 GRIDS = "grids"
 
@@ -36,9 +36,14 @@ def rename_published(
     Tables of another grid or window are resampled where their encoding can be, under whatever name they come; tables
     of a formula are left to the formula. `local_metadata` says what grid a table is for, if the state dict was made by
     this library. A published table without it is taken for a square wherever it can be one; a table under our names
-    that has the shape of the model's is taken as it is.
+    that has the shape of the model's is taken as it is. A family whose public code also keeps weights in another layout
+    has `own_layout`.
     """
     grids = valid_grids(local_metadata)
+    if convert := getattr(module, "own_layout", None):
+        given = {name.removeprefix(prefix): name for name in state_dict if name.startswith(prefix)}
+        for name, value in convert({name: state_dict.pop(key) for name, key in given.items()}).items():
+            state_dict[prefix + name] = value
     rename: Any = getattr(module, "own_name", None)
     if rename is not None:
         for name in [key for key in state_dict if key.startswith(prefix)]:
@@ -75,7 +80,7 @@ def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of `model` under the names of its family's public code: timm, DeiT, LaPE, PVT, Twins.
+    """Return the state dict of `model` as its family's public code has it: timm, DeiT, LaPE, PVT, Twins, PosMLP.
 
     A model with a learnable encoding and the default joining can so be loaded by timm.
 
@@ -85,6 +90,8 @@ def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
     position: Any = getattr(model, "position", None)
     if not isinstance(position, Position):
         raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
+    if convert := getattr(model, "released_layout", None):
+        return convert()
     names = {f"position.{own}": theirs for theirs, own in position.published_names().items()}
     rename: Any = getattr(model, "published_name", lambda name: name)
     state: Any = model.state_dict()
@@ -121,13 +128,16 @@ def _is_shape(found: Any) -> bool:
 
 
 def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Take the state dict out of a checkpoint: `model`, `state_dict` or the mapping itself; no `module.` before names.
+    """Take the state dict out of a checkpoint: what is under `state_dict_ema`, `model` or `state_dict`, or itself.
+
+    timm's training keeps the moving average under `state_dict_ema`, which is what it evaluates. `module.` before
+    names is left out.
 
     Raises:
         ValueError: if nothing in it maps names to tensors.
     """
     state: Any = checkpoint
-    for key in ("model", "state_dict", "model_state_dict"):
+    for key in ("state_dict_ema", "model", "state_dict", "model_state_dict"):
         if isinstance(state.get(key), Mapping):
             state = state[key]
             break

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from graticule.backbones.published import register_names
 from graticule.backbones.vision_transformer import init_linear
+from graticule.encodings import MixingEncoding
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.position import PositionBuilder, PyramidPosition, check_fields
@@ -170,9 +171,16 @@ class Pyramid(nn.Module, ABC):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Names of the class token and of all that says where tokens are."""
-        position = {f"position.{name}" for name, _ in self.position.named_parameters()}
-        return position | set(self.position.published_names()) | {"cls_token"}
+        """Return the names of the class token and of all that says where tokens are.
+
+        The weights that mix tokens are left to the optimizer's rule, as any weight: with timm's, what has two
+        dimensions or more decays. So it is in timm's gMLP and in PosMLP's code.
+        """
+        mixing = [module for module in self.position.modules() if isinstance(module, MixingEncoding)]
+        decayed = {id(parameter) for module in mixing for parameter in module.parameters()}
+        kept = {name for name, parameter in self.position.named_parameters() if id(parameter) not in decayed}
+        published = {theirs for theirs, own in self.position.published_names().items() if own in kept}
+        return {f"position.{name}" for name in kept} | published | {"cls_token"}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

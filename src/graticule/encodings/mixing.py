@@ -12,8 +12,14 @@ from torch import Tensor, nn
 from graticule.displacement import Displacements
 from graticule.grid import Grid, resize_map
 
-#: How the matrix of the quadratic form is made from what is learned (PosMLP, Table 6).
-Form = Literal["alpha", "gamma", "gamma_gamma_t"]
+#: How the quadratic form is made from what is learned (PosMLP, Table 6); `_released` is the authors' code where it
+#: computes another function than the paper.
+Form = Literal["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"]
+#: What a quadratic encoding starts from.
+Start = Literal["released", "spread"]
+
+#: Standard deviation of what the authors' code adds to zero and to the identity.
+_NOISE = 0.01
 
 
 class MixingEncoding(nn.Module, ABC):
@@ -49,13 +55,13 @@ class MixingEncoding(nn.Module, ABC):
 
 
 class DenseMixing(MixingEncoding):
-    r"""A free number for every pair of tokens: gMLP's token layer, which knows nothing of near and far.
+    r"""Holds a free number for every pair of tokens: gMLP's token layer, which knows nothing of near and far.
 
     .. math:: W_{ij}
 
-    It starts near zero (std 1e-6), so that with a bias of one the unit starts as the identity. At another grid
-    the matrix is resampled bicubically, over the keys and then over the queries, and scaled by N / N', so that
-    a row keeps its sum.
+    It starts near zero (std 1e-6), so that with a bias of one the unit starts as the identity. In PosMLP's released
+    code it starts as any linear layer does (std 0.02, with a bias of zero). At another grid the matrix is resampled
+    bicubically, over the keys and then over the queries, and scaled by N / N', so that a row keeps its sum.
 
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021), section 2.1.
     """
@@ -89,11 +95,13 @@ class LearnableMixing(MixingEncoding):
 
     .. math:: W_{g, ij} = r_g[p_j - p_i]
 
-    (2H - 1)(2W - 1) numbers a group; no softmax stands behind them. At another grid the table is resampled
-    bicubically over the displacements.
+    (2H - 1)(2W - 1) numbers per group; no softmax is applied to them. At another grid the table is resampled
+    bicubically over the displacements and scaled by N / N', so that a row keeps its sum (`resize_displacements`).
 
     Reference: PosMLP (Wang et al., 2022), Eq. 11. Its appendix 4 counts 4 s N - 4 s sqrt(N) + 4 s numbers; by
-    construction they are s (2 sqrt(N) - 1)^2 = 4 s N - 4 s sqrt(N) + s.
+    construction they are s (2 sqrt(N) - 1)^2 = 4 s N - 4 s sqrt(N) + s. The authors' code indexes the table by
+    p_i - p_j, which loading its checkpoints accounts for, and starts it at zero, because the loop that should draw
+    it with std 0.02 finds no parameter; here it is drawn.
     """
 
     resampled = True
@@ -115,11 +123,10 @@ class LearnableMixing(MixingEncoding):
 
     def displacements(self, grid: Grid) -> Displacements:
         """Return the tables for `grid`."""
-        old = (2 * self.grid.height - 1, 2 * self.grid.width - 1)
-        table = self.relative_position_table.unflatten(-1, old)
+        table: Tensor = self.relative_position_table
         if grid.shape != self.grid.shape:
-            table = resize_map(table, (2 * grid.height - 1, 2 * grid.width - 1))
-        return Displacements(table, softmax=False)
+            table = resize_displacements(table, self.grid, grid)
+        return Displacements(table.unflatten(-1, (2 * grid.height - 1, -1)), softmax=False)
 
     def set_grid(self, grid: Grid) -> None:
         """Resample the tables for `grid`."""
@@ -130,86 +137,134 @@ class LearnableMixing(MixingEncoding):
 
 
 class QuadraticMixing(MixingEncoding):
-    r"""GQPE and, with several groups, GGQPE: a Gaussian around a learned displacement, six numbers a group.
+    r"""GQPE and, with several groups, GGQPE: a Gaussian around a learned displacement, six numbers per group.
 
-    .. math:: W_{g, ij} = softmax_j(-\tfrac12 (\delta_{ij} - \Delta_g) M_g (\delta_{ij} - \Delta_g)^T), \quad
-              \delta_{ij} = p_j - p_i = (\delta_x, \delta_y)
+    .. math:: W_{g, ij} = softmax_j\left(\delta_{ij}^T M_g \Delta_g - \tfrac12 \delta_{ij}^T M_g \delta_{ij}\right),
+              \quad \delta_{ij} = p_j - p_i = (\delta_x, \delta_y)
 
-    x is the column and y the row. M is the matrix that stands in the quadratic form, the inverse of the
-    covariance: small eigenvalues look wide. It is alpha I ('alpha'), Gamma ('gamma') or Gamma Gamma^T
-    ('gamma_gamma_t', positive semi-definite: a row is largest at Delta, which 'gamma' does not promise). It is
-    written here as PosMLP's Table 6 names the forms of its tilde Sigma, whose small eigenvalues "help query
-    token attend more to other tokens" (appendix 3); Eq. 5's Sigma is its inverse.
+    x is the column and y the row. For a symmetric M this is Eq. 5, :math:`-\tfrac12 (\delta - \Delta)^T M (\delta -
+    \Delta)`, up to a number that the softmax cancels. M stands in the exponent, so it is the inverse of Eq. 5's
+    covariance, which is how Table 6, Eq. 16 and the authors' code use it: small eigenvalues look wide. The forms:
 
-    Nothing depends on the size of the grid: at another one the function is computed anew.
+    - 'gamma_gamma_t' (default), M = Gamma Gamma^T: the same function in the paper and in the code. It is computed as
+      :math:`z^T c - \tfrac12 |z|^2` with :math:`z = \Gamma^T \delta, c = \Gamma^T \Delta`, which no rounding makes
+      indefinite.
+    - 'gamma', M = Gamma, as Eq. 5 reads: only the symmetric part of Gamma matters, and a row need not be largest at
+      Delta. (Eq. 7-8 keep M_12 alone in the mixed term, a third function where Gamma is not symmetric.)
+    - 'gamma_released', M = Gamma, as the authors' code reads: the linear term is M Delta, so the antisymmetric part
+      of Gamma moves the center. This is the row of Table 6.
+    - 'alpha', M = alpha I, as the paper and Cordonnier et al. (2020) read.
+    - 'alpha_released', as the authors' code reads: :math:`\alpha^2 \Delta^T \delta - \tfrac12 |\delta|^2`. The width
+      is one patch whatever alpha is. This is the row of Table 6.
 
-    It starts local, with the groups spread over directions and widths as the paper's Figure 1 (e) shows and its
-    text does not say: Delta_g on a circle of one patch, at the golden angle from group to group (at 0 if it
-    stands alone), and M_g = I / sigma_g^2 with sigma_g in geometric steps from half a patch to a quarter of the
-    shorter side (one patch if it stands alone).
+    The code counts y upwards (its delta is (x_j - x_i, y_i - y_j)); loading its checkpoints changes the signs.
 
-    Reference: PosMLP (Wang et al., 2022), Eq. 5-8, 12-13 and Table 6; Quadratic encoding of Cordonnier et al.
-    (2020), which is the form 'alpha'.
+    Nothing depends on the size of the grid: at another one the function is computed anew. Logits are computed in
+    float32 at least, also under autocast.
+
+    Reference: PosMLP (Wang et al., 2022), Eq. 5-8, 12-13 and Table 6, and its released code.
 
     Args:
-        grid: the grid or window that the initial widths are for.
+        grid: the grid or window that the initial widths of 'spread' are for.
         groups: s.
         form: what M is made of.
         shift: whether Delta is learned; it is frozen at 0 if not.
+        start: 'released', as the authors' code draws them: Delta from a normal of std 0.01, Gamma (or alpha) the
+            identity and a normal of std 0.01, so all groups begin as nearly the same Gaussian of one patch; or
+            'spread', which is ours: Delta on a circle of one patch, at the golden angle from group to group (at 0
+            for a single group), and M = I / sigma^2 with sigma in geometric steps from half a patch to a quarter of
+            the shorter side (one patch for a single group).
     """
 
-    def __init__(self, grid: Grid, groups: int = 1, form: Form = "gamma_gamma_t", shift: bool = True) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        groups: int = 1,
+        form: Form = "gamma_gamma_t",
+        shift: bool = True,
+        start: Start = "released",
+    ) -> None:
         super().__init__(grid, groups)
         if form not in get_args(Form):
             raise ValueError(f"`form` must be one of {', '.join(get_args(Form))}, got {form!r}.")
+        if start not in get_args(Start):
+            raise ValueError(f"`start` must be one of {', '.join(get_args(Start))}, got {start!r}.")
         self.form = form
         self.shift = shift
+        self.start = start
         self.center = nn.Parameter(torch.empty(groups, 2), requires_grad=shift)
-        self.matrix = nn.Parameter(torch.empty(groups) if form == "alpha" else torch.empty(groups, 2, 2))
+        self.matrix = nn.Parameter(torch.empty(groups) if self._isotropic else torch.empty(groups, 2, 2))
         self.reset_parameters()
+
+    @property
+    def _isotropic(self) -> bool:
+        return self.form in ("alpha", "alpha_released")
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set centres and matrices as they start."""
+        """Set centers and matrices to their initial values."""
+        if self.start == "spread":
+            center, diagonal = self._spread()
+        else:
+            center, diagonal = torch.randn(self.groups, 2) * _NOISE, torch.ones(self.groups)
+        self.center.copy_(center * float(self.shift))
+        self.matrix.copy_(diagonal if self._isotropic else torch.diag_embed(diagonal[:, None].expand(-1, 2)))
+        if self.start == "released":
+            self.matrix.add_(torch.randn_like(self.matrix), alpha=_NOISE)
+
+    def _spread(self) -> tuple[Tensor, Tensor]:
+        """Return centers (groups, 2) and the diagonals of the matrices (groups,) over directions and widths."""
         group = torch.arange(self.groups, dtype=torch.float64)
         angle = group * torch.pi * (3 - 5**0.5)  # the golden angle: no two directions are near each other
-        circle = torch.stack([angle.cos(), angle.sin()], -1) * float(self.groups > 1 and self.shift)
+        circle = torch.stack([angle.cos(), angle.sin()], -1) * float(self.groups > 1)
         widest = max(min(self.grid.shape) / 4, 0.5)
         share = group / max(self.groups - 1, 1)
         sigma = 0.5 * (widest / 0.5) ** share if self.groups > 1 else torch.ones(1, dtype=torch.float64)
-        precision = sigma**-2
-        self.center.copy_(circle)
-        if self.form == "alpha":
-            self.matrix.copy_(precision)
-        else:
-            diagonal = precision.sqrt() if self.form == "gamma_gamma_t" else precision
-            self.matrix.copy_(torch.diag_embed(diagonal[:, None].expand(-1, 2)))
+        if self.form == "alpha_released":  # whose width is not learned
+            return circle, torch.ones_like(sigma)
+        return circle, 1 / sigma if self.form == "gamma_gamma_t" else sigma**-2
 
     def quadratic(self) -> Tensor:
-        """Return M of every group, (groups, 2, 2), over (x, y)."""
-        if self.form == "alpha":
-            return self.matrix[:, None, None] * torch.eye(2, dtype=self.matrix.dtype, device=self.matrix.device)
-        if self.form == "gamma":
-            return self.matrix
-        return (self.matrix[:, :, None] * self.matrix[:, None]).sum(-1)
+        """Return M of every group, (groups, 2, 2), over (x, y), in float32 at least."""
+        matrix = self.matrix.to(torch.promote_types(self.matrix.dtype, torch.float32))
+        if self._isotropic:
+            scale = torch.ones_like(matrix) if self.form == "alpha_released" else matrix
+            return torch.diag_embed(scale[:, None].expand(-1, 2))
+        return matrix if self.form != "gamma_gamma_t" else (matrix[:, :, None] * matrix[:, None]).sum(-1)
 
     def logits(self, grid: Grid) -> Tensor:
-        """Return the logit of every displacement on `grid`, (groups, 2H - 1, 2W - 1), never below float32."""
+        """Return the logit of every displacement on `grid`, (groups, 2H - 1, 2W - 1), in float32 at least."""
         wide = torch.promote_types(self.center.dtype, torch.float32)
-        center, matrix = self.center.to(wide), self.quadratic().to(wide)
+        center, matrix = self.center.to(wide), self.matrix.to(wide)
         y, x = (torch.arange(1 - side, side, device=center.device, dtype=wide) for side in grid.shape)
         place = torch.stack([x.expand(len(y), -1), y[:, None].expand(-1, len(x))], -1)  # (2H - 1, 2W - 1, 2)
-        away = place.flatten(0, 1) - center[:, None]  # (groups, displacements, 2)
-        # no matrix product, which a lower precision for those (autocast, TF32) would spoil
-        along = away[..., :1] * matrix[:, None, 0] + away[..., 1:] * matrix[:, None, 1]
-        return (along * away).sum(-1).mul(-0.5).unflatten(-1, place.shape[:2])
+        # elementwise products of coordinates, which no autocast and no TF32 computes with fewer digits
+        dx, dy = place.flatten(0, 1).unbind(-1)  # (displacements,) each
+        cx, cy = center[..., None].unbind(1)  # (groups, 1) each
+        if self._isotropic:
+            scale = matrix[:, None]
+            width, pull = (1, scale * scale) if self.form == "alpha_released" else (scale, scale)
+            logits = pull * (cx * dx + cy * dy) - width * (dx * dx + dy * dy) / 2
+        elif self.form == "gamma_gamma_t":
+            columns = matrix[..., None].unbind(2)  # of Gamma: (groups, 2, 1) each
+            logits = dx.new_zeros(())
+            for along_x, along_y in (column.unbind(1) for column in columns):
+                z = along_x * dx + along_y * dy
+                logits = logits + z * (along_x * cx + along_y * cy - z / 2)
+        else:
+            if self.form == "gamma":
+                matrix = (matrix + matrix.mT) / 2
+            (xx, xy), (yx, yy) = (row[..., None].unbind(1) for row in matrix.unbind(1))
+            rx, ry = cx - dx / 2, cy - dy / 2
+            logits = dx * (xx * rx + xy * ry) + dy * (yx * rx + yy * ry)
+        return logits.unflatten(-1, place.shape[:2])
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the weights for `grid`, (groups, N, N); rows sum to 1."""
         return self.displacements(grid).matrix().to(self.center.dtype)
 
     def displacements(self, grid: Grid) -> Displacements:
-        """Return the logits for `grid`, behind which a softmax stands."""
+        """Return the logits for `grid`, to which a softmax is applied."""
         return Displacements(self.logits(grid), softmax=True)
 
     def set_grid(self, grid: Grid) -> None:
@@ -246,3 +301,10 @@ def resize_pairs(matrix: Tensor, old: Grid, new: Grid) -> Tensor:
     keys = resize_map(matrix.unflatten(1, old.shape), new.shape).flatten(1)  # (N, N')
     both = resize_map(keys.T.unflatten(1, old.shape), new.shape).flatten(1).T  # (N', N')
     return both * (old.patches / new.patches)
+
+
+def resize_displacements(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Resample tables of displacements, (groups, (2H - 1)(2W - 1)), and scale them so that a row keeps its sum."""
+    maps = table.unflatten(1, (2 * old.height - 1, 2 * old.width - 1))
+    resized = resize_map(maps, (2 * new.height - 1, 2 * new.width - 1)).flatten(1)
+    return resized * (old.patches / new.patches)

@@ -16,6 +16,8 @@ from graticule.joining import LayerPosition
 
 #: How the two halves of the channels come together (PosMLP, Figure 3).
 Combine = Literal["gate", "add", "concat", "nonsplit"]
+#: A dropout rate, or one for each of two layers.
+Drop = float | tuple[float, float]
 
 
 def mix_tokens(
@@ -87,13 +89,15 @@ def _product(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None) -> 
 
 
 class GatingUnit(nn.Module):
-    r"""gMLP's spatial gating unit, by whatever weights the position says.
+    r"""Gates half the channels by the other half, mixed over the tokens by the weights that the position gives.
 
     .. math:: Z = (W\, Norm(X_1) + b) \odot X_2
 
-    X_1 is the second half of the channels and X_2 the first, as in timm. With LayerNorm and a dense W it is
-    gMLP's SGU; without the norm and with a relative W it is PosMLP's PoSGU. In the place of the product can
-    stand a sum ('add') or both side by side ('concat'), and X_1 = X_2 = X can be all channels ('nonsplit').
+    X_1 is the second half of the channels and X_2 the first, as in timm, and groups are contiguous channels, as
+    PosMLP prints them; its code mixes the first half and interleaves the groups, which loading its checkpoints turns
+    into this order. With LayerNorm and a dense W it is gMLP's SGU; without the norm and with a relative W it is
+    PosMLP's PoSGU. Instead of the product there can be a sum ('add') or both side by side ('concat'), and
+    X_1 = X_2 = X can be all channels ('nonsplit').
 
     Reference: gMLP (Liu et al., 2021), Eq. 3-4; PosMLP (Wang et al., 2022), Eq. 1, 9-15 and Figure 3.
 
@@ -134,7 +138,7 @@ class GatingUnit(nn.Module):
 class GatedMlp(nn.Module):
     """A gating unit between two linear layers; timm's names."""
 
-    def __init__(self, dim: int, hidden: int, gate: GatingUnit, act_layer: type[nn.Module], drop: float) -> None:
+    def __init__(self, dim: int, hidden: int, gate: GatingUnit, act_layer: type[nn.Module], drop: Drop) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.act = act_layer()
@@ -159,7 +163,7 @@ class GatedBlock(nn.Module):
         mlp_ratio: gamma, channels of the gating unit as a multiple of D.
         gate_norm: builds the norm of the gating unit; none if None.
         combine: as in `GatingUnit`.
-        proj_drop: dropout rate behind both linear layers.
+        proj_drop: dropout rate after both linear layers, or one rate for each.
         drop_path: stochastic depth rate.
         norm_layer: builds the block's norm from D.
         act_layer: the activation.
@@ -171,7 +175,7 @@ class GatedBlock(nn.Module):
         mlp_ratio: float,
         gate_norm: Callable[[int], nn.Module] | None,
         combine: Combine = "gate",
-        proj_drop: float = 0.0,
+        proj_drop: Drop = 0.0,
         drop_path: float = 0.0,
         norm_layer: Callable[[int], nn.Module] = nn.LayerNorm,
         act_layer: type[nn.Module] = nn.GELU,

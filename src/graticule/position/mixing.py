@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from graticule.displacement import LARGE, Displacements
 from graticule.encodings import MixingEncoding
-from graticule.encodings.mixing import resize_pairs
+from graticule.encodings.mixing import resize_displacements, resize_pairs
 from graticule.grid import Grid, resize_map
 from graticule.joining import LayerPosition
 from graticule.position.base import Position
@@ -20,16 +20,17 @@ Product = Literal["auto", "matrix", "displacement"]
 
 
 class MixingPosition(Position):
-    """A mixing encoding a layer and, with `bias`, a number a place that is added to what was mixed.
+    """Holds a mixing encoding per layer and, with `bias`, a number per token that is added to what was mixed.
 
-    The bias starts at one, so that a unit whose weights start near zero starts as the identity (gMLP). At
-    another grid it is resampled as a map.
+    The bias starts at `bias_start`: at one a unit whose weights start near zero starts as the identity (gMLP), at
+    zero as PosMLP's code does. At another grid it is resampled as a map.
 
     Reference: gMLP (Liu et al., 2021), Eq. 2; PosMLP (Wang et al., 2022), Eq. 15.
 
     Args:
-        encodings: one a layer, of the same grid.
+        encodings: one per layer, of the same grid.
         bias: whether each layer has that bias.
+        bias_start: what the bias is at the start.
         window: side of the windows within which tokens are mixed; then the encodings' grid is that of a window.
         product: 'matrix', or 'displacement' where the encoding has a table of displacements (`Displacements`), which
             takes memory that grows with N instead of N^2; 'auto' takes it from 1,024 patches on, where it is faster
@@ -42,6 +43,7 @@ class MixingPosition(Position):
         bias: bool = True,
         window: int | None = None,
         product: Product = "auto",
+        bias_start: float = 1.0,
     ) -> None:
         super().__init__()
         if product not in get_args(Product):
@@ -53,7 +55,7 @@ class MixingPosition(Position):
             raise ValueError("`encodings` must be one a layer, got none.")
         self.grid = cast("MixingEncoding", self.encodings[0]).grid
         count = len(self.encodings) if bias else 0
-        self.biases = nn.ParameterList(nn.Parameter(torch.ones(self.grid.patches)) for _ in range(count))
+        self.biases = nn.ParameterList(nn.Parameter(torch.full((self.grid.patches,), bias_start)) for _ in range(count))
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return what each layer gets for `grid`: weights or their table as `mixing`, (N,) as `gate`."""
@@ -125,5 +127,6 @@ class MixingPosition(Position):
             sides = Grid(2 * grid.height - 1, 2 * grid.width - 1)
             old = sides.alike(value.shape[1], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
             if old is not None and old.shape != sides.shape and old.height % 2 and old.width % 2:
-                return resize_map(value.unflatten(1, old.shape), sides.shape).flatten(1)
+                half = Grid((old.height + 1) // 2, (old.width + 1) // 2)
+                return resize_displacements(value, half, grid)
         return value

@@ -55,6 +55,8 @@ def transfer(model: nn.Module, source: str | Path | Mapping[str, Tensor], *, cla
     """
     _check(model)
     there = _read(source)
+    if convert := getattr(model, "own_layout", None):
+        there = convert(there)
     keys = _own_names(model, there)  # our name -> name in the checkpoint
     found = {name: (origin, keys[origin]) for name, origin in _origins(model.state_dict(), keys).items()}
     fitting = Fitting(model, {name: there[key] for name, key in keys.items()})

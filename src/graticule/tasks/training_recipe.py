@@ -84,7 +84,7 @@ class TrainingRecipe:
     cooldown_epochs: int = 0
     """epochs at `min_lr` behind the cosine, beyond `epochs`"""
     weight_decay: float = 0.05
-    """decay of all weights but norms, biases and what says where tokens are"""
+    """decay of all weights but norms, biases and position parameters; those that mix tokens (gMLP, PosMLP) do decay"""
     clip_grad: float | None = None
     """largest norm of the gradient (default: no clipping)"""
     ema_decay: float | None = None

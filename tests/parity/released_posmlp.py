@@ -1,0 +1,254 @@
+"""Compute the cases of PosMLP's released code with our modules, in the layout of the cases.
+
+Units, gates and blocks stand in a PosMLP of one block, whose weights are loaded under the published names. Hidden
+channels are permuted on the way in and out: the code mixes the first half and interleaves its groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graticule.backbones import GMlp, PosMlp, published_state_dict
+from graticule.displacement import Displacements
+from graticule.encodings import QuadraticMixing
+from graticule.factory import build_position
+from graticule.grid import Grid, Windows
+from graticule.layers import GatingUnit, mix_tokens
+from graticule.position import MixingPosition
+
+SOURCE = "Zhicaiwww/PosMLP"
+BLOCK = "levels.0.encoder.0."
+Tensors = dict[str, Tensor]
+
+
+def encoding_of(kwargs: dict[str, Any]) -> str:
+    """Name the encoding of a gate."""
+    if kwargs.get("gate_unit") == "SGU":
+        return "sgu"
+    if kwargs.get("quadratic", True):
+        return "ggqpe"
+    return "glrpe" if kwargs.get("pos_only", True) else "lrpe_m"
+
+
+def form_of(kwargs: dict[str, Any]) -> str:
+    """Name the form of the quadratic encoding."""
+    if not kwargs.get("generalized", True):
+        return "alpha_released"
+    return "gamma_gamma_t" if kwargs.get("symmetric", True) else "gamma_released"
+
+
+def contiguous(half: int, groups: int, halves: int = 1) -> Tensor:
+    """Return where our channels are among theirs."""
+    order = torch.arange(half).view(-1, groups).T.flatten()
+    return torch.cat([order + half * part for part in reversed(range(halves))])
+
+
+def pairs(mixing: Tensor | Displacements) -> Tensor:
+    """Return the weights of all pairs, (groups, N, N)."""
+    return mixing if isinstance(mixing, Tensor) else mixing.matrix()
+
+
+class Part:
+    """A PosMLP of one block that holds the weights of a case, which are those below `prefix`."""
+
+    def __init__(self, kwargs: dict[str, Any], weights: Tensors, dim: int, ratio: float, prefix: str) -> None:
+        side, encoding = kwargs["win_size"], encoding_of(kwargs)
+        side = side if isinstance(side, int) else side[0]
+        self.grid = Grid(side, side)
+        self.groups = kwargs.get("gamma", 1)
+        combine = "nonsplit" if kwargs.get("chunks", 2) == 1 else "gate"
+        self.model = PosMlp(
+            partial(build_position, encoding=encoding, token_mixing={"form": form_of(kwargs)}),
+            img_size=4 * side,
+            embed_dim=dim,
+            depths=(1,),
+            windows=(side,),
+            groups=(self.groups,),
+            mlp_ratios=(ratio,),
+            gate_norm=encoding == "sgu" or any("gate_unit.norm." in name for name in weights),
+            combine=combine,
+            num_classes=0,
+        )
+        self.model.double().eval()
+        given = {BLOCK + prefix + name: value for name, value in weights.items()}
+        state = published_state_dict(self.model)
+        extra = {name for name in given if not name.endswith(("rel_indices", "relative_position_index"))} - state.keys()
+        if extra:
+            raise KeyError(f"ours has no {', '.join(sorted(extra))}")
+        self.model.load_state_dict({**state, **given}, strict=True)
+        (self.position,) = self.model.position(self.grid)
+        (mixing,) = (part for part in self.model.position.modules() if isinstance(part, MixingPosition))
+        (self.encoding,) = mixing.encodings
+
+    def logits(self) -> Tensor:
+        """Return the logits of all pairs, (groups, N, N)."""
+        return self.encoding.displacements(self.grid)._replace(softmax=False).matrix()
+
+    def mixed(self, tokens: Tensor) -> Tensor:
+        """Mix tokens (B, windows, N, C) in their layout."""
+        order = contiguous(tokens.shape[-1], self.groups)
+        mixed = mix_tokens(tokens.flatten(0, 1)[..., order], self.position.mixing, self.position.gate)
+        return self.theirs(mixed)
+
+    def theirs(self, x: Tensor) -> Tensor:
+        """Bring the channels of one half, or of all if nothing is split, to their order."""
+        return x[..., contiguous(x.shape[-1], self.groups).argsort()]
+
+
+def unit(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
+    """Compute QuaMap and LearnedPosMap."""
+    part = Part({"quadratic": "attention_centers" in weights, **kwargs}, weights, 2 * x.shape[-1], 1, "gate_unit.pos.")
+    found = {"output": part.mixed(x), "weights": pairs(part.position.mixing)}
+    return found | ({"logits": part.logits()} if isinstance(part.encoding, QuadraticMixing) else {})
+
+
+def unit_1d(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
+    """Compute QuaMap1D: form alpha on a grid of one row, with centers along it."""
+    encoding = QuadraticMixing(Grid(1, kwargs["win_size"]), kwargs["gamma"], "alpha").double()
+    center = torch.cat([weights["attention_centers"], torch.zeros_like(weights["attention_centers"])], 1)
+    encoding.load_state_dict({"center": center, "matrix": weights["attention_spreads"][:, 0]})
+    order = contiguous(x.shape[-1], kwargs["gamma"])
+    mixed = mix_tokens(x.flatten(0, 1)[..., order], encoding(encoding.grid), weights["token_proj_n_bias"].flatten())
+    logits = encoding.displacements(encoding.grid)._replace(softmax=False).matrix()
+    return {"output": mixed[..., order.argsort()], "weights": encoding(encoding.grid), "logits": logits}
+
+
+def gate(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
+    """Compute PoSGU."""
+    split = kwargs.get("chunks", 2) == 2
+    part = Part(kwargs, weights, kwargs["dim"], 1, "gate_unit.")
+    half = kwargs["dim"] // (2 if split else 1)
+    hidden = x.flatten(0, 1)[..., contiguous(half, part.groups, 2 if split else 1)]
+    gating = part.model.block(0, 0).mlp_channels.gate
+    found = {
+        "output": part.theirs(gating(hidden, part.position)),
+        "mixed": part.mixed(x[..., :half]),
+        "weights": pairs(part.position.mixing),
+    }
+    if isinstance(part.encoding, QuadraticMixing):
+        found["logits"] = part.logits()
+    else:
+        found["table_part"] = part.encoding.second(part.grid)
+    return found
+
+
+def dense_gate(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
+    """Compute SGU: with more than two chunks, a chain of our units, each of what came out and the next chunk."""
+    found: Tensors = {}
+    first, *others = x.flatten(0, 1).chunk(kwargs["chunks"], -1)
+    for step, chunk in enumerate(others):
+        names = {"weight": f"norm_list.{step}.weight", "bias": f"norm_list.{step}.bias"}
+        gating = GatingUnit(2 * chunk.shape[-1], partial(torch.nn.LayerNorm, eps=kwargs["norm_eps"])).double()
+        gating.norm.load_state_dict({own: weights[theirs] for own, theirs in names.items()})
+        dense = {f"proj_list.0.{kind}": weights[f"proj_list.{step}.{kind}"] for kind in names}
+        norm = {f"norm_list.0.{kind}": weights[theirs] for kind, theirs in names.items()}
+        part = Part(
+            {**kwargs, "gate_unit": "SGU", "chunks": 2}, {**dense, **norm}, 2 * chunk.shape[-1], 1, "gate_unit."
+        )
+        found[f"normed_{step + 1}"] = gating.norm(first)
+        found[f"mixed_{step + 1}"] = mix_tokens(gating.norm(first), part.position.mixing, part.position.gate)
+        first = gating(torch.cat([chunk, first], -1), part.position)
+    return {**found, "output": first}
+
+
+def block(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
+    """Compute PosMLPLayer."""
+    part = Part(kwargs, weights, kwargs["dim"], kwargs["mlp_ratio"], "")
+    ours = part.model.block(0, 0)
+    seen: Tensors = {}
+    mlp = ours.mlp_channels
+    mlp.act.register_forward_hook(lambda _, __, y: seen.update(hidden=y))
+    mlp.gate.norm.register_forward_hook(lambda _, __, y: seen.update(normed=y))
+    mlp.gate.register_forward_hook(lambda _, __, y: seen.update(gated=y))
+    output = ours(x.flatten(0, 1), part.position, part.grid)
+    split = 1 if mlp.gate.combine == "nonsplit" else 2
+    hidden = seen["hidden"][..., contiguous(seen["hidden"].shape[-1] // split, part.groups, split).argsort()]
+    mixed = mix_tokens(seen["normed"], part.position.mixing, part.position.gate)
+    return {
+        "output": output,
+        "hidden": hidden,
+        "normed": part.theirs(seen["normed"]),
+        "mixed": part.theirs(mixed),
+        "gated": part.theirs(seen["gated"]),
+    }
+
+
+def pyramid_model(kwargs: dict[str, Any]) -> PosMlp:
+    """Build what the released PosMLP builds from the same keyword arguments."""
+    encoding = encoding_of(kwargs)
+    linear = "stem" in kwargs
+    merging = "linear" if linear else "conv" if kwargs.get("depth_conv", True) else "dense_conv"
+    named = {"embed_dims": "embed_dim", "win_size": "windows", "gamma": "groups", "mlp_ratio": "mlp_ratios"}
+    given = {own: kwargs[theirs] for theirs, own in named.items()}
+    return PosMlp(
+        partial(build_position, encoding=encoding, token_mixing={"form": form_of(kwargs)}),
+        img_size=tuple(kwargs["img_size"]),
+        depths=kwargs["depths"],
+        num_classes=kwargs["num_classes"],
+        patch_embedding="linear" if linear else "conv",
+        patch_merging=merging,
+        stem_norm="layer" if kwargs.get("stem_norm") == "LN" else "batch",
+        merging_norm="batch" if kwargs.get("downsample_norm") == "BN" else "layer",
+        gate_norm=encoding == "sgu",
+        combine="nonsplit" if kwargs.get("chunks") == 1 else "gate",
+        shift="released" if kwargs.get("shift") and kwargs["num_blocks"] != 1 else None,
+        **{**given, "embed_dim": given["embed_dim"][0]},
+    )
+
+
+def mask(windows: Windows) -> Tensor:
+    """Return what the code adds to the logits of rolled windows, (windows, N, N): -200 where ours are cut apart."""
+    piece = torch.zeros(windows.grid.shape, dtype=torch.int64)  # every token's window as we cut them
+    tiles = [tile for strip in windows.tiles() for tile in strip]
+    for number, tile in enumerate(tiles):
+        at = piece[tile.rows, tile.columns]
+        y, x = (torch.arange(side) // part for side, part in zip(at.shape, tile.part.shape, strict=True))
+        at.copy_((number * windows.grid.height + y[:, None]) * windows.grid.width + x)
+    rolled = piece.roll([-shift for shift in windows.shift], (0, 1))
+    height, width = windows.window.shape
+    each = rolled.unflatten(1, (-1, width)).unflatten(0, (-1, height)).transpose(1, 2).flatten(2).flatten(0, 1)
+    return torch.where(each[:, :, None] == each[:, None], 0.0, -200.0).double()
+
+
+def pyramid(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors:
+    """Compute PosMLP: logits, masks, and the maps after the stem, every stage and the last norm."""
+    model = pyramid_model(kwargs).double().eval()
+    model.load_state_dict(dict(weights), strict=True)
+    found = {"stem": model.grid.to_map(model.embed(0, images))}
+    ends = torch.tensor(model.depths).cumsum(0).tolist()
+    for layer, (tokens, grid) in enumerate(model.each_layer(images), start=1):
+        stage = next(stage for stage, end in enumerate(ends) if layer <= end)
+        windows = model.block(stage, layer - 1 - (ends[stage] - model.depths[stage])).windows(grid)
+        if any(windows.shift):
+            found[f"mask_layer_{layer - 1}"] = mask(windows)
+        if layer in ends:
+            found[f"stage_{ends.index(layer)}"] = grid.to_map(tokens)
+    return {**found, "features": grid.to_map(model.norm(tokens)), "output": model(images)}
+
+
+def gmlp(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors:
+    """Compute the gMLP of an earlier commit: logits and the tokens after each block."""
+    sizes = {name: kwargs[name] for name in ("img_size", "patch_size", "embed_dim", "num_blocks", "mlp_ratio")}
+    position = partial(build_position, encoding="ggqpe")
+    model = GMlp(position, num_classes=kwargs["num_classes"], stem_norm=True, gate_norm=False, **sizes)
+    model.double().eval().load_state_dict(dict(weights), strict=True)
+    layers = {f"layer_{layer}": tokens for layer, (tokens, _) in enumerate(model.each_layer(images))}
+    return {**layers, "output": model(images)}
+
+
+COMPUTE: dict[str, Callable[[dict[str, Any], Tensors, Tensor], Tensors]] = {
+    "QuaMap": unit,
+    "LearnedPosMap": unit,
+    "QuaMap1D": unit_1d,
+    "PoSGU": gate,
+    "SGU": dense_gate,
+    "PosMLPLayer": block,
+    "nest_gmlp_det.GmlpLayer": block,
+    "PosMLP": pyramid,
+    "gmlp.MlpMixer": gmlp,
+}

@@ -1,0 +1,281 @@
+"""PosMLP beside its released code: sizes, multiply-adds, names, initial values, what decays."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from timm.optim import create_optimizer_v2
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import graticule
+from graticule import load_checkpoint, published_state_dict, transfer
+from graticule.encodings import DenseMixing, LearnableMixing, QuadraticMixing
+from graticule.factory import build_position
+from graticule.grid import Grid
+from graticule.position import MixingPosition
+from tiny import count, draw
+
+GOLDEN = Path(__file__).parent / "golden"
+COUNTS = json.loads((GOLDEN / "posmlp_counts.json").read_text())
+TRAINING = json.loads((GOLDEN / "posmlp_training.json").read_text())
+TINY, GMLP = "posmlp_tiny_224", "gmlp_s16_224"
+NO_NORM = {"gate_norm": False}  # as the released code, where Eq. 10-11 have one
+#: Row of the counts -> our model and its arguments.
+ROWS = {
+    "posmlp_t": (TINY, {}),
+    "posmlp_s": ("posmlp_small_224", {}),
+    "posmlp_b": ("posmlp_base_224", {}),
+    "posmlp_t.sgu": (TINY, {"encoding": "sgu"}),
+    "posmlp_t.lrpe_m": (TINY, {"encoding": "lrpe_m", **NO_NORM}),
+    "posmlp_t.lrpe": (TINY, {"encoding": "lrpe", **NO_NORM}),
+    "posmlp_t.glrpe": (TINY, {"encoding": "glrpe", **NO_NORM}),
+    "posmlp_t.gqpe": (TINY, {"encoding": "gqpe"}),
+    "posmlp_t.form_alpha": (TINY, {"token_mixing": {"form": "alpha_released"}}),
+    "posmlp_t.form_gamma": (TINY, {"token_mixing": {"form": "gamma_released"}}),
+    "posmlp_t.groups_4_8_16_32": (TINY, {"groups": (4, 8, 16, 32)}),
+    "posmlp_t.window_28": (TINY, {"windows": (28, 14, 14, 7)}),
+    "posmlp_t.window_7": (TINY, {"windows": (7, 14, 14, 7)}),
+    "posmlp_t.no_bias": (TINY, {"token_mixing": {"bias": False}}),
+    "posmlp_t.ape": (TINY, {"encoding": "learnable+ggqpe"}),
+    "posmlp_t.nonsplit": (TINY, {"combine": "nonsplit"}),
+    "posmlp_t.sgu_linear_linear": (TINY, {"encoding": "sgu", "patch_embedding": "linear", "patch_merging": "linear"}),
+    "posmlp_t.sgu_conv_linear": (TINY, {"encoding": "sgu", "patch_merging": "linear"}),
+    "posmlp_t.sgu_linear_conv": (TINY, {"encoding": "sgu", "patch_embedding": "linear"}),
+    "gmlp_s": (GMLP, {"stem_norm": True}),
+    "gmlp_s.ggqpe": (GMLP, {"encoding": "ggqpe", "stem_norm": True}),
+}
+#: Parameters that we have more than the code: it keeps a bias that it does not use, and four blocks of its gMLP have
+#: none in their dense layers.
+MORE = {"posmlp_t.no_bias": -COUNTS["posmlp_t.no_bias"]["parameters_never_used"], "gmlp_s": 4 * 196}
+#: What the paper prints, in G: Tables 2, 3, 5 and 10.
+PRINTED = {
+    "posmlp_t": ("5.2", "5.21"),
+    "posmlp_s": ("8.7",),
+    "posmlp_b": ("18.6",),
+    "posmlp_t.sgu": ("5.10",),
+    "posmlp_t.window_28": ("5.95",),
+    "posmlp_t.window_7": ("5.01",),
+    "posmlp_t.sgu_linear_linear": ("5.10",),
+    "posmlp_t.sgu_conv_linear": ("5.27",),
+    "posmlp_t.sgu_linear_conv": ("4.93",),
+    "gmlp_s": ("4.42",),
+    "gmlp_s.ggqpe": ("4.45",),
+}
+rows = pytest.mark.parametrize("row", ROWS)
+
+
+def on_meta(row):
+    name, kwargs = ROWS[row]
+    with torch.device("meta"):
+        return graticule.create_model(name, **kwargs).eval().requires_grad_(False)
+
+
+def mixing_positions(model):
+    return [part for part in model.position.modules() if isinstance(part, MixingPosition)]
+
+
+def of_logits(model):
+    """Multiply-adds of the logits by the appendix: terms of v r^T for every pair and group, once per block.
+
+    They are 5 s N^2, and 3 s N^2 where M is a multiple of the identity; Gamma Gamma^T itself takes 8 s. Ours are those
+    of (2H - 1)(2W - 1) displacements instead.
+    """
+    total = 0
+    for part in mixing_positions(model):
+        for encoding in part.encodings:
+            if isinstance(encoding, QuadraticMixing):
+                terms = 3 if encoding.form.startswith("alpha") else 5
+                form = 8 if encoding.form == "gamma_gamma_t" else 0
+                total += encoding.groups * (terms * part.grid.patches**2 + form)
+    return total
+
+
+def multiply_adds(model):
+    """Multiply-adds of an image of 224 pixels without norms, and with norms and pooling as fvcore counts them."""
+    norms = []
+
+    def hook(norm, _, output):
+        norms.append((5 if isinstance(norm, nn.LayerNorm) else 2) * output.numel())
+
+    handles = [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.LayerNorm | nn.BatchNorm2d)]
+    with FlopCounterMode(display=False) as counter:
+        tokens = model.forward_features(torch.zeros(1, 3, 224, 224, device="meta"))
+        model.forward_head(tokens)
+    for handle in handles:
+        handle.remove()
+    products = counter.get_total_flops() / 2 + of_logits(model)
+    pooled = 0 if isinstance(model, graticule.backbones.GMlp) else tokens.numel()
+    return products / 1e9, (products + sum(norms) + pooled) / 1e9
+
+
+@rows
+def test_parameters_are_those_of_the_released_code_to_the_last(row):
+    assert count(on_meta(row)) == COUNTS[row]["parameters"] + MORE.get(row, 0)
+
+
+@rows
+def test_multiply_adds_with_those_of_the_logits_are_the_codes_and_the_papers(row):
+    products, reported = multiply_adds(on_meta(row))
+    assert products == pytest.approx(COUNTS[row]["gmacs"], abs=1e-6)
+    assert reported == pytest.approx(COUNTS[row]["fvcore_gmacs"], rel=2e-5)  # fvcore counts einsum by its own path
+    for printed in PRINTED.get(row, ()):  # to half a digit, where there is one, and two units of the second
+        assert abs(reported - float(printed)) < (0.05 if len(printed.partition(".")[2]) == 1 else 0.02)
+
+
+@pytest.mark.parametrize(("encoding", "extra"), [("sgu", 0), ("glrpe", 1), ("ggqpe", 5)])
+def test_a_block_takes_the_multiply_adds_of_appendix_4(encoding, extra):
+    """Omega = 3/2 gamma d^2 N + 1/2 gamma d N^2, and s N^2 (a look-up, no product) or 5 s N^2 for the weights."""
+    d, gamma, s, n = 16, 3, 4, 25
+    sizes = {"img_size": 40, "patch_size": 8, "embed_dim": d, "mlp_ratio": gamma, "groups": s, "num_classes": 0}
+    with torch.device("meta"):
+        one, two = (
+            graticule.create_model(GMLP, encoding=encoding, num_blocks=blocks, gate_norm=False, **sizes).eval()
+            for blocks in (1, 2)
+        )
+    found = []
+    for model in (one, two):
+        with FlopCounterMode(display=False) as counter:
+            model(torch.zeros(1, 3, 40, 40, device="meta"))
+        found.append(counter.get_total_flops() // 2 + of_logits(model))
+    forms = 8 * s if encoding == "ggqpe" else 0  # Gamma Gamma^T, which the appendix leaves out
+    looked_up = s * n**2 if encoding == "glrpe" else 0
+    omega = 3 * gamma * d * d * n // 2 + gamma * d * n * n // 2 + extra * s * n**2
+    assert found[1] - found[0] == omega + forms - looked_up
+
+
+# Names and layout
+
+
+def test_a_released_checkpoint_loads_as_timms_training_saves_it(tmp_path):
+    tensors = load_file(GOLDEN / "posmlp_pyramid.safetensors")
+    weights = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
+    raw = {name: torch.zeros_like(value) for name, value in weights.items()}
+    path = tmp_path / "model_best.pth.tar"
+    torch.save({"epoch": 254, "arch": "Create_PosMLP", "state_dict": raw, "state_dict_ema": weights}, path)
+    sizes = {"depths": (1, 2, 1, 1), "windows": (4, 4, 4, 2), "groups": (2, 4, 4, 8), "mlp_ratios": (4, 4, 3, 1)}
+    build = {"img_size": (64, 128), "embed_dim": 8, "num_classes": 5, **sizes}
+    images = tensors["input"].double()
+    for load in (load_checkpoint, transfer):
+        model = graticule.create_model(TINY, **build)
+        load(model, path)
+        torch.testing.assert_close(model.double().eval()(images), tensors["output"], rtol=0, atol=1e-9)
+    with torch.no_grad():
+        for name, value in published_state_dict(model.float()).items():
+            assert torch.equal(value, weights[name])
+
+
+@pytest.mark.parametrize("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe", "learnable+ggqpe"])
+@pytest.mark.parametrize("combine", ["gate", "nonsplit"])
+def test_released_names_and_layout_go_round(encoding, combine):
+    sizes = {"img_size": 64, "embed_dim": 16, "depths": (2, 1), "windows": (4, 4), "groups": (2, 4)}
+    build = {"encoding": encoding, "mlp_ratios": (2, 2), "combine": combine, **sizes}
+    model, other = (draw(graticule.create_model(TINY, **build)) for _ in range(2))
+    state = published_state_dict(model)
+    assert not [name for name in state if name.startswith(("blocks.", "downsamples.", "position."))]
+    other.load_state_dict(state, strict=True)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_tables_of_a_released_checkpoint_are_resampled_for_other_windows():
+    sizes = {"img_size": 64, "embed_dim": 16, "depths": (1, 1), "groups": (2, 4), "mlp_ratios": (2, 2)}
+    small, large = (
+        graticule.create_model(TINY, encoding="glrpe", windows=windows, **sizes) for windows in ((4, 4), (8, 4))
+    )
+    state = published_state_dict(draw(small))
+    large.load_state_dict(state, strict=True)
+    small.set_input_size(windows=(8, 4))
+    assert all(torch.equal(value, large.state_dict()[name]) for name, value in small.state_dict().items())
+
+
+def test_a_released_weight_of_a_wrong_shape_is_refused_by_name(tmp_path):
+    sizes = {"img_size": 32, "embed_dim": 16, "depths": (1,), "windows": (4,), "groups": (2,), "mlp_ratios": (2,)}
+    model = graticule.create_model(TINY, **sizes)
+    for name, value in (
+        ("levels.0.encoder.0.proj_c_e.weight", torch.zeros(31, 16)),
+        ("levels.0.encoder.0.gate_unit.pos.attention_spreads", torch.zeros(2)),
+        ("levels.0.encoder.0.proj_c_s.weight", torch.zeros(16)),
+    ):
+        torch.save({**published_state_dict(model), name: value}, tmp_path / "wrong.pth")
+        with pytest.raises(ValueError, match=r"is \(.*\) where the model has"):
+            load_checkpoint(model, tmp_path / "wrong.pth")
+
+
+# Initial values
+
+
+def drawn_encodings(name, **kwargs):
+    torch.manual_seed(0)
+    model = graticule.create_model(name, **kwargs)
+    return [(encoding, part) for part in mixing_positions(model) for encoding in part.encodings]
+
+
+def test_quadratic_encodings_start_as_in_the_released_code():
+    found = drawn_encodings(TINY)
+    centers = torch.cat([encoding.center for encoding, _ in found])
+    noise = torch.cat([encoding.matrix - torch.eye(2) for encoding, _ in found])
+    assert len(centers) == 752  # 1,504 numbers, as measured there
+    for values in (centers, noise):
+        assert abs(values.mean()) < 1e-3 and 0.0095 < values.std() < 0.0105
+    assert not any(bias.any() for _, part in found for bias in part.biases)
+    alpha = QuadraticMixing(Grid(3, 3), 500, "alpha_released").matrix
+    assert abs(alpha.mean() - 1) < 2e-3 and 0.009 < alpha.std() < 0.011
+    assert not QuadraticMixing(Grid(3, 3), 4, shift=False).center.any()
+
+
+def test_a_dense_matrix_starts_as_a_linear_layer_in_posmlp_and_near_the_identity_in_gmlp():
+    small = {"encoding": "sgu", "depths": (1,) * 4}
+    for name, std, bias, kwargs in (
+        (TINY, 0.02, 0, small),
+        (TINY, 1e-6, 1, {**small, "token_mixing": {"start": "spread"}}),
+        (GMLP, 1e-6, 1, {"num_blocks": 2}),
+    ):
+        found = drawn_encodings(name, **kwargs)
+        for encoding, part in found:
+            assert isinstance(encoding, DenseMixing)
+            assert float(encoding.weight.detach().std()) == pytest.approx(std, rel=0.1)
+            assert all((values == bias).all() for values in part.biases)
+
+
+def test_tables_are_drawn_with_the_std_that_the_released_code_means():
+    found = drawn_encodings(TINY, encoding="lrpe", depths=(1,) * 4)
+    assert all(isinstance(encoding, LearnableMixing) for encoding, _ in found)
+    tables = torch.cat([encoding.relative_position_table.detach().flatten() for encoding, _ in found])
+    assert float(tables.std()) == pytest.approx(0.02, rel=0.05)
+
+
+def test_an_unknown_start_is_refused():
+    with pytest.raises(ValueError, match="`start` must be one of released, spread, got 'gmlp'"):
+        QuadraticMixing(Grid(3, 3), start="gmlp")
+    with pytest.raises(ValueError, match="`start` must be one of released, spread"):
+        build_position(Grid(3, 3), dim=8, depth=1, num_heads=2, encoding="ggqpe", token_mixing={"start": "zero"})
+
+
+# Weight decay
+
+
+@pytest.mark.parametrize("encoding", ["sgu", "lrpe_m", "glrpe", "ggqpe"])
+@pytest.mark.parametrize("name", [GMLP, TINY])
+def test_what_mixes_tokens_decays_by_timms_rule_and_the_bias_does_not(name, encoding):
+    model = graticule.create_model(name, encoding=encoding, **({"num_blocks": 1} if name == GMLP else {}))
+    groups = create_optimizer_v2(model, "adamw", weight_decay=0.067).param_groups
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    for part in mixing_positions(model):
+        assert all(id(parameter) in decayed for encoding in part.encodings for parameter in encoding.parameters())
+        assert not any(id(bias) in decayed for bias in part.biases)
+    assert TRAINING["weight_decay"]["decayed at 0.067"][:2] == [
+        "attention_centers (s, 2)",
+        "attention_spreads (s, 2, 2)",
+    ]
+
+
+def test_alpha_and_other_position_parameters_do_not_decay():
+    model = graticule.create_model(
+        GMLP, encoding="learnable+ggqpe", token_mixing={"form": "alpha_released"}, num_blocks=1
+    )
+    groups = create_optimizer_v2(model, "adamw", weight_decay=0.067).param_groups
+    spared = {id(p) for group in groups if not group["weight_decay"] for p in group["params"]}
+    names = {name.rpartition(".")[2] for name, p in model.position.named_parameters() if id(p) in spared}
+    assert names == {"pos_embed", "matrix", "0"}  # the table, alpha and the bias of the gate
