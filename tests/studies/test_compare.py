@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graticule.studies import Comparison, compare
-from graticule.studies.compare import paired_p
+from graticule.studies.significance import holm, paired_p
 from graticule.tasks import Recipe, Run, build_model, train
 from graticule.tasks.metric import TOP1
 
@@ -33,8 +33,29 @@ def comparison(first: list[float], second: list[float]) -> Comparison:
 
 def test_the_table_has_mean_deviation_difference_and_p():
     rows = comparison([70.0, 71.0, 71.0], [71.0, 73.0, 74.0]).rows()
-    assert rows[0] == ("first", "10", "3", "70.67", "0.58", "-", "-")
-    assert rows[1] == ("second", "1,000", "3", "72.67", "1.53", "+2.00", "0.074")
+    assert rows[0] == ("first", "10", "3", "70.67", "0.58", "-", "-", "-")
+    assert rows[1] == ("second", "1,000", "3", "72.67", "1.53", "+2.00", "0.074", "0.074")
+
+
+def test_holms_method_by_hand():
+    # sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1: 0.04, 0.06, 0.06, 0.04, which must not fall
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([0.03]) == [0.03] and holm([]) == []
+    assert holm([None, 0.02, None, 0.01]) == [None, 0.02, None, 0.02]  # where there was no test none is counted
+
+
+def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chance_of_any():
+    first = [70.0, 71.0, 71.0]
+    scores = {"first": first, "real": [90.0, 91.1, 91.0], "lucky": [71.0, 73.0, 73.0]}
+    few = Comparison((0, 1, 2), {name: scores[name] for name in ("first", "lucky")}, dict.fromkeys(scores, 1), {}, TOP1)
+    assert few.rows()[1][-2:] == ("0.038", "0.038") and "beyond chance" in few.verdict()[0]
+    assert few.verdict()[-1].endswith("for 1 comparison.")
+    many = {"first": first} | {f"{name} {i}": scores[name] for i in range(3) for name in ("real", "lucky")}
+    found = Comparison((0, 1, 2), many, dict.fromkeys(many, 1), {}, TOP1)
+    assert found.rows()[1][-2:] == ("< 0.001", "< 0.001") and "beyond chance" in found.verdict()[0]
+    assert found.rows()[2][-2:] == ("0.038", "0.113") and "no difference within error" in found.verdict()[1]
+    assert found.verdict()[-1].endswith("for 6 comparisons.")
 
 
 def test_a_difference_that_chance_explains_is_called_none():

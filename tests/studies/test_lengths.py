@@ -34,11 +34,15 @@ def test_the_tables_have_mean_deviation_difference_and_p_and_marks():
         ("a", "2.507 ± 0.006 *", "2.700 ± 0.100 ~"),
         ("b", "2.610 ± 0.017", "2.400 ± 0.100 *"),
     ]
-    assert FOUND.differences() == [("against the first", "128", "256"), ("b", "+0.103 (p 0.007)", "-0.300 (p -)")]
+    assert FOUND.differences() == [
+        ("against the first", "128", "256"),
+        ("b", "+0.103 (p 0.007; 0.007)", "-0.300 (p -; -)"),
+    ]
     tables = FOUND.markdown().split("\n\n")
-    assert [len(table.splitlines()) for table in tables] == [4, 3, 1]
-    assert tables[1].splitlines()[2] == "| b | +0.103 (p 0.007) | -0.300 (p -) |"
-    assert "~" in tables[2] and "*" in tables[2]
+    assert [len(table.splitlines()) for table in tables] == [4, 3, 1, 1]
+    assert tables[1].splitlines()[2] == "| b | +0.103 (p 0.007; 0.007) | -0.300 (p -; -) |"
+    assert tables[2].endswith("for 1 comparison")  # where all differences are the same there is no test
+    assert "~" in tables[3] and "*" in tables[3]
 
 
 def test_marks_that_are_not_there_are_not_explained():

@@ -23,10 +23,11 @@ def test_the_tables_have_mean_deviation_difference_and_p():
         ("a", "50.67 ± 0.58", "70.67 ± 0.58"),
         ("b", "61.00 ± 1.73", "72.67 ± 1.53"),
     ]
-    assert FOUND.differences()[1][2] == "+2.00 (p 0.074)"
+    assert FOUND.differences()[1][2] == "+2.00 (p 0.074; 0.074)"
     tables = FOUND.markdown().split("\n\n")
-    assert [len(table.splitlines()) for table in tables] == [4, 3]
-    assert tables[1].splitlines()[2] == "| b | +10.33 (p 0.007) | +2.00 (p 0.074) |"
+    assert [len(table.splitlines()) for table in tables] == [4, 3, 1]
+    assert tables[1].splitlines()[2] == "| b | +10.33 (p 0.007; 0.014) | +2.00 (p 0.074; 0.074) |"
+    assert tables[2].endswith("adjusted by Holm's method for 2 comparisons")
 
 
 def test_all_is_written(tmp_path):

@@ -16,7 +16,9 @@ from graticule.commands.options import choose_device, parse, parse_sizes, print_
 
 @dataclass
 class Compare:
-    """Train several choices with several seeds: one table with mean, standard deviation and a paired test.
+    """Train several choices with several seeds: one table with mean, standard deviation and paired tests.
+
+    The tests are against the first choice; p is given as it is, and adjusted by Holm's method for their number.
 
     A choice is overrides of the recipe, as on the command line of train, with commas between:
     graticule compare digits_quick --choices joining=default joining=lape encoding=sinusoidal_2d,joining=lape

@@ -1,4 +1,4 @@
-"""Several choices, several seeds, one table: mean, standard deviation, and a paired test against the first."""
+"""Several choices, several seeds, one table: mean, standard deviation, and paired tests against the first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
-from scipy import stats
 
 from graticule.files import write_json, write_text
+from graticule.studies.significance import format_p, holm, holm_note, paired_p
 from graticule.tasks import Run, TrainingRecipe, build_data, build_model, data_sizes, train
 from graticule.tasks.metric import Metric
 
@@ -33,28 +33,30 @@ class Comparison:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What stands above the rows."""
+        """Headers of the rows."""
         unit = f" ({self.metric.unit})" if self.metric.unit else ""
         mean = f"{self.metric.label}, mean{unit}" + ("" if self.metric.highest else ", the lower the better")
-        return ("choice", "parameters", "seeds", mean, "s.d.", "against the first", "p (paired t)")
+        return ("choice", "parameters", "seeds", mean, "s.d.", "against the first", "p (paired t)", "p (Holm)")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row a choice, as in `columns`; a dash where there are too few seeds to say."""
+        """One row per choice, as in `columns`; a dash where there are too few seeds to say."""
         places = self.metric.decimals
         first = next(iter(self.scores.values()))
+        tests = dict(zip(list(self.scores)[1:], zip(self.tests, holm(self.tests), strict=True), strict=True))
         rows: list[tuple[str, ...]] = []
         for name, scores in self.scores.items():
             deviation = f"{stdev(scores):.{places}f}" if len(scores) > 1 else "-"
-            if scores is first:
-                difference, p = "-", "-"
-            else:
-                difference = f"{fmean(scores) - fmean(first):+.{places}f}"
-                p = format_p(paired_p(scores, first))
-            count = f"{self.parameters[name]:,}"
-            rows.append(
-                (name, count, str(len(scores)), self.metric.show(fmean(scores), unit=False), deviation, difference, p)
-            )
+            difference = f"{fmean(scores) - fmean(first):+.{places}f}" if name in tests else "-"
+            mean = self.metric.show(fmean(scores), unit=False)
+            p = map(format_p, tests.get(name, (None, None)))
+            rows.append((name, f"{self.parameters[name]:,}", str(len(scores)), mean, deviation, difference, *p))
         return rows
+
+    @property
+    def tests(self) -> list[float | None]:
+        """p of the paired t-test of every choice but the first against it; None where there is none."""
+        first, *others = self.scores.values()
+        return [paired_p(scores, first) for scores in others]
 
     def markdown(self) -> str:
         """The table in Markdown."""
@@ -62,36 +64,22 @@ class Comparison:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
     def verdict(self) -> list[str]:
-        """One sentence a choice about what the numbers show against the first, at 5 percent."""
-        names = list(self.scores)
+        """Say for each choice what the numbers show against the first, at 5 percent over all; then how it is tested."""
+        first, *names = self.scores
         said = []
-        for name in names[1:]:
-            p = paired_p(self.scores[name], self.scores[names[0]])
-            difference = fmean(self.scores[name]) - fmean(self.scores[names[0]])
-            found = f"{name} against {names[0]}: {difference:+.{self.metric.decimals}f}"
+        for name, p in zip(names, holm(self.tests), strict=True):
+            difference = fmean(self.scores[name]) - fmean(self.scores[first])
+            found = f"{name} against {first}: {difference:+.{self.metric.decimals}f}"
             if not math.isfinite(difference):
-                said.append(f"{name} against {names[0]}: a score is no number.")
+                said.append(f"{name} against {first}: a score is no number.")
             elif p is None:
                 said.append(f"{found}, with too few seeds for a test.")
             elif p < 0.05:
                 said.append(f"{found}, p = {p:.3g}: a difference beyond chance.")
             else:
                 said.append(f"{found}, p = {p:.2g}: no difference within error.")
-        return said
-
-
-def paired_p(scores: Sequence[float], reference: Sequence[float]) -> float | None:
-    """Two-sided p of a paired t-test over seeds; None with fewer than two, or where all differences are the same."""
-    differences = [a - b for a, b in zip(scores, reference, strict=True)]
-    if len(differences) < 2 or max(differences) - min(differences) < 1e-12:
-        return None
-    p = float(stats.ttest_rel(scores, reference).pvalue)
-    return None if math.isnan(p) else p
-
-
-def format_p(p: float | None) -> str:
-    """Write p with three digits, or a dash for None."""
-    return "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+        count = sum(p is not None for p in self.tests)
+        return [*said, f"{holm_note(count)}."] if names else said
 
 
 def compare(

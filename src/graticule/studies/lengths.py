@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from graticule.analysis import length_plot, save_figure
 from graticule.files import write_json, write_text
 from graticule.studies.compare import Comparison
-from graticule.studies.tables import Rows, difference_rows, markdown, spread_rows
+from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import check_lengths, evaluate_text
 from graticule.tasks.metric import BITS_PER_BYTE
 
@@ -43,11 +43,11 @@ class Lengths:
         return list(next(iter(self.scores.values())))
 
     def rows(self) -> Rows:
-        """A header, then a row a choice: mean and standard deviation at each length, marked as `legend` says."""
+        """A header, then one row per choice: mean and standard deviation at each length, marked as `legend` says."""
         return spread_rows(self.scores, str, BITS_PER_BYTE.decimals, self._mark)
 
     def differences(self) -> Rows:
-        """A header, then a row a choice: mean difference against the first at each length, and p of a paired t-test."""
+        """A header, then one row per choice: mean difference against the first at each length, p, and p adjusted."""
         return difference_rows(self.scores, str, BITS_PER_BYTE.decimals)
 
     def legend(self) -> str:
@@ -61,8 +61,10 @@ class Lengths:
 
     def markdown(self) -> str:
         """Both tables in Markdown; the second only where there is something to compare."""
-        tables = [self.rows(), self.differences()] if len(self.scores) > 1 else [self.rows()]
-        return f"{markdown(*tables)}\n\n{self.legend()}"
+        if len(self.scores) == 1:
+            return f"{markdown(self.rows())}\n\n{self.legend()}"
+        tables = markdown(self.rows(), self.differences())
+        return f"{tables}\n\n{difference_note(self.scores)}\n\n{self.legend()}"
 
     def figure(self, title: str = "") -> Figure:
         """Draw bits per byte against length, and against the place in the longest windows."""

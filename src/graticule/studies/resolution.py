@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from graticule.analysis import resolution_plot, save_figure
 from graticule.files import write_json, write_text
 from graticule.studies.compare import Comparison
-from graticule.studies.tables import Rows, difference_rows, markdown, spread_rows
+from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import check_sizes, evaluate
 from graticule.tasks.metric import TOP1
 
@@ -37,17 +37,18 @@ class Resolutions:
         return list(next(iter(self.scores.values())))
 
     def rows(self) -> Rows:
-        """A header, then a row a choice: mean and standard deviation at each size."""
+        """A header, then one row per choice: mean and standard deviation at each size."""
         return spread_rows(self.scores, self._name, TOP1.decimals)
 
     def differences(self) -> Rows:
-        """A header, then a row a choice: mean difference against the first at each size, and p of a paired t-test."""
+        """A header, then one row per choice: mean difference against the first at each size, p, and p adjusted."""
         return difference_rows(self.scores, self._name, TOP1.decimals)
 
     def markdown(self) -> str:
         """Both tables in Markdown; the second only where there is something to compare."""
-        tables = [self.rows(), self.differences()] if len(self.scores) > 1 else [self.rows()]
-        return markdown(*tables)
+        if len(self.scores) == 1:
+            return markdown(self.rows())
+        return f"{markdown(self.rows(), self.differences())}\n\n{difference_note(self.scores)}"
 
     def figure(self, title: str = "") -> Figure:
         """Draw accuracy against size, bars of one standard deviation."""

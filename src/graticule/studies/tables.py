@@ -1,4 +1,4 @@
-"""Tables of choices under several conditions, as sizes or lengths: what seeds make of them, and of the first."""
+"""Tables of choices under several conditions, as sizes or lengths: spread over seeds, and tests against the first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import TypeVar
 
-from graticule.studies.compare import format_p, paired_p
+from graticule.studies.significance import format_p, holm, holm_note, paired_p
 
 Condition = TypeVar("Condition")
 Rows = list[tuple[str, ...]]
@@ -18,13 +18,13 @@ def spread_rows(
     decimals: int,
     mark: Callable[[str, Condition], str] = lambda choice, condition: "",
 ) -> Rows:
-    """Return a header, then a row a choice: mean and standard deviation over seeds under each condition.
+    """Return a header, then one row per choice: mean and standard deviation over seeds under each condition.
 
     Args:
         scores: choice -> condition -> values over seeds.
-        name: what stands above a condition.
+        name: header of a condition.
         decimals: of the values.
-        mark: what stands behind the value of a choice under a condition.
+        mark: suffix of the value of a choice under a condition.
     """
     rows: Rows = [("choice", *[name(condition) for condition in next(iter(scores.values()))])]
     for choice, by in scores.items():
@@ -39,16 +39,33 @@ def spread_rows(
 def difference_rows(
     scores: Mapping[str, Mapping[Condition, Sequence[float]]], name: Callable[[Condition], str], decimals: int
 ) -> Rows:
-    """Return a header, then a row a choice: mean difference against the first, and p of a paired t-test."""
-    first = next(iter(scores.values()))
+    """Return a header, then one row per choice: mean difference against the first and p, then p adjusted.
+
+    p is that of a paired t-test over seeds; adjusted by Holm's method it takes all tests of the table together.
+    """
+    first, *others = scores.values()
+    tests = _tests(scores)
+    adjusted = iter(holm(tests))
+    plain = iter(tests)
     rows: Rows = [("against the first", *[name(condition) for condition in first])]
-    for choice, by in list(scores.items())[1:]:
+    for choice, by in zip(list(scores)[1:], others, strict=True):
         cells = []
         for condition, reference in first.items():
-            p = format_p(paired_p(by[condition], reference))
-            cells.append(f"{fmean(by[condition]) - fmean(reference):+.{decimals}f} (p {p})")
+            p, together = format_p(next(plain)), format_p(next(adjusted))
+            cells.append(f"{fmean(by[condition]) - fmean(reference):+.{decimals}f} (p {p}; {together})")
         rows.append((choice, *cells))
     return rows
+
+
+def difference_note(scores: Mapping[str, Mapping[Condition, Sequence[float]]]) -> str:
+    """Say how many tests `difference_rows` has and how their p values are adjusted."""
+    return holm_note(sum(p is not None for p in _tests(scores)))
+
+
+def _tests(scores: Mapping[str, Mapping[Condition, Sequence[float]]]) -> list[float | None]:
+    """p of every choice but the first under every condition, row by row."""
+    first, *others = scores.values()
+    return [paired_p(by[condition], reference) for by in others for condition, reference in first.items()]
 
 
 def markdown(*tables: Sequence[Sequence[str]]) -> str:
