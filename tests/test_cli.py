@@ -176,6 +176,7 @@ def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path):
     code, out, err = run_command(capsys, "compare", "digits_quick", "--choices", *choices, *options)
     assert code == 0, err
     assert "28x36" in out and "peg.places=0 1" in out
+    assert out.count("no test: too few seeds") == 2  # of the training size, and of these sizes
     assert {"resolutions.md", "resolutions.json", "resolutions.png"} <= {path.name for path in tmp_path.iterdir()}
 
 

@@ -129,6 +129,7 @@ def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
     assert code == 0, err
     table = out[out.index("at other lengths") :]
     assert table.count(" *") >= 2 and " ~" in table and "marked *" in table
+    assert "adjusted by Holm's method for 1 comparison." in out and "Holm's method for 2 comparisons" in table
     assert {"lengths.md", "lengths.json", "lengths.png"} <= {path.name for path in tmp_path.iterdir()}
     written = json.loads((tmp_path / "lengths.json").read_text())
     compared = json.loads((tmp_path / "comparison.json").read_text())

@@ -7,11 +7,15 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
 from graticule.commands.kinds import check_kind
 from graticule.commands.options import choose_device, parse, parse_sizes, print_table
+
+if TYPE_CHECKING:
+    from graticule.studies import Lengths, Resolutions
 
 
 @dataclass
@@ -81,6 +85,7 @@ def run(arguments: list[str]) -> int:
         columns, *rows = found.rows()
         print("\ntop-1 (%) at other sizes, mean and standard deviation")
         print_table(columns, rows)
+        _print_tests(found)
         print(f"wrote {' and '.join(map(str, found.write(folder)))}")
     if options.lengths:
         at_lengths = lengths(comparison, options.lengths, device=choose_device("auto"))
@@ -88,8 +93,17 @@ def run(arguments: list[str]) -> int:
         print("\nbits per byte at other lengths, mean and standard deviation")
         print_table(columns, rows)
         print(at_lengths.legend())
+        _print_tests(at_lengths)
         print(f"wrote {' and '.join(map(str, at_lengths.write(folder)))}")
     return 0
+
+
+def _print_tests(found: Resolutions | Lengths) -> None:
+    """Print the differences from the first choice with p, p adjusted, and how many tests there are."""
+    if len(found.scores) > 1:
+        columns, *rows = found.differences()
+        print_table(columns, rows)
+        print(found.note())
 
 
 def _flag(key: str, value: str) -> list[str]:

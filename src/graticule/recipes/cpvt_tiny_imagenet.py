@@ -6,6 +6,9 @@ Command: graticule train cpvt_tiny_imagenet --data-root IMAGENET [--peg.places 0
 Cost: the paper reports 1.3 days on eight V100s.
 Result: not measured.
 
+Table 3's DeiT-Ti with global average pooling is graticule train deit_tiny_imagenet --global-pool avg --model-kwargs
+fc_norm=False: with the norm before the pooling, as CPVT has it, the pooling alone differs from the class token's model.
+
 Where the paper disagrees with itself: Table 10 names LAMB and a batch of 1024, section 4.1 AdamW (for all but base)
 and a batch of 2048, and appendix B.2 says "exactly the same hyperparameters as DeiT except for the base model".
 AdamW and DeiT's batch are taken; the learning rate is 5e-4 a batch of 512 by all three.

@@ -59,12 +59,16 @@ class Lengths:
             said.append("; not to be compared: limit_test is in windows of a choice's own tokens, so the text differs")
         return "".join(said)
 
+    def note(self) -> str:
+        """Say how many tests `differences` has and how their p values are adjusted."""
+        return difference_note(self.scores)
+
     def markdown(self) -> str:
         """Both tables in Markdown; the second only where there is something to compare."""
         if len(self.scores) == 1:
             return f"{markdown(self.rows())}\n\n{self.legend()}"
         tables = markdown(self.rows(), self.differences())
-        return f"{tables}\n\n{difference_note(self.scores)}\n\n{self.legend()}"
+        return f"{tables}\n\n{self.note()}\n\n{self.legend()}"
 
     def figure(self, title: str = "") -> Figure:
         """Draw bits per byte against length, and against the place in the longest windows."""

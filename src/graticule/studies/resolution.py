@@ -44,11 +44,15 @@ class Resolutions:
         """A header, then one row per choice: mean difference against the first at each size, p, and p adjusted."""
         return difference_rows(self.scores, self._name, TOP1.decimals)
 
+    def note(self) -> str:
+        """Say how many tests `differences` has and how their p values are adjusted."""
+        return difference_note(self.scores)
+
     def markdown(self) -> str:
         """Both tables in Markdown; the second only where there is something to compare."""
         if len(self.scores) == 1:
             return markdown(self.rows())
-        return f"{markdown(self.rows(), self.differences())}\n\n{difference_note(self.scores)}"
+        return f"{markdown(self.rows(), self.differences())}\n\n{self.note()}"
 
     def figure(self, title: str = "") -> Figure:
         """Draw accuracy against size, bars of one standard deviation."""
