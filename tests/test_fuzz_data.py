@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import pickle
 import struct
 import tarfile
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fuzz import JSON, SCALARS, edited, fuzzed, outcome, tree
-from graticule.data import BytePairTokenizer
+from graticule.data import BytePairTokenizer, load_dataset, load_text
 from graticule.data.byte_pickle import read_pickle
 from graticule.data.encoded import EncodedImages
 from graticule.data.fashion_mnist import read_idx
@@ -221,3 +222,69 @@ def test_an_image(content):
         assert "object at" not in str(found)
     else:
         assert found[0].mode == "RGB" and found[1] == 0
+
+
+KINDS = ["file", "empty", "folder", "pipe", "loop", "up", "out", "broken"]
+NAMES = [
+    "train",
+    "val",
+    "cat",
+    "dog",
+    "x.png",
+    "y.JPEG",
+    "a.txt",
+    "0.tar",
+    "0.tar.json",
+    "classes.txt",
+    ".hidden",
+    "a\nb.png",
+]
+
+
+def plant(root, name, kind, outside):
+    """Make something of `kind` at `name` in `root`, unless something is there or it would not be in `root`."""
+    place = root / name
+    if os.path.lexists(place) or Path(os.path.realpath(place.parent)) != Path(os.path.abspath(place.parent)):
+        return
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        return
+    if kind in ("file", "empty"):
+        place.write_bytes(CONTENT.get(place.suffix, b"text") if kind == "file" else b"")
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to({"loop": place.name, "up": "..", "out": outside, "broken": "nothing"}[kind])
+
+
+CONTENT = {".png": encoded("PNG"), ".JPEG": encoded("JPEG"), ".tar": tar(tarfile.USTAR_FORMAT)}
+BASE = {
+    "image_folder": [f"{split}/{name}/0.png" for split in ("train", "val") for name in ("cat", "dog")],
+    "shards": ["train/a.tar", "val/a.tar"],
+    "text_folder": ["train/1.txt", "val/1.txt"],
+}
+
+
+@given(
+    dataset=st.sampled_from(list(BASE)),
+    entries=st.lists(
+        st.tuples(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4), st.sampled_from(KINDS)), max_size=4
+    ),
+    missing=st.integers(-4, 3),
+)
+@fuzzed(150)
+def test_a_folder(tmp_path_factory, folder, dataset, entries, missing):
+    root = Path(os.path.realpath(tmp_path_factory.mktemp("tree")))
+    for number, name in enumerate(BASE[dataset]):
+        if number != missing:
+            plant(root, name, "file", folder)
+    for parts, kind in entries:
+        plant(root, "/".join(parts), kind, folder)
+    load = load_text if dataset == "text_folder" else lambda name, root: load_dataset(name, "train", root)
+    found = outcome(lambda: load(dataset, root), names=str(root), allowed=(ValueError, FileNotFoundError))
+    if dataset == "image_folder" and not isinstance(found, Exception):
+        images, info = found
+        assert len(images) >= info.num_classes >= 2 and all(path.is_file() for path, _ in images.files)

@@ -13,6 +13,7 @@ import tarfile
 import numpy as np
 import pytest
 from image_files import picture, write_folder
+from PIL import Image
 from shard_files import numbered
 from test_cifar import batch
 from test_cifar import write as write_cifar
@@ -167,6 +168,20 @@ def test_a_broken_image_is_named_and_no_address_in_memory(tmp_path):
     with pytest.raises(ValueError, match=r"0\.JPEG cannot be read as an image \(Pillow cannot identify it") as caught:
         load_dataset("image_folder", "test", root)[0][0]
     assert "BytesIO" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("width", "height"), [(501, 1), (2, 1001), (65_000, 100)])
+def test_an_image_that_resizing_would_make_huge_is_broken(tmp_path, width, height):
+    """With its shorter side at 256 pixels, one of 65,000 x 1 has 4 billion."""
+    root = write_folder(tmp_path)
+    for split in ("train", "val"):
+        Image.new("RGB", (width, height)).save(root / split / "cat" / "0.JPEG")
+    with pytest.raises(ValueError, match=rf"at most 500 times as long as wide, got {width} x {height} pixels"):
+        load_dataset("image_folder", "test", root)[0][0]
+    train, _ = load_dataset("image_folder", "train", root)
+    assert train[0][1] == 0 and [path.name for path in train.skipped] == ["0.JPEG"]
+    Image.new("RGB", (500, 1)).save(root / "val" / "cat" / "0.JPEG")
+    assert load_dataset("image_folder", "test", root)[0][0][0].size == (500, 1)
 
 
 @pytest.mark.parametrize("label", [b"99999999", b"999999999", b"1000000", b"-1"])

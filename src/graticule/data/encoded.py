@@ -19,6 +19,8 @@ _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
 #: Bytes of an encoded image, at most: more than 16-bit RGB of as many pixels as Pillow decodes.
 LARGEST = 3 << 29
+#: How many times as long as wide an image may be, for its shorter side is resized to that of the crop.
+_LONGEST = 500
 
 
 class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
@@ -83,6 +85,9 @@ def decode(content: bytes) -> Image.Image:
     allowed, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            if max(image.size) > _LONGEST * min(image.size) or not min(image.size):
+                width, height = image.size
+                raise ValueError(f"it must be at most {_LONGEST} times as long as wide, got {width} x {height} pixels")
             if image.mode.startswith("I"):  # grey of 16 bits; by Pillow's version I;16 or, as integers of 32 bits, I
                 grey = np.asarray(image).clip(0, 65535) >> 8
                 return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
