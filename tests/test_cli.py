@@ -91,6 +91,17 @@ def test_correlations_draws_a_sheet_and_prints_a_number_a_layer(capsys, tmp_path
     assert code == 0 and "locality" in out and "hierarchy" not in out.lower().split("locality")[0]
     assert (tmp_path / "correlations.png").is_file() and (tmp_path / "correlations.npz").is_file()
     assert len([line for line in out.splitlines() if " inner " in line]) == 6
+    assert "locality over the layers: a range of" in out and "p = " in out and not (tmp_path / "bias.png").exists()
+
+
+@pytest.mark.parametrize(("encoding", "tables"), [("relative_bias", False), ("learnable+relative_bias", True)])
+def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(capsys, tmp_path, encoding, tables):
+    recipe = Recipe(encoding=encoding, limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
+    run = train(recipe, tmp_path / "run", progress=False)
+    code, out, _ = run_command(capsys, "correlations", run.folder, "--output", tmp_path, "--untrained", "0")
+    assert code == 0 and "bias on 7 x 7 patches, from head to head" in out and "p = " not in out
+    assert (tmp_path / "bias.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "bias.npz").is_file()
+    assert (tmp_path / "correlations.png").is_file() is tables
 
 
 def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_side(capsys, tmp_path, trained, pegged):

@@ -19,7 +19,7 @@ COMMANDS = {
     "plot": "draw the training of runs in one picture, a line a run or a mean with a band",
     "evaluate": "scores of runs at several image sizes or text lengths",
     "generate": "let a run on text go on with a text",
-    "correlations": "draw what every layer of a run knows of position",
+    "correlations": "draw position as every layer of a run sees it, and the bias of every head",
     "translation": "how far every layer of runs is from translation equivariance",
     "attention": "draw the attention maps of runs, with and without position",
     "mixing": "draw what gated MLPs mix: weights around a token, bias maps, non-locality",

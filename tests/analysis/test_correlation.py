@@ -122,6 +122,69 @@ def test_hierarchy_is_the_rank_correlation_of_locality_with_depth():
     assert model(np.nan, 0.1, 0.2, 0.5).hierarchy == pytest.approx(1)
 
 
+def layers_of(*shares):
+    """Layers from every token like itself alone, 0, to all alike, 1."""
+    return np.stack([s * np.ones((6, 6)) + (1 - s) * np.eye(6) for s in shares])
+
+
+def test_the_range_of_locality_is_a_share_of_a_uniform_maps():
+    grid = Grid(2, 3)
+    found = Correlations(grid, layers_of(0, np.nan, 1), ("inner", None, "inner"))
+    assert found.locality_range == pytest.approx(1)
+    assert np.isnan(Correlations(grid, layers_of(0.5), ("inner",)).locality_range)
+
+
+def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range():
+    def model(untrained, *shares):
+        return Correlations(Grid(2, 3), layers_of(*shares), ("inner",) * len(shares), untrained=np.array(untrained))
+
+    size = model([], 0.2, 0.4, 0.8).locality_range
+    assert model([size / 2, size, 2 * size], 0.2, 0.4, 0.8).p_value == pytest.approx(3 / 4)
+    assert model([0.0] * 39, 0.2, 0.4, 0.8).p_value == pytest.approx(1 / 40)
+    said = model([0.0] * 39, 0.2, 0.4, 0.8).verdict
+    assert "p = 0.025, 39 untrained models" in said and "rank correlation with depth +1.00" in said
+    drowned = model([1.0] * 39, 0.2, 0.4, 0.8).verdict
+    assert "within what untrained models show (p = 1)" in drowned and "rank correlation" not in drowned
+    # equal layers are as untrained as can be, whatever rounding makes of them
+    assert model([0.0] * 39, 0.5, 0.5 + 1e-12).p_value == 1
+
+
+@pytest.mark.parametrize("joining", ["default", "shared", "lape_sharing", "lape"])
+@pytest.mark.parametrize("encoding", ["learnable", "sinusoidal_2d"])
+def test_untrained_norms_explain_themselves(encoding, joining):
+    torch.manual_seed(3)
+    model = graticule.create_model("vit_nano_patch4_28", img_size=20, depth=4, encoding=encoding, joining=joining)
+    assert position_correlations(model, untrained=3).verdict.endswith("within what untrained models show (p = 1)")
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            torch.nn.init.normal_(module.weight, 1, 0.02)
+            torch.nn.init.normal_(module.bias, 0, 0.02)
+    before = torch.random.get_rng_state()
+    found = position_correlations(model, untrained=19)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert found.untrained.shape == (19,) and found.p_value >= 0.05
+    # however small, the differences have ranks, and the ranks a correlation with depth
+    assert found.locality_range < 0.03 and np.isfinite(found.hierarchy)
+
+
+def test_layers_made_local_and_global_are_beyond_what_untrained_models_show():
+    model = nano(encoding="sinusoidal_2d", joining="lape_sharing")
+    with torch.no_grad():
+        slow = (
+            torch.linspace(-1, 1, 16).repeat_interleave(2).repeat(2)
+        )  # from the fastest wave of an axis to the slowest
+        for depth, norm in zip(torch.linspace(-1, 1, 6), model.position.joining.norms, strict=True):
+            norm.weight.copy_(1 + depth * slow)
+    found = position_correlations(model, untrained=39)
+    assert found.p_value == pytest.approx(1 / 40) and found.hierarchy == pytest.approx(1)
+    assert found.locality_range > 0.1
+
+
+def test_a_number_of_untrained_models_below_zero_is_refused():
+    with pytest.raises(ValueError, match="`untrained` must be at least 0, got -1"):
+        position_correlations(nano(), untrained=-1)
+
+
 # What is read from a model
 
 
@@ -205,7 +268,7 @@ def test_a_layer_with_both_sees_their_sum():
 
 
 def test_a_relative_bias_alone_is_refused_and_beside_a_table_left_out():
-    with pytest.raises(ValueError, match="absolute encoding"):
+    with pytest.raises(ValueError, match=r"absolute encoding.*bias_maps draws a relative bias"):
         position_correlations(nano(encoding="relative_bias"))
     assert position_correlations(nano(encoding="learnable+relative_bias")).sources == ("stream",) * 6
 
@@ -262,13 +325,15 @@ def test_another_image_size_gives_another_grid():
 
 @pytest.mark.parametrize("kwargs", [{}, {"joining": "unshared"}, {"joining": "lape", "joined_layers": 2}])
 def test_a_file_brings_back_what_was_saved(tmp_path, kwargs):
-    found = position_correlations(nano(**kwargs))
+    found = position_correlations(nano(**kwargs), untrained=2)
     path = found.save(tmp_path / "new" / "found.npz")
     assert [p.name for p in path.parent.iterdir()] == ["found.npz"]
     back = Correlations.load(path)
     assert back.grid == found.grid and back.sources == found.sources
     np.testing.assert_array_equal(back.similarity, found.similarity)
     np.testing.assert_equal(back.initial, found.initial)
+    np.testing.assert_array_equal(back.untrained, found.untrained)
+    assert back.verdict == found.verdict
     with np.load(path, allow_pickle=False) as arrays:  # the numbers are there for those who do not have us
         np.testing.assert_array_equal(arrays["locality"], found.locality)
         np.testing.assert_array_equal(arrays["center_maps"], found.center_maps)

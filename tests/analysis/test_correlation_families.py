@@ -441,15 +441,16 @@ def test_the_command_writes_what_it_says_and_a_sheet_a_stage(capsys, tmp_path, m
     assert run_command(capsys, *command)[0] == 0
     code, out = run_command(capsys, "correlations", tmp_path / "run", "--output", tmp_path / "found")
     assert code == 0
-    names = ["correlations"] if stages == 1 else ["correlations-stage1", "correlations-stage2"]
+    kinds = ["correlations", "bias"] if "learnable+relative_bias" in options else ["correlations"]
+    names = [kind + end for kind in kinds for end in ([""] if stages == 1 else ["-stage1", "-stage2"])]
     written = {tmp_path / "found" / f"{name}{end}" for name in names for end in (".png", ".npz")}
     assert set((tmp_path / "found").iterdir()) == written
     (line,) = [line for line in out.splitlines() if line.startswith("wrote ")]
     assert set(line.removeprefix("wrote ").split(" and ")) == {str(path) for path in written}
     told = ["stage 1, 8 x 8 tokens", "stage 2, 4 x 4 tokens"] if stages == 2 else []
     assert [line for line in out.splitlines() if line.startswith("stage ")] == told
-    assert out.count("rank correlation of locality with depth") == stages
-    for stage, name in enumerate(names):
+    assert out.count("locality over the layers: a range of") + out.count("nothing to compare") == stages
+    for stage, name in enumerate(names[:stages]):
         assert (tmp_path / "found" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         found = Correlations.load(tmp_path / "found" / f"{name}.npz")
         assert found.grid.shape == ((8, 8), (4, 4))[stage]
@@ -457,11 +458,20 @@ def test_the_command_writes_what_it_says_and_a_sheet_a_stage(capsys, tmp_path, m
         assert np.isfinite(found.similarity).all()
 
 
-def test_the_command_refuses_a_pyramid_without_an_absolute_encoding_before_it_writes(capsys, tmp_path):
+@pytest.mark.parametrize(("encoding", "drawn"), [("relative_bias", True), ("rotary_mixed", False)])
+def test_a_pyramid_without_an_absolute_encoding_has_its_biases_drawn_or_is_refused_before_anything_is_written(
+    capsys, tmp_path, encoding, drawn
+):
     options = RUNS["swin_tiny_patch4_window7_224"][1][4:]
-    model = ("--model", "swin_tiny_patch4_window7_224", "--model-kwargs", *options[1:])
+    model = ("--encoding", encoding, "--model", "swin_tiny_patch4_window7_224", "--model-kwargs", *options[1:])
     command = ("train", "digits_quick", *model, *SIZE, *SMALL, "--output", tmp_path / "run")
     assert run_command(capsys, *command)[0] == 0
     code = main(["correlations", str(tmp_path / "run"), "--output", str(tmp_path / "found")])
-    assert code == 1 and "`model` must have an absolute encoding" in capsys.readouterr().err
-    assert not (tmp_path / "found").exists()
+    out, err = capsys.readouterr()
+    if drawn:
+        names = {f"bias-stage{stage}.{end}" for stage in (1, 2) for end in ("png", "npz")}
+        assert code == 0 and {path.name for path in (tmp_path / "found").iterdir()} == names
+        assert "bias, stage 2 on 4 x 4 patches" in out
+    else:
+        assert code == 1 and "`model` must have an absolute encoding" in err
+        assert not (tmp_path / "found").exists()

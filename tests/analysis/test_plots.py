@@ -77,7 +77,7 @@ def test_a_sheet_of_a_text_has_the_row_of_the_centre_token_as_a_line():
     assert len(lines) == 3 and not any(ax.images for ax in figure.axes[1:-1:2])
     for line, image in zip(lines, [np.eye(15), *text.similarity], strict=True):
         np.testing.assert_array_equal(line.get_ydata(), image[7])
-    assert "in tokens under the map" in figure.texts[-1].get_text()
+    assert "in tokens under the map" in figure.texts[-2].get_text()
     assert drawn(locality_plot({"a": text})).axes[0].get_ylabel() == "locality (tokens)"
 
 

@@ -2,6 +2,8 @@
 
 from graticule.analysis.attention import AttentionMap, attention_maps, save_attention
 from graticule.analysis.attention_sheet import attention_sheet
+from graticule.analysis.bias import BiasMaps, bias_maps
+from graticule.analysis.bias_map_sheet import bias_map_sheet
 from graticule.analysis.convergence import convergence_plot
 from graticule.analysis.correlation import (
     Correlations,
@@ -26,12 +28,15 @@ from graticule.analysis.report import Report
 
 __all__ = [
     "AttentionMap",
+    "BiasMaps",
     "Correlations",
     "MixingMap",
     "Report",
     "Translation",
     "attention_maps",
     "attention_sheet",
+    "bias_map_sheet",
+    "bias_maps",
     "bias_sheet",
     "convergence_plot",
     "correlation_sheet",

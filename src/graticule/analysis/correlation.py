@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,20 +14,26 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 
 from graticule.backbones import LanguageModel
-from graticule.encodings import AbsoluteEncoding
+from graticule.encodings import AbsoluteEncoding, Learnable
 from graticule.files import write_bytes
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
+from graticule.joining import LayerPosition, Scale
 
 Array = NDArray[np.float64]
 
 #: Columns of `Correlations.summary()`.
 COLUMNS = ("layer", "sees", "locality (patches)", "of uniform", "two-dimensionality")
+
+#: A range of localities is more than untrained models show below this p value.
+_LEVEL = 0.05
+#: Over so many places at most the locality of an untrained model is a mean.
+_PLACES = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +45,14 @@ class Correlations:
         similarity: (L, H * W, H * W), cosines; NaN for a layer that is told nothing.
         sources: what each layer sees of position: 'inner', 'stream', 'stream + inner' or None.
         initial: (H * W, H * W), cosines of the table w itself; None where there is not just one table.
+        untrained: (n,), `locality_range` of n untrained models of the same shape; None where there are none.
     """
 
     grid: Grid
     similarity: Array
     sources: tuple[str | None, ...]
     initial: Array | None = None
+    untrained: Array | None = None
 
     def __post_init__(self) -> None:
         wanted = (len(self.sources), self.grid.patches, self.grid.patches)
@@ -84,15 +93,45 @@ class Correlations:
     def hierarchy(self) -> float:
         """Spearman's rank correlation of locality with depth, in [-1, 1]: 1 goes from local to global.
 
-        Over the layers that are told something, at least three; localities less than a thousandth of a patch
+        Over the layers that get something, at least three; localities less than a thousandth of a patch
         apart count as the same, so that rounding makes no hierarchy. NaN where it is undefined: too few
-        layers, or all the same.
+        layers, or all the same. It is of ranks: it does not say how large the differences are, and differences of no
+        size can reach 1, so read it beside `locality_range` and `p_value`, as `verdict` does.
         """
         depth = np.flatnonzero(np.isfinite(self.locality))
         values = self.locality[depth].round(3)
         if len(depth) < 3 or np.ptp(values) == 0:
             return float("nan")
         return float(stats.spearmanr(depth, values).statistic)
+
+    @cached_property
+    def locality_range(self) -> float:
+        """The largest locality of a layer less the smallest, as a share of a uniform map's; NaN below two layers."""
+        return _range(self.locality, self.uniform_distance)
+
+    @cached_property
+    def p_value(self) -> float:
+        """The share of untrained models, this one counted with them, whose `locality_range` is as large or larger.
+
+        With 39 untrained models it is at least 1 / 40. NaN where there are none, or no range.
+        """
+        if self.untrained is None or np.isnan(self.locality_range):
+            return float("nan")
+        as_large = (self.untrained >= self.locality_range - 1e-6).sum()  # below is the rounding of float32
+        return float((1 + as_large) / (1 + len(self.untrained)))
+
+    @property
+    def verdict(self) -> str:
+        """One line: how much locality differs over the layers, and whether untrained models explain it."""
+        if np.isnan(self.locality_range):
+            return "locality of fewer than two layers: nothing to compare"
+        said = f"locality over the layers: a range of {100 * self.locality_range:.1f} % of a uniform map's"
+        if self.untrained is None:
+            return said
+        if self.p_value >= _LEVEL:
+            return f"{said}, within what untrained models show (p = {self.p_value:.2g})"
+        said += f" (p = {self.p_value:.2g}, {len(self.untrained)} untrained models)"
+        return said if np.isnan(self.hierarchy) else f"{said}, rank correlation with depth {self.hierarchy:+.2f}"
 
     def summary(self) -> list[tuple[str, ...]]:
         """Rows for a table: `COLUMNS`, the table w, every layer, and the uniform map."""
@@ -119,10 +158,13 @@ class Correlations:
             "locality": self.locality,
             "uniform_distance": self.uniform_distance,
             "two_dimensionality": self.two_dimensionality,
+            "locality_range": self.locality_range,
+            "p_value": self.p_value,
             "hierarchy": self.hierarchy,
         }
-        if self.initial is not None:
-            arrays["initial"] = self.initial
+        for name in ("initial", "untrained"):
+            if (array := getattr(self, name)) is not None:
+                arrays[name] = array
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
         return write_bytes(path, buffer.getvalue())
@@ -138,15 +180,15 @@ class Correlations:
             with np.load(path, allow_pickle=False) as arrays:
                 height, width, prefix = (int(n) for n in arrays["grid"])
                 sources = tuple(str(source) or None for source in arrays["sources"])
-                initial = arrays.get("initial")
-                return cls(Grid(height, width, prefix), arrays["similarity"], sources, initial)
+                further = arrays.get("initial"), arrays.get("untrained")
+                return cls(Grid(height, width, prefix), arrays["similarity"], sources, *further)
         except (KeyError, AttributeError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"`path` must be a file that `Correlations.save` wrote, got {str(path)!r}.") from error
 
 
 @torch.no_grad()
 def position_correlations(
-    model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0
+    model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0, untrained: int = 0
 ) -> Correlations:
     r"""Compare what each layer's attention sees of position, place by place.
 
@@ -166,8 +208,15 @@ def position_correlations(
     Where a block has a norm on the stream itself (ViT-Lite, CVT, CCT), w goes on through it. In a pyramid the layers
     of one stage are compared; what was on the stream before came through the patch mergings, as the tokens do.
 
-    A layer that is told nothing (behind eta with LaPE; encoding 'none') has no correlation, NaN. So has a
-    token whose vector is zero. A relative or conditional encoding beside an absolute one is left out.
+    A layer that gets nothing (after eta with LaPE; encoding 'none') has no correlation, NaN. So has a
+    token whose vector is zero. A conditional encoding beside an absolute one is left out, and so is a relative bias,
+    which `bias_maps` draws.
+
+    **Untrained models.** Layers differ in locality before anything is learned, too, once their norms differ. So
+    `untrained` models of the same shape are measured: learnable tables drawn as they start, and the weights and biases
+    of all norms drawn about 1 and 0 with the standard deviation that those of the model have from there, one for each
+    kind of norm. What patch mergings and fixed tables hold stays. Where the grid has more than 256 places, their
+    localities are means over 256 drawn ones.
 
     A text is a grid of height 1: the places of a language model's context are compared.
 
@@ -179,10 +228,43 @@ def position_correlations(
         model: one of our backbones, or a language model.
         img_size: pixels, a side or (height, width); by default the size that the model is built for.
         stage: counted from 0, of a pyramid.
+        untrained: how many untrained models; 39 give p values down to 1 / 40.
 
     Raises:
         ValueError: if the model is no backbone or has no such stage, or has no absolute encoding but another, which
             gives no vectors.
+    """
+    if untrained < 0:
+        raise ValueError(f"`untrained` must be at least 0, got {untrained}.")
+    positions, grid, table = positions_of(model, img_size, stage)
+    told = any(p.pre is not None or p.inner is not None for p in positions)
+    if not told and any(value is not None for position in positions for value in position):
+        raise ValueError(
+            "`model` must have an absolute encoding (learnable, sinusoidal_1d or sinusoidal_2d, with any joining) "
+            "to have position correlations, got one with a relative, rotary, conditional or mixing encoding alone; "
+            "bias_maps draws a relative bias, translation_error measures any model, attention_maps shows attention, "
+            "mixing_maps shows gated MLPs."
+        )
+
+    exact = copy.deepcopy(model).cpu().double().eval()
+    here, seen = _seen(exact, positions, grid, stage)
+    layers = np.stack([cosine_similarity(_total(parts.values(), here).numpy()) for parts in seen])
+    sources = tuple(" + ".join(parts) or None for parts in seen)
+    initial = None
+    if table is not None and stage == 0:
+        initial = cosine_similarity(_patches(table, here).numpy())
+    several = sum(source is not None for source in sources) > 1
+    ranges = _untrained_ranges(exact, grid, stage, untrained) if several and untrained else None
+    return Correlations(here, layers, sources, initial, ranges)
+
+
+def positions_of(
+    model: nn.Module, img_size: int | tuple[int, int] | None, stage: int
+) -> tuple[list[LayerPosition], Grid, Tensor | None]:
+    """Return what each layer gets, the grid, and the one table w, if there is just one.
+
+    Raises:
+        ValueError: if the model is no backbone or has no such stage, or a language model is given an image size.
     """
     backbone: Any = model
     text = isinstance(model, LanguageModel)
@@ -197,42 +279,71 @@ def position_correlations(
     if not 0 <= stage < stages:
         raise ValueError(f"`stage` must be from 0 to {stages - 1} in this {type(model).__name__}, got {stage}.")
     positions, table = _evaluate(backbone.position, grid)
-    told = any(p.pre is not None or p.inner is not None for p in positions)
-    if not told and any(value is not None for position in positions for value in position):
-        raise ValueError(
-            "`model` must have an absolute encoding (learnable, sinusoidal_1d or sinusoidal_2d, with any joining) "
-            "to have position correlations, got one with a relative, rotary, conditional or mixing encoding alone; "
-            "translation_error measures any model, attention_maps shows attention, mixing_maps shows gated MLPs."
-        )
+    return positions, grid, table
 
-    exact = copy.deepcopy(model).cpu().double().eval()
+
+def _seen(model: Any, positions: list[LayerPosition], grid: Grid, stage: int) -> tuple[Grid, list[dict[str, Tensor]]]:
+    """Return the grid of a stage and what each of its layers sees of position, (H * W, D), by where it comes from."""
     stream: Tensor | None = None
-    sources: list[str | None] = []
-    layers: list[Array] = []
-    for (at, index, block, entered), position in zip(_blocks(exact, grid), positions, strict=True):
+    layers: list[dict[str, Tensor]] = []
+    for (at, index, block, entered), position in zip(layers_of(model, grid), positions, strict=True):
         if entered is not None and stream is not None:
             stream = entered(stream)
         if position.pre is not None:
             patches = _patches(position.pre, at)
             stream = patches if stream is None else stream + patches
         if index == stage:
+            here = at
             seen = {}
             if stream is not None:
                 seen["stream"] = block.norm1(stream)
             if position.inner is not None:
                 seen["inner"] = _patches(position.inner, at)
-            sources.append(" + ".join(seen) or None)
-            layers.append(cosine_similarity(_total(seen.values(), at).numpy()))
-            here = at
+            layers.append(seen)
         if stream is not None and (carried := getattr(block, "carried", None)) is not None:
             stream = carried(stream)
-    initial = None
-    if table is not None and stage == 0:
-        initial = cosine_similarity(_patches(table, here).numpy())
-    return Correlations(here, np.stack(layers), tuple(sources), initial)
+    return here, layers
 
 
-def _blocks(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable[[Tensor], Tensor] | None]]:
+def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
+    """Return `locality_range` of `count` untrained models; `model`, in float64, is a copy that may be changed."""
+    model.position = getattr(model.position, "original", model.position)  # of a folded one
+    tables = [module for module in model.position.modules() if isinstance(module, Learnable)]
+    norms = _norms(model)
+    found = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for _ in range(count):
+            for table in tables:
+                table.reset_parameters()
+            for parameter, start, deviation in norms:
+                parameter.copy_(start + deviation * torch.randn_like(parameter))
+            here, seen = _seen(model, model.position(grid), grid, stage)
+            everywhere = here.coordinates().double()
+            places = torch.randperm(here.patches)[:_PLACES]
+            distance = torch.cdist(everywhere[places], everywhere).numpy()
+            units = [F.normalize(_total(parts.values(), here), dim=-1, eps=0) for parts in seen if parts]
+            localities = np.array([mean_distance((unit[places] @ unit.T).numpy(), distance) for unit in units])
+            found.append(_range(localities, float(distance.mean())))
+    return np.array(found)
+
+
+def _norms(model: nn.Module) -> list[tuple[nn.Parameter, float, Tensor]]:
+    """List the parameters of norms with the value they start from and their deviation from it, by kind of norm."""
+    kinds: dict[str, list[tuple[nn.Parameter, float]]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm | Scale):
+            for leaf, parameter in module.named_parameters(recurse=False):
+                kind = re.sub(r"\d+", "*", f"{name}.{leaf}")
+                kinds.setdefault(kind, []).append((parameter, 1.0 if leaf == "weight" else 0.0))
+    found = []
+    for members in kinds.values():
+        deviation = torch.cat([parameter.flatten() - start for parameter, start in members]).square().mean().sqrt()
+        found += [(parameter, start, deviation) for parameter, start in members]
+    return found
+
+
+def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable[[Tensor], Tensor] | None]]:
     """Yield the grid, stage and block of every layer, and what a stream goes through as it enters its stage."""
     if not hasattr(model, "depths"):
         for block in model.blocks:
@@ -285,9 +396,19 @@ def locality(similarity: Array, grid: Grid) -> float:
         similarity: (H * W, H * W).
         grid: where the tokens are.
     """
+    return mean_distance(similarity, grid.distances().double().numpy())
+
+
+def mean_distance(similarity: Array, distance: Array) -> float:
+    """Return the mean of `distance` (n, m) under the positive part of `similarity` (n, m), mean over rows."""
     weight = np.maximum(similarity, 0)
-    distance = grid.distances().double().numpy()
     return float(((weight * distance).sum(-1) / weight.sum(-1)).mean())
+
+
+def _range(localities: Array, uniform: float) -> float:
+    """The largest less the smallest, as a share of `uniform`; NaN below two."""
+    finite = localities[np.isfinite(localities)]
+    return float(np.ptp(finite)) / uniform if len(finite) > 1 and uniform else float("nan")
 
 
 def two_dimensionality(similarity: Array, grid: Grid) -> float:

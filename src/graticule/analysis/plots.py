@@ -53,12 +53,12 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
     columns = math.ceil(len(panels) / bands)
     height, width = correlations.grid.shape
     # every length is in inches and every panel is placed by hand: it is the one way to have them all alike
-    side, gap, left, right, top, bottom = 1.7, 0.12, 0.6, 1.0, 0.45, 0.35
+    side, gap, left, right, top, bottom = 1.7, 0.12, 0.6, 1.0, 0.45, 0.55
     across = side * min(1.0, 1.6 * width / height)  # of a map, narrower than its column on a tall grid
     down = across * height / width if height > 1 else 0.7
     band_height = 0.3 + side + 0.1 + down + 0.35  # name, pairs, gap, map, number
     needed = left + columns * (side + gap) + right
-    inches = np.array([max(needed, 6.0), top + bands * band_height + bottom])
+    inches = np.array([max(needed, 6.8), top + bands * band_height + bottom])
     left += (inches[0] - needed) / 2
     figure = Figure(figsize=(inches[0], inches[1]))
 
@@ -107,9 +107,8 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
     figure.text(middle, 1 - 0.25 / inches[1], title, ha="center", va="center", fontsize=12)
     note = f"locality: mean distance in {correlations.unit} under the map"
     note += f"; {correlations.uniform_distance:.2f} for a uniform map"
-    if np.isfinite(correlations.hierarchy):
-        note += f"; hierarchy (rank correlation with depth) {correlations.hierarchy:+.2f}"
-    figure.text(middle, 0.2 / inches[1], note, ha="center", va="center", fontsize=9)
+    for line, text in enumerate((note, correlations.verdict)):
+        figure.text(middle, (0.38 - 0.2 * line) / inches[1], text, ha="center", va="center", fontsize=9)
     return figure
 
 

@@ -12,7 +12,7 @@ from graticule.commands.options import parse, parse_checkpoint, parse_sizes, pri
 
 @dataclass
 class Correlations:
-    """Draw the position correlations of every layer (LaPE, Eq. 12), with numbers beside the pictures."""
+    """Draw the position correlations of every layer (LaPE, Eq. 12) and the bias of every head, with numbers."""
 
     run: tyro.conf.Positional[Path]
     """run folder"""
@@ -20,14 +20,17 @@ class Correlations:
     """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
     checkpoint: str = "best"
     """best or last"""
+    untrained: int = 39
+    """untrained models of the same shape that differences between layers are held against; 0 for none"""
     output: Path | None = None
-    """folder for the picture and the arrays (default: the run's)"""
+    """folder for the pictures and the arrays (default: the run's)"""
 
 
 def run(arguments: list[str]) -> int:
-    """Draw what every layer of a run knows of position."""
+    """Draw what every layer of a run knows of position: of a table, of a relative bias, or of both."""
     options = parse(Correlations, "correlations", arguments)
-    from graticule.analysis import correlation_sheet, position_correlations, save_figure
+    from graticule.analysis import bias_map_sheet, bias_maps, correlation_sheet, position_correlations, save_figure
+    from graticule.encodings import AbsoluteEncoding
     from graticule.tasks import Run
 
     run = Run.open(options.run)
@@ -36,18 +39,33 @@ def run(arguments: list[str]) -> int:
     size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
     folder = options.output or run.folder
-    stages = len(getattr(model, "depths", (1,)))
-    every = [position_correlations(model, size, stage) for stage in range(stages)]  # before anything is written
+    stages = range(len(getattr(model, "depths", (1,))))
+    # all of it before anything is written
+    biases = {stage: maps for stage in stages if (maps := bias_maps(model, size, stage)) is not None}
+    tables = any(isinstance(module, AbsoluteEncoding) for module in model.modules())
+    drawn = stages if tables or not biases else ()
+    correlations = {stage: position_correlations(model, size, stage, options.untrained) for stage in drawn}
     written: list[Path] = []
-    for stage, found in enumerate(every):
-        name = "correlations" if stages == 1 else f"correlations-stage{stage + 1}"
-        if stages > 1:
-            print(f"stage {stage + 1}, {found.grid.height} x {found.grid.width} tokens")
-        columns, *rows = found.summary()
-        print_table([str(c) for c in columns], [[str(cell) for cell in row] for row in rows])
-        print(f"rank correlation of locality with depth: {found.hierarchy:+.2f}")
-        of = "" if stages == 1 else f", stage {stage + 1}"
-        written.append(save_figure(correlation_sheet(found, title + of), folder / f"{name}.png"))
-        written.append(found.save(folder / f"{name}.npz"))
+    for stage in stages:
+        suffix, of = ("", "") if len(stages) == 1 else (f"-stage{stage + 1}", f", stage {stage + 1}")
+        if stage in correlations:
+            found = correlations[stage]
+            if of:
+                print(f"stage {stage + 1}, {found.grid.height} x {found.grid.width} tokens")
+            _print(found.summary())
+            print(found.verdict)
+            written.append(save_figure(correlation_sheet(found, title + of), folder / f"correlations{suffix}.png"))
+            written.append(found.save(folder / f"correlations{suffix}.npz"))
+        if stage in biases:
+            maps = biases[stage]
+            print(f"bias{of} on {maps.grid.height} x {maps.grid.width} {maps.unit}, from head to head")
+            _print(maps.summary())
+            written.append(save_figure(bias_map_sheet(maps, title + of), folder / f"bias{suffix}.png"))
+            written.append(maps.save(folder / f"bias{suffix}.npz"))
     print(f"wrote {' and '.join(map(str, written))}")
     return 0
+
+
+def _print(summary: list[tuple[str, ...]]) -> None:
+    columns, *rows = summary
+    print_table(columns, rows)

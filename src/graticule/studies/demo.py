@@ -47,7 +47,7 @@ def demo(folder: str | Path, seeds: Sequence[int] = (0, 1, 2), *, progress: bool
     scores.write(folder)
     sheets = {}
     for joining, runs in comparison.runs.items():
-        sheets[joining] = position_correlations(runs[0].model(checkpoint="last"))
+        sheets[joining] = position_correlations(runs[0].model(checkpoint="last"), untrained=39)
         sheets[joining].save(folder / f"correlations-{joining}.npz")
     report = _report(comparison, scores, sheets, folder, time.perf_counter() - start)
     return report.write(folder / "report.html")
@@ -121,7 +121,8 @@ def _report(
         "Above, the cosine similarity of every pair of places as a layer's attention sees them (Eq. 12); below, that "
         "of the centre with every place. Locality is the mean distance that a token would look over if it looked "
         "where the cosine is positive; two-dimensionality is 1 where vertical and horizontal neighbours count alike; "
-        f"hierarchy is the rank correlation of locality with depth. Seed {comparison.seeds[0]}, last epoch."
+        "how much locality differs over the layers is a share of that of a uniform map, and is held against untrained "
+        f"models of the same shape. Seed {comparison.seeds[0]}, last epoch."
     )
     least = min(float(np.nanmin(found.similarity)) for found in sheets.values())
     for joining, found in sheets.items():  # one colour scale for both

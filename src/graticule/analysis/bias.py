@@ -1,0 +1,157 @@
+"""Biases of attention: what every layer and head adds to the logits of two places, whatever the image."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from graticule.analysis.correlation import Array, layers_of, mean_distance, positions_of
+from graticule.backbones import LanguageModel
+from graticule.files import write_bytes
+from graticule.grid import Grid
+from graticule.joining import BiasSum
+
+#: Columns of `BiasMaps.summary()`.
+COLUMNS = ("layers", "spread", "locality (patches)", "of uniform")
+
+
+@dataclass(frozen=True, eq=False)
+class BiasMaps:
+    """The biases that the layers of a model, or of one stage, add to their attention logits.
+
+    Args:
+        grid: where the tokens are, those of a window if attention is within windows; without prefix tokens.
+        layers: for every map, the layers that it is the bias of, counted from 0; more than one where they share it.
+        bias: (maps, heads, H * W, H * W), rows are queries; NaN where a key is not seen.
+    """
+
+    grid: Grid
+    layers: tuple[tuple[int, ...], ...]
+    bias: Array
+
+    def __post_init__(self) -> None:
+        tokens = self.grid.patches
+        if self.bias.ndim != 4 or self.bias.shape[::2] != (len(self.layers), tokens) or self.bias.shape[3] != tokens:
+            wanted = f"({len(self.layers)}, heads, {tokens}, {tokens})"
+            raise ValueError(f"`bias` must be (maps, heads, H * W, H * W) = {wanted}, got {self.bias.shape}.")
+
+    @property
+    def unit(self) -> str:
+        """What distances are in: patches, or the tokens of a text."""
+        return "tokens" if self.grid.height == 1 else "patches"
+
+    @cached_property
+    def spread(self) -> Array:
+        """The standard deviation of the bias over the keys of a query, mean over queries, (maps, heads).
+
+        It is what a softmax sees: a number that all keys share drops out.
+        """
+        return np.nanstd(self.bias, axis=-1).mean(-1)
+
+    @cached_property
+    def locality(self) -> Array:
+        """The mean distance that a query attends over where the bias alone decides, (maps, heads), in patches."""
+        distance = self.grid.distances().double().numpy()
+        return np.array([[mean_distance(_softmax(head), distance) for head in one] for one in self.bias])
+
+    @cached_property
+    def uniform_distance(self) -> float:
+        """`locality` without any bias, in patches; only keys that are seen count."""
+        return mean_distance(_softmax(0 * self.bias[0, 0]), self.grid.distances().double().numpy())
+
+    def name(self, index: int) -> str:
+        """Name the layers of a map, from 1: 'layer 3', 'layers 1-6'."""
+        first, last = self.layers[index][0] + 1, self.layers[index][-1] + 1
+        return f"layer {first}" if first == last else f"layers {first}-{last}"
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """Rows for a table: `COLUMNS`, then a row per map, with the range over its heads."""
+        rows: list[tuple[str, ...]] = [tuple(name.replace("patches", self.unit) for name in COLUMNS)]
+        for index, (spread, local) in enumerate(zip(self.spread, self.locality, strict=True)):
+            shares = 100 * local / self.uniform_distance if self.uniform_distance else np.full_like(local, np.nan)
+            cells = _span(spread, ".3f"), _span(local, ".2f"), _span(shares, ".0f", " %")
+            rows.append((self.name(index).partition(" ")[2], *cells))
+        return rows
+
+    def save(self, path: str | Path) -> Path:
+        """Write all arrays to `path` as .npz, whole or not at all; returns the path.
+
+        `map_of_layer` holds the map of every layer up to the last that has one, -1 for none.
+        """
+        map_of_layer = np.full(1 + max(layer for group in self.layers for layer in group), -1)
+        for index, group in enumerate(self.layers):
+            map_of_layer[list(group)] = index
+        arrays: dict[str, Any] = {
+            "grid": np.array(self.grid.shape),
+            "map_of_layer": map_of_layer,
+            "bias": self.bias,
+            "spread": self.spread,
+            "locality": self.locality,
+            "uniform_distance": self.uniform_distance,
+        }
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        return write_bytes(path, buffer.getvalue())
+
+
+@torch.no_grad()
+def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0) -> BiasMaps | None:
+    """Read the bias that every layer adds to its attention logits, as it is after LaPE's norm if that joins it.
+
+    Of an encoding that depends on the queries, too (Shaw's, the contextual product), there is no such map; beside
+    another, that other's is read. Prefix tokens, which get no bias, are left out. In a language model the keys after a
+    query are not seen.
+
+    The model is left as it is; it may be folded.
+
+    Reference: LaPE's released code draws these for a relative bias, one picture per layer and head.
+
+    Args:
+        model: one of our backbones, or a language model.
+        img_size: pixels, a side or (height, width); by default the size that the model is built for. Within windows
+            the bias is that of the window that the model is built for.
+        stage: counted from 0, of a pyramid.
+
+    Returns:
+        The maps; None if no layer has one.
+
+    Raises:
+        ValueError: if the model is no backbone or has no such stage.
+    """
+    positions, grid, _ = positions_of(model, img_size, stage)
+    found: dict[int, tuple[Tensor, list[int]]] = {}
+    where = grid
+    layer = 0
+    for (at, index, block, _), position in zip(layers_of(model, grid), positions, strict=True):
+        if index != stage:
+            continue
+        bias = position.bias.constant if isinstance(position.bias, BiasSum) else position.bias
+        if isinstance(bias, Tensor):
+            where = getattr(block.attn, "window", at)
+            found.setdefault(id(bias), (bias, []))[1].append(layer)  # layers that share a bias share the tensor
+        layer += 1
+    if not found:
+        return None
+    start = where.tokens - where.patches
+    each = np.stack([bias[:, start:, start:].cpu().double().numpy() for bias, _ in found.values()])
+    if isinstance(model, LanguageModel):
+        each[..., ~np.tri(where.patches, dtype=bool)] = np.nan
+    return BiasMaps(Grid(*where.shape), tuple(tuple(group) for _, group in found.values()), each)
+
+
+def _softmax(logits: Array) -> Array:
+    """Softmax over the last axis; 0 where a logit is NaN."""
+    weight = np.exp(logits - np.nanmax(logits, axis=-1, keepdims=True))
+    return np.nan_to_num(weight / np.nansum(weight, axis=-1, keepdims=True))
+
+
+def _span(values: Array, form: str, unit: str = "") -> str:
+    least, most = f"{values.min():{form}}", f"{values.max():{form}}"
+    return f"{least}{unit}" if least == most else f"{least} to {most}{unit}"

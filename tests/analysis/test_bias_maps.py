@@ -1,0 +1,115 @@
+"""Maps of attention biases: read as the layers get them, their numbers by hand, and the sheet."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import graticule
+from graticule import Grid
+from graticule.analysis import BiasMaps, bias_map_sheet, bias_maps
+from graticule.analysis.plots import png
+from tiny import images, tiny
+
+NAMES = ["relative_bias", "continuous_bias", "bucketed_bias", "alibi"]
+SHARED = ("bucketed_bias", "alibi")
+
+
+@pytest.mark.parametrize("encoding", NAMES)
+@torch.no_grad()
+def test_a_map_is_the_bias_of_a_layer_between_patches(encoding):
+    model = tiny(encoding, img_size=(24, 40))
+    maps = bias_maps(model)
+    assert maps.grid == Grid(3, 5)
+    assert maps.layers == (((0, 1, 2),) if encoding in SHARED else ((0,), (1,), (2,)))
+    assert maps.bias.shape == (len(maps.layers), 3, 15, 15)
+    for group, found in zip(maps.layers, maps.bias, strict=True):
+        for layer in group:
+            np.testing.assert_array_equal(found, model.position(model.grid)[layer].bias[:, 1:, 1:].double())
+
+
+@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias"])
+def test_a_map_behind_lapes_norm_is_the_normalized_bias(encoding):
+    maps = bias_maps(tiny(encoding, "lape").double())
+    np.testing.assert_allclose(maps.bias.mean(-1), 0, atol=1e-12)
+    np.testing.assert_allclose(maps.spread, 1, atol=0.05)  # the norm's eps is not far below a variance of 0.02^2
+
+
+def test_a_folded_model_and_one_of_another_size_have_maps():
+    model = tiny("alibi")
+    assert bias_maps(model, img_size=(16, 24)).grid == Grid(2, 3)
+    before = bias_maps(model)
+    after = bias_maps(graticule.fold(model))
+    assert after.layers == before.layers
+    np.testing.assert_array_equal(after.bias, before.bias)
+
+
+def test_a_bias_beside_a_table_and_beside_one_of_the_queries_is_read_and_others_have_none():
+    beside = tiny("learnable+relative_bias")
+    assert bias_maps(beside).layers == ((0,), (1,), (2,))
+    both = bias_maps(tiny("shaw+alibi"))
+    np.testing.assert_array_equal(both.bias, bias_maps(tiny("alibi")).bias)
+    for encoding in ("learnable", "none", "shaw", "contextual_product", "rotary", "peg"):
+        assert bias_maps(tiny(encoding)) is None
+    assert bias_maps(tiny("relative_bias", joined_layers=2)).layers == ((0,), (1,))
+
+
+def test_a_window_has_the_maps_of_the_window_in_every_stage():
+    model = graticule.create_model(
+        "swin_tiny_patch4_window7_224", img_size=32, embed_dim=12, depths=(2, 1), num_heads=(3, 6), window_size=3
+    )
+    first, second = (bias_maps(model, stage=stage) for stage in (0, 1))
+    assert first.grid == Grid(3, 3) and first.layers == ((0,), (1,)) and first.bias.shape[1] == 3
+    assert second.grid == Grid(3, 3) and second.layers == ((0,),) and second.bias.shape[1] == 6
+    assert model(images()).shape == (2, 1000)
+    with pytest.raises(ValueError, match="`stage` must be from 0 to 1"):
+        bias_maps(model, stage=2)
+
+
+def test_keys_after_a_query_of_a_text_are_not_seen():
+    model = graticule.create_language_model("lm_nano", vocab_size=9, context=4, encoding="alibi")
+    maps = bias_maps(model)
+    assert maps.grid.shape == (1, 4) and maps.unit == "tokens"
+    assert np.isnan(maps.bias[0, 0][np.triu_indices(4, 1)]).all()
+    assert np.isfinite(maps.bias[0, 0][np.tril_indices(4)]).all()
+    # query i without a bias looks back over i / 2 tokens
+    assert maps.uniform_distance == pytest.approx((0 + 0.5 + 1 + 1.5) / 4)
+    assert (maps.locality < maps.uniform_distance).all()
+
+
+def test_the_numbers_of_a_map_by_hand():
+    step = math.log(2)
+    maps = BiasMaps(Grid(1, 2), ((0, 1),), np.array([[[[0, 0], [0, 0]], [[step, 0], [0, step]]]]))
+    # softmax of (ln 2, 0) is (2/3, 1/3); the other token is one away
+    np.testing.assert_allclose(maps.locality, [[1 / 2, 1 / 3]])
+    np.testing.assert_allclose(maps.spread, [[0, step / 2]])
+    assert maps.uniform_distance == pytest.approx(1 / 2)
+    assert maps.summary()[1] == ("1-2", "0.000 to 0.347", "0.33 to 0.50", "67 to 100 %")
+
+
+def test_a_number_that_all_keys_share_drops_out():
+    bias = np.random.default_rng(0).normal(size=(1, 2, 6, 6))
+    maps = BiasMaps(Grid(2, 3), ((0,),), bias)
+    moved = BiasMaps(Grid(2, 3), ((0,),), bias + np.arange(6)[:, None])
+    np.testing.assert_allclose(moved.locality, maps.locality)
+    np.testing.assert_allclose(moved.spread, maps.spread)
+
+
+def test_arrays_of_another_grid_are_refused():
+    with pytest.raises(ValueError, match=r"`bias` must be \(maps, heads, H \* W, H \* W\) = \(1, heads, 6, 6\)"):
+        BiasMaps(Grid(2, 3), ((0,),), np.zeros((1, 2, 5, 5)))
+
+
+@pytest.mark.parametrize(("encoding", "rows"), [("relative_bias", 3), ("alibi", 1)])
+def test_a_sheet_has_a_row_per_map_and_two_panels_per_head(encoding, rows):
+    figure = bias_map_sheet(bias_maps(tiny(encoding, img_size=(24, 40))), "a model")
+    assert len(figure.axes) == rows * (2 * 3 + 1)  # and the color scale
+    assert png(figure).startswith(b"\x89PNG")
+
+
+def test_a_file_has_the_map_of_every_layer(tmp_path):
+    maps = bias_maps(tiny("relative_bias", joined_layers=2))
+    with np.load(maps.save(tmp_path / "bias.npz")) as arrays:
+        assert arrays["map_of_layer"].tolist() == [0, 1]
+        np.testing.assert_array_equal(arrays["bias"], maps.bias)
