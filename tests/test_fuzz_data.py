@@ -248,7 +248,7 @@ def plant(root, name, kind, outside):
         return
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
+    except OSError:  # a file or a link is in the way
         return
     if kind in ("file", "empty"):
         place.write_bytes(CONTENT.get(place.suffix, b"text") if kind == "file" else b"")

@@ -71,7 +71,7 @@ def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[t
     if differing := sorted(set(found["train"]) ^ set(found["test"])):
         raise ValueError(
             f"`data_root` must have the same classes in training and evaluation; in one only: "
-            f"{', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''}."
+            f"{', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''} ({root})."
         )
     names = tuple(sorted(found["train"]))
     return names, {

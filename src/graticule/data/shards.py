@@ -115,7 +115,7 @@ def shards(split: Split, root: Path | None) -> tuple[ShardImages, DatasetInfo]:
     if len(differing := np.setxor1d(labels["train"], labels["test"])):
         raise ValueError(
             f"`data_root` must have the same classes in training and evaluation; in one only: "
-            f"{', '.join(names[label] for label in differing[:5])}{', ...' if len(differing) > 5 else ''}."
+            f"{', '.join(names[label] for label in differing[:5])}{', ...' if len(differing) > 5 else ''} ({root})."
         )
     info = DatasetInfo("shards", names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     return ShardImages(paths[split], indices[split], skip_broken=split == "train"), info
