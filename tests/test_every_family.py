@@ -33,7 +33,7 @@ from graticule.analysis import (
     translation_plot,
     whole_patches,
 )
-from graticule.encodings import Learnable
+from graticule.encodings import Learnable, MixingEncoding
 from graticule.layers.gating import mix_tokens
 from graticule.studies.matrix import SMALL, build
 from graticule.surgery import load_position, read_checkpoint, save_weights
@@ -367,8 +367,8 @@ def test_every_trainable_parameter_is_in_one_group_of_timms_layer_decay(family, 
     grouped = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
-    published = set(model.position.published_names())
-    assert not decayed & {id(p) for name, p in model.position.named_parameters() if f"position.{name}" not in published}
+    mixing = {id(p) for part in model.position.modules() if isinstance(part, MixingEncoding) for p in part.parameters()}
+    assert not decayed & {id(p) for p in model.position.parameters()} - mixing
 
 
 @family_alone

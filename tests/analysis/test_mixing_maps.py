@@ -123,7 +123,7 @@ def test_without_a_softmax_logits_are_the_weights_and_there_is_no_matrix(name, e
         np.testing.assert_array_equal(one.logits, one.weights)
 
 
-def test_logits_are_the_quadratic_form_around_the_centre_seen_from_the_query():
+def test_logits_are_the_quadratic_form_around_the_center_seen_from_the_query_up_to_its_value_there():
     model = gated()
     (one,) = mixing_maps(model, query=(1, 2), layers=[1])
     encoding = stages(model)[0].encodings[1]
@@ -133,7 +133,8 @@ def test_logits_are_the_quadratic_form_around_the_centre_seen_from_the_query():
         for row in range(5):
             for column in range(7):
                 away = np.array([column - 2, row - 1]) - one.centers[group]  # (x, y)
-                expected = -0.5 * away @ one.matrices[group] @ away
+                center = one.centers[group]  # at delta = 0 a logit is 0
+                expected = (center @ one.matrices[group] @ center - away @ one.matrices[group] @ away) / 2
                 assert one.logits[group, row, column] == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 

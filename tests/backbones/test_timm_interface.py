@@ -83,7 +83,7 @@ def test_the_configuration_names_the_first_convolution_and_the_classifiers():
         stems = {
             "pvt": "patch_embeds.0.proj",
             "gmlp": "stem.proj",
-            "posmlp": "downsamples.0.proj.0",
+            "posmlp": "downsamples.0.projs.0",
             "cct": "patch_embed.conv_layers.0.0",
             "ceit": "patch_embed.conv",
             "t2t": None,  # its soft splits are no convolutions

@@ -93,6 +93,36 @@ def test_a_random_crop_is_the_image_shifted_by_at_most_the_padding():
     assert len({fitting[0] for fitting in found}) > 5
 
 
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+def test_a_crop_by_area_has_the_aspect_ratio_that_was_asked_for(ratio):
+    y, x = np.mgrid[:96, :96].astype(np.uint8)
+    image = Image.fromarray(np.stack([x, y, 0 * x], -1))
+    transform = training_transform(FOLDER, (32, 32), Augmentation(scale=(0.2, 0.2), ratio=(ratio, ratio)))
+    crop = transform(image) * torch.tensor(FOLDER.std)[:, None, None]
+    across, down = crop[0].amax() - crop[0].amin(), crop[1].amax() - crop[1].amin()
+    assert float(across / down) == pytest.approx(ratio, rel=0.1)
+
+
+def test_random_interpolation_is_bilinear_or_bicubic():
+    image = picture(3, 64, 64)
+    whole = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0))
+
+    def crop(**kwargs):
+        return training_transform(FOLDER, (32, 32), dataclasses.replace(whole, **kwargs))(image)
+
+    known = [crop(interpolation=name) for name in ("bilinear", "bicubic")]
+    drawn = [crop(random_interpolation=True) for _ in range(30)]
+    found = [[torch.equal(one, other) for other in known] for one in drawn]
+    assert all(sum(fitting) == 1 for fitting in found)
+    assert {fitting.index(True) for fitting in found} == {0, 1}
+
+
+@pytest.mark.parametrize("options", [{"ratio": (1.0, 1.0)}, {"random_interpolation": True}])
+def test_what_is_for_crops_by_area_is_refused_beside_crops_with_padding(options):
+    with pytest.raises(ValueError, match="`random_crop_padding` must be 0"):
+        Augmentation(random_crop_padding=4, **options)
+
+
 def test_nothing_is_random_unless_asked_for():
     assert not Augmentation().random
     for field, value in (
@@ -108,7 +138,14 @@ def test_nothing_is_random_unless_asked_for():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("hflip", 1.5), ("erasing", -0.1), ("crop_pct", 0.0), ("interpolation", "cubic"), ("scale", (0.9, 0.1))],
+    [
+        ("hflip", 1.5),
+        ("erasing", -0.1),
+        ("crop_pct", 0.0),
+        ("interpolation", "cubic"),
+        ("scale", (0.9, 0.1)),
+        ("ratio", (2, 1)),
+    ],
 )
 def test_an_option_out_of_its_range_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=f"`{field}`"):

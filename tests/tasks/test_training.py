@@ -92,7 +92,15 @@ def test_the_order_of_the_images_is_that_of_the_seed_and_the_epoch():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("batch_size", 0), ("epochs", 0), ("lr", 0.0), ("label_smoothing", 1.0), ("ema_decay", 1.0), ("warmup_epochs", 2)],
+    [
+        ("batch_size", 0),
+        ("epochs", 0),
+        ("lr", 0.0),
+        ("label_smoothing", 1.0),
+        ("ema_decay", 1.0),
+        ("warmup_epochs", 2),
+        ("optimizer_eps", 0.0),
+    ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=f"`{field}`"):

@@ -10,7 +10,7 @@ import torch
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from graticule.backbones.posmlp_released import to_own, to_released
+from graticule.backbones.posmlp_released import released_names, to_own, to_released
 from graticule.backbones.pyramid import Pyramid
 from graticule.grid import Grid, Windows
 from graticule.layers.convolutional_stem import (
@@ -216,6 +216,10 @@ class PosMlp(Pyramid):
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the released code under our names and in our layout, any other as it is."""
         return to_own(self, state)
+
+    def released_names(self) -> dict[str, str]:
+        """Return the names of our parameters in the released code of PosMLP."""
+        return released_names(self)
 
     def released_layout(self) -> dict[str, Tensor]:
         """Return the state dict under the names and in the layout of the released code."""

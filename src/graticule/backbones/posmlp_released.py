@@ -61,6 +61,11 @@ def to_own(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return with_grids({**left, **found}, read_grids(state))
 
 
+def released_names(model: nn.Module) -> dict[str, str]:
+    """Return the names there of our parameters and buffers, where they may be other ones."""
+    return {parameter.own: parameter.theirs for parameter in _parameters(model, lambda unit: None)}
+
+
 def to_released(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of `model` under the names and in the layout of the released code."""
     state: dict[str, Tensor] = model.state_dict()

@@ -39,6 +39,10 @@ class Augmentation:
     """in evaluation, the share of the resized image that the centre crop keeps; 0.875 on ImageNet"""
     interpolation: str = "bicubic"
     """how images are resized: bicubic, bilinear, ..."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """range of the aspect ratio of a random resized crop"""
+    random_interpolation: bool = False
+    """resize every random resized crop by bilinear or bicubic at random; evaluation by `interpolation`"""
 
     def __post_init__(self) -> None:
         for name in ("random_crop_padding", "color_jitter"):
@@ -66,6 +70,13 @@ class Augmentation:
             raise ValueError(f"`interpolation` must be one of {known}, got {self.interpolation!r}.")
         if self.scale is not None and not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"`scale` must be a range in (0, 1], got {self.scale}.")
+        if self.random_crop_padding and (self.random_interpolation or self.ratio != (3 / 4, 4 / 3)):
+            raise ValueError(
+                f"`random_crop_padding` must be 0 where crops have a `ratio` or `random_interpolation`, which those by "
+                f"area have, got {self.random_crop_padding}."
+            )
+        if not 0 < self.ratio[0] <= self.ratio[1] < float("inf"):
+            raise ValueError(f"`ratio` must be a range of positive numbers, the smaller first, got {self.ratio}.")
 
     @property
     def random(self) -> bool:
@@ -111,10 +122,11 @@ def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: A
             (info.channels, *size),
             is_training=True,
             scale=augmentation.scale or (0.08, 1.0),
+            ratio=augmentation.ratio,
             hflip=augmentation.hflip,
             color_jitter=augmentation.color_jitter,
             auto_augment=augmentation.rand_augment,
-            interpolation=augmentation.interpolation,
+            interpolation="random" if augmentation.random_interpolation else augmentation.interpolation,
             re_prob=augmentation.erasing,
             re_mode="pixel",
             mean=info.mean,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.load import read_checkpoint
+from graticule.backbones.posmlp_released import is_released
 from graticule.backbones.published import read_grids, unwrap_checkpoint
 from graticule.position import FoldedPosition, Position, PyramidPosition
 from graticule.surgery.fitting import Fitting
@@ -23,7 +24,7 @@ _BLOCK = re.compile(r"(?:^|\.)blocks\.\d+\.")
 
 
 @torch.no_grad()
-def transfer(model: nn.Module, source: str | Path | Mapping[str, Tensor], *, classifier: bool = True) -> Transfer:
+def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifier: bool = True) -> Transfer:
     """Load as much of the checkpoint `source` into `model` as makes sense, whole or not at all; returns what was done.
 
     The checkpoint may be of another image, patch or window size, class count, number of channels, depth, encoding or
@@ -54,9 +55,9 @@ def transfer(model: nn.Module, source: str | Path | Mapping[str, Tensor], *, cla
             another width or family. The model is then as it was.
     """
     _check(model)
-    there = _read(source)
-    if convert := getattr(model, "own_layout", None):
-        there = convert(there)
+    there, released = _read(source), {}
+    if is_released(there) and hasattr(model, "own_layout"):
+        there, released = model.own_layout(there), model.released_names()
     keys = _own_names(model, there)  # our name -> name in the checkpoint
     found = {name: (origin, keys[origin]) for name, origin in _origins(model.state_dict(), keys).items()}
     fitting = Fitting(model, {name: there[key] for name, key in keys.items()})
@@ -70,19 +71,21 @@ def transfer(model: nn.Module, source: str | Path | Mapping[str, Tensor], *, cla
             detail = "as asked"
         elif name in found:
             origin, key = found[name]
-            fitted, status, detail = fitting(name, there[key], grids.get(key), published=origin != key)
+            published = origin != released.get(key, key)
+            fitted, status, detail = fitting(name, there[key], grids.get(key), published=published)
             if fitted is None and name in heads:
                 detail = _classes(there[key], own) or detail
             elif fitted is not None and _layer(name) != _layer(origin):
-                status, detail = "copied", ", ".join(filter(None, [f"from {key}", detail]))
+                status, detail = "copied", ", ".join(filter(None, [f"from {released.get(key, key)}", detail]))
         if fitted is not None:
             state[name] = fitted
-        rows[name] = Transferred(name, status, detail, own.numel(), key if fitted is not None else "")
+        rows[name] = Transferred(name, status, detail, own.numel(), "" if fitted is None else released.get(key, key))
     _leave_halves(rows, state, [name for name in found if name not in state])
     _check_blocks(model, source, state, {name: there[key] for name, (_, key) in found.items()})
     model.load_state_dict({**model.state_dict(), **state})
     used = {row.source for row in rows.values()}
-    unused = [Transferred(key, "unused", "", value.numel(), key) for key, value in there.items() if key not in used]
+    theirs = {released.get(key, key): value for key, value in there.items()}
+    unused = [Transferred(key, "unused", "", value.numel(), key) for key, value in theirs.items() if key not in used]
     return Transfer((*rows.values(), *unused))
 
 

@@ -226,10 +226,11 @@ class Task(L.LightningModule, ABC):
         self._skipped_in_a_row = progress.get("skipped_in_a_row", 0)
 
     def configure_optimizers(self) -> Any:
-        """Build timm's optimiser, sparing what the model says takes no decay, and its cosine schedule by step."""
+        """Build timm's optimizer, sparing what the model says takes no decay, and its cosine schedule by step."""
         recipe = self.recipe
+        eps: dict[str, Any] = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
         optimizer = create_optimizer_v2(
-            self.model, opt=recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, momentum=0.9
+            self.model, opt=recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, momentum=0.9, **eps
         )
         scheduler, _ = create_scheduler_v2(
             optimizer,

@@ -83,6 +83,8 @@ class TrainingRecipe:
     """epochs of linear warm-up, counted within `epochs`"""
     cooldown_epochs: int = 0
     """epochs at `min_lr` behind the cosine, beyond `epochs`"""
+    optimizer_eps: float | None = None
+    """what the optimizer adds to its denominators (default: the optimizer's own, 1e-8 for most)"""
     weight_decay: float = 0.05
     """decay of all weights but norms, biases and position parameters; those that mix tokens (gMLP, PosMLP) do decay"""
     clip_grad: float | None = None
@@ -137,6 +139,8 @@ class TrainingRecipe:
             raise ValueError(f"`ema_decay` must be in (0, 1), got {self.ema_decay}.")
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
             raise ValueError(f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}.")
+        if self.optimizer_eps is not None and not 0 < self.optimizer_eps < 1:
+            raise ValueError(f"`optimizer_eps` must be in (0, 1), got {self.optimizer_eps}.")
         if self.lr <= 0:
             raise ValueError(f"`lr` must be positive, got {self.lr}.")
 
