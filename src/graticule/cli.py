@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import select
 import sys
 import warnings
 from collections.abc import Sequence
@@ -52,7 +54,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     It is 141 where nobody reads what is printed any more.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:  # here, for Python would complain of what it cannot write when it ends
+            if sys.stdout is not None:  # it is where the shell closed it
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\ngraticule: stopped.", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
+            return NO_READER
+        if os.environ.get("GRATICULE_DEBUG") or not isinstance(error, _named_mistakes()):
+            raise
+        print(f"graticule: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    """Run the command that the first argument names; returns its exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if arguments else 2
@@ -63,31 +85,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     _quiet()
     _share_cores()
-    try:
-        command = import_module(f"graticule.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
-        code = command.run(arguments[1:])
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        print("\ngraticule: stopped.", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and not _read():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain when it ends
-            return NO_READER
-        if os.environ.get("GRATICULE_DEBUG") or not isinstance(error, _named_mistakes()):
-            raise
-        print(f"graticule: error: {error}", file=sys.stderr)
-        return 1
+    command = import_module(f"graticule.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
+    return command.run(arguments[1:])
 
 
-def _read() -> bool:
-    """Whether somebody still reads what is printed."""
+def _unread() -> bool:
+    """Return whether stdout is a pipe whose reader has gone away, as `head` does.
+
+    Writing once more would not tell: what an unbuffered stdout could not write is gone.
+    """
+    poll = select.poll()
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
+        poll.register(sys.stdout.fileno(), 0)
+    except (AttributeError, io.UnsupportedOperation):  # closed, or no file
         return False
-    return True
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _named_mistakes() -> tuple[type[Exception], ...]:

@@ -15,6 +15,7 @@ import tyro
 
 def parse(kind: Any, name: str, arguments: list[str], **kwargs: Any) -> Any:
     """Parse typed options; an unknown one is an error that lists the known ones."""
+    _check_order(kind, name, arguments)
     parsed, unknown = tyro.cli(kind, prog=f"graticule {name}", args=arguments, return_unknown_args=True, **kwargs)
     if unknown:
         options = option_names(kind)
@@ -23,6 +24,43 @@ def parse(kind: Any, name: str, arguments: list[str], **kwargs: Any) -> Any:
         known = textwrap.fill(" ".join(options), 100, subsequent_indent="  ", break_on_hyphens=False)
         raise ValueError(f"unknown option {unknown[0]!r}; {hint}The options are:\n  {known}")
     return parsed
+
+
+def _check_order(kind: Any, name: str, arguments: Sequence[str]) -> None:
+    """Check that an option of several values did not take what the command is about.
+
+    Raises:
+        ValueError: with the order that works.
+    """
+    types = {field.name.replace("_", "-"): str(field.type) for field in dataclasses.fields(kind)}
+    wanted = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if "Positional" in str(field.type) and field.default is field.default_factory  # both are missing
+    ]
+    taken: dict[str, list[str]] = {}
+    option, free = "", True  # whether the next value is no option's
+    for text in arguments:
+        if text in ("-h", "--help"):
+            return
+        if text.startswith("--"):
+            option, equals, value = text[2:].replace("_", "-").partition("=")
+            free = types.get(option, "bool") == "bool" or bool(equals and not types[option].startswith("list"))
+            if types.get(option, "").startswith("list"):
+                taken[option] = [value] if equals else []
+        elif option in taken:
+            taken[option].append(text)
+        elif free:
+            return
+        else:
+            free = True
+    if wanted and any(taken.values()):
+        option, values = next((option, values) for option, values in reversed(taken.items()) if values)
+        *before, last = values
+        raise ValueError(
+            f"`{wanted[0]}` must stand before --{option}, which takes every value up to the next option, got "
+            f"--{option} {' '.join(values)}; write graticule {name} {last} --{option} {' '.join(before) or '...'}"
+        )
 
 
 def option_names(kind: Any, prefix: str = "--") -> list[str]:

@@ -58,6 +58,8 @@ def run(arguments: list[str]) -> int:
                 )
             recipe = options.recipe
     else:
+        if arguments[0].startswith("-"):
+            raise ValueError(f"`RECIPE` must come first: graticule train RECIPE --option ..., got {arguments[0]!r}.")
         quick = "--quick" in arguments  # first, so that what is said beside it has the last word
         loaded = load_recipe(arguments[0]).quick() if quick else load_recipe(arguments[0])
         options = _overridden(loaded, arguments[1:], f"train {arguments[0]}")

@@ -1,0 +1,86 @@
+"""What commands print: to a reader that goes away, and in their help."""
+
+import io
+import os
+import sys
+
+import pytest
+
+from commands import run_command
+from graticule.cli import COMMANDS, main
+
+
+def broken_pipe(buffered: bool) -> io.TextIOWrapper:
+    """A stdout that nobody reads."""
+    read, write = os.pipe()
+    os.close(read)
+    return io.TextIOWrapper(open(write, "wb", -1 if buffered else 0), write_through=not buffered)
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["models", "vit_nano*"], ["runs", "."], *([name, "--help"] for name in COMMANDS)],
+    ids=" ".join,
+)
+def test_a_reader_that_goes_away_is_no_error(capsys, monkeypatch, tmp_path, arguments, buffered):
+    monkeypatch.chdir(tmp_path)
+    with broken_pipe(buffered) as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(arguments) == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_a_stdout_that_was_closed_is_no_error(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["models", "vit_nano*"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_another_pipe_that_breaks_is_an_error(capsys, monkeypatch):
+    def broken(arguments):
+        raise BrokenPipeError("of a worker")
+
+    monkeypatch.setattr("graticule.commands.models.run", broken)
+    assert main(["models"]) == 1
+    assert capsys.readouterr().err == "graticule: error: of a worker\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "evaluate --sizes 28 56 RUN",
+            "`runs` must stand before --sizes, which takes every value up to the next option, got --sizes 28 56 RUN; "
+            "write graticule evaluate RUN --sizes 28 56",
+        ),
+        ("evaluate --device cpu --lengths 128 RUN", "write graticule evaluate RUN --lengths 128"),
+        ("evaluate --windows=4 2 RUN", "write graticule evaluate RUN --windows 4 2"),
+        ("evaluate --sizes RUN", "write graticule evaluate RUN --sizes ..."),
+        ("attention --without-position --layers 2 RUN", "write graticule attention RUN --layers 2"),
+        ("attention --heads 1 RUN --img-size 28", "write graticule attention RUN --heads 1"),
+        ("translation --shifts 1x0 RUN", "write graticule translation RUN --shifts 1x0"),
+        ("mixing --layers 1 2 RUN", "write graticule mixing RUN --layers 1 2"),
+        ("compare --choices joining=lape digits_quick", "write graticule compare digits_quick --choices joining=lape"),
+        ("compare --choices joining=lape --seeds 0 1 digits_quick", "`recipe` must stand before --seeds"),
+        ("train --img-size 28 28 digits_quick", "`RECIPE` must come first: graticule train RECIPE --option ..."),
+    ],
+)
+def test_an_option_that_took_what_the_command_is_about_says_how_to_write_it(capsys, arguments, message):
+    code, out, err = run_command(capsys, *arguments.split())
+    assert (code, out) == (1, "") and err.startswith("graticule: error: ") and message in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "evaluate RUN --sizes 28 56",
+        "evaluate --device cpu RUN --sizes 28",
+        "evaluate --sizes 28 --device cpu RUN",
+        "evaluate --device=cpu RUN --sizes 28",
+        "attention --layers 2 --without-position RUN",
+    ],
+)
+def test_any_other_order_finds_the_run(capsys, arguments):
+    code, _, err = run_command(capsys, *arguments.split())
+    assert code == 1 and "`run` must be the folder of a run, got 'RUN', which is not there" in err
