@@ -22,7 +22,7 @@ def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path
     for by_size in found.values():
         assert list(by_size) == [str(height) for height, _ in module.SIZES] and len(by_size) == 3
         assert all(f"{sum(values) / 2:.2f} ±" in page for values in by_size.values())
-    assert "neither confirm nor refute" in page
+    assert "neither confirm nor refute" in page and "amplitude of the table is not controlled for" in page
     assert all(
         (tmp_path / f"correlations-{joining}.{kind}").is_file()
         for joining in module.JOININGS
