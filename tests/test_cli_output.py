@@ -2,7 +2,9 @@
 
 import io
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +86,46 @@ def test_an_option_that_took_what_the_command_is_about_says_how_to_write_it(caps
 def test_any_other_order_finds_the_run(capsys, arguments):
     code, _, err = run_command(capsys, *arguments.split())
     assert code == 1 and "`run` must be the folder of a run, got 'RUN', which is not there" in err
+
+
+HELPS = [[name, "--help"] for name in COMMANDS if name != "train"] + [
+    ["train", "digits_quick", "--help"],
+    ["train", "pydoc_quick", "--help"],
+]
+
+
+@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
+def test_help_gives_every_option_one_default_and_no_none(capsys, arguments):
+    code, out, _ = run_command(capsys, *arguments)
+    text = " ".join(out.replace("│", " ").split())  # as it is without boxes and line ends
+    assert code == 0 and f"usage: graticule {arguments[0]}" in text
+    assert "{None" not in text and "(default: None)" not in text and "(default: )" not in text
+    for option in re.split(r" (?=--[a-z])", text.partition("show this help message and exit")[2])[1:]:
+        assert len(re.findall(r"\(default: |\(required\)|\(optional\)", option)) <= 1, option
+
+
+NAMES = ("digits_quick", "pydoc_quick")
+
+
+def test_help_shows_the_value_that_a_recipe_sets_and_else_what_the_option_does(capsys):
+    helps = [" ".join(run_command(capsys, "train", name, "--help")[1].replace("│", " ").split()) for name in NAMES]
+    described = [re.search(r"--clip-grad FLOAT largest norm of the gradient (\(.*?\))", text)[1] for text in helps]
+    assert described == ["(default: no clipping)", "(default: 1.0)"]
+
+
+def test_what_a_recipe_sets_can_be_opened_by_none(tmp_path):
+    from graticule.commands.train import _overridden
+    from graticule.recipes import load_recipe
+
+    def resolved(*arguments: str):
+        return _overridden(load_recipe("pydoc_quick"), list(arguments), "train pydoc_quick").recipe
+
+    assert (resolved().clip_grad, resolved("--clip-grad", "None").clip_grad) == (1.0, None)
+    assert resolved("--clip-grad", "2").clip_grad == 2.0
+    assert resolved("--bias-norm", "heads").bias_norm == "heads" and resolved("--bias-norm", "None").bias_norm is None
+    assert resolved("--data-root", "a").data_root == Path("a")
+
+
+def test_a_value_that_is_none_of_the_choices_is_a_bad_option(capsys):
+    code, _, err = run_command(capsys, "train", "pydoc_quick", "--bias-norm", "rows")
+    assert code == 2 and "keys" in err and "heads" in err

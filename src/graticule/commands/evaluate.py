@@ -39,7 +39,7 @@ class Evaluate:
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
-    """cpu, cuda, ... (default: a GPU if there is one)"""
+    """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for the table and the plot (default: the first run's)"""
 

@@ -44,7 +44,7 @@ class Generate:
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
-    """cpu, cuda, ... (default: a GPU if there is one)"""
+    """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """file for the text, too"""
 

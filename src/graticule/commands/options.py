@@ -12,11 +12,16 @@ from typing import Any
 
 import tyro
 
+from graticule.commands.help import help_registry
+
 
 def parse(kind: Any, name: str, arguments: list[str], **kwargs: Any) -> Any:
     """Parse typed options; an unknown one is an error that lists the known ones."""
     _check_order(kind, name, arguments)
-    parsed, unknown = tyro.cli(kind, prog=f"graticule {name}", args=arguments, return_unknown_args=True, **kwargs)
+    prog = f"graticule {name}"
+    parsed, unknown = tyro.cli(
+        kind, prog=prog, args=arguments, return_unknown_args=True, registry=help_registry(), **kwargs
+    )
     if unknown:
         options = option_names(kind)
         close = difflib.get_close_matches(unknown[0].replace("_", "-").partition("=")[0], options, n=2)

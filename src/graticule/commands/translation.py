@@ -38,7 +38,7 @@ class Translation:
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
-    """cpu, cuda, ... (default: a GPU if there is one)"""
+    """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for the numbers and the plot (default: the first run's)"""
 

@@ -1,0 +1,80 @@
+"""How --help describes options: one default each, and what they take without the None of an open one."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Annotated, Any, get_args
+
+import tyro
+from tyro.constructors import (
+    MISSING,
+    MISSING_NONPROP,
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructTypeInfo,
+)
+
+#: What happens where an option is left open, at the end of its text.
+_OPEN = re.compile(r"\s*(\(default: .*\))\s*$", re.DOTALL)
+
+
+def help_registry() -> ConstructorRegistry:
+    """Build tyro's registry with our two rules, which leave to tyro's own all that they do not change."""
+    registry = ConstructorRegistry()
+    within: list[StructTypeInfo] = []
+
+    @registry.primitive_rule
+    def optional(info: PrimitiveTypeInfo) -> Any:
+        """Show `T | None` as T; None is still taken, for it opens what a recipe sets."""
+        kinds = get_args(info.type)
+        if len(kinds) != 2 or kinds[1] is not type(None):
+            return None
+        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], set(info.markers)))
+        return _or_none(spec) if isinstance(spec, PrimitiveConstructorSpec) else spec
+
+    @registry.struct_rule
+    def documented(info: StructTypeInfo) -> Any:
+        """Give every option one default."""
+        if any(info is one for one in within):  # it is tyro's own rule that is asked
+            return None
+        within.append(info)
+        try:
+            spec = ConstructorRegistry.get_struct_spec(info)
+        finally:
+            within.pop()
+        if not isinstance(spec, StructConstructorSpec):
+            return spec
+        return dataclasses.replace(spec, fields=tuple(_documented(field) for field in spec.fields))
+
+    return registry
+
+
+def _or_none(spec: PrimitiveConstructorSpec) -> PrimitiveConstructorSpec:
+    """Let an option take the word None too."""
+    return dataclasses.replace(
+        spec,
+        instance_from_str=lambda texts: None if texts == ["None"] else spec.instance_from_str(texts),
+        is_instance=lambda value: True if value is None else spec.is_instance(value),
+        str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
+        choices=None if spec.choices is None else (*spec.choices, "None"),
+    )
+
+
+def _documented(field: Any) -> Any:
+    """Describe what happens where an option is left open by its own text, and any other default by its value."""
+    if dataclasses.is_dataclass(field.default):
+        return field
+    text = (field.helptext() if callable(field.helptext) else field.helptext) or ""
+    found = _OPEN.search(text)
+    text = text[: found.start()] if found else text
+    if field.default is MISSING or field.default is MISSING_NONPROP:
+        hint = "(required)"
+    elif field.default in (None, (), []):
+        hint = found[1] if found else "(optional)"
+    else:
+        return dataclasses.replace(field, helptext=text)
+    kind = Annotated[field.type, tyro.conf.arg(help_behavior_hint=hint)]
+    return dataclasses.replace(field, helptext=text, type=kind)
