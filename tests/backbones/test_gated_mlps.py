@@ -175,6 +175,11 @@ def test_what_acts_on_tokens_goes_beside_a_mixing_encoding(name, sizes, step):
         ("posmlp_tiny_224", {**POSMLP, "windows": (4, 4, 4)}, "each of the 4 stages"),
         ("posmlp_tiny_224", {**POSMLP, "windows": (0, 4, 4, 2)}, "`window_size`"),
         ("posmlp_tiny_224", {**POSMLP, "patch_merging": "max"}, "`patch_merging`"),
+        (
+            "posmlp_tiny_224",
+            {**POSMLP, "merging_norm": "batch", "encoding": "learnable+ggqpe", "joining": "shared"},
+            "`merging_norm` must be 'layer' with a joining",
+        ),
         ("posmlp_tiny_224", {**POSMLP, "stem_norm": "group"}, "`stem_norm` must be 'batch' or 'layer'"),
         (
             "posmlp_tiny_224",

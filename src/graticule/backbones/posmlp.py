@@ -209,6 +209,15 @@ class PosMlp(Pyramid):
         """Turn images or the map of the stage before into tokens (B, N, D)."""
         return self.downsamples[stage](x).contiguous()
 
+    def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
+        """Make the table of a stage, (N, D), from that of the stage before, of `grid`, as the tokens are made."""
+        if any(isinstance(module, nn.BatchNorm2d) for module in self.downsamples[stage].modules()):
+            raise ValueError(
+                "`merging_norm` must be 'layer' with a joining that merges the table as it does the tokens: BatchNorm "
+                "would take the table for images, got 'batch'."
+            )
+        return super().merge_table(stage, table, grid)
+
     def block(self, stage: int, index: int) -> Any:
         """Return a block of a stage."""
         return cast("nn.ModuleList", self.blocks[stage])[index]
