@@ -40,7 +40,13 @@ _MODELS = {
 
 
 def _build(name: str, pretrained: bool = False, **kwargs: Any) -> PosMlp:
-    """Build a PosMLP; at 384 pixels with windows of 12, 12, 24 and 12, which give the 17.7 G of the paper's Table 2.
+    """Build a PosMLP; at 384 pixels with windows of 12, 12, 24 and 12, which the paper does not give.
+
+    They are those of 224 pixels, where the last two stages are one window each, and in the first two the nearest to 14
+    that tile the grids. The authors' code has 14, 14, 14 and 7 at 384 pixels too, which do not, and so it cannot run.
+    These cost 18.6 G multiply-adds counted as the paper's other rows are, with the 5 s N^2 of the logits of every
+    block, and 17.6 G without them, where its Table 2 prints 17.7 G. Counted with them no windows give 17.7 G that tile
+    the grids and are alike in the first two stages.
 
     The gating units have a norm with 'sgu' and the tables (Eq. 1, 10, 11) and none behind a softmax (Eq. 12), unless
     `gate_norm` says so.
