@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from commands import run_command
-from graticule.analysis import mixing_maps
+from graticule.analysis import mixing_maps, mixing_parts
 from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.tasks import Recipe, Run, evaluate, set_windows
@@ -100,6 +100,18 @@ def test_the_arrays_that_mixing_writes_are_those_of_the_best_weights(runs, looke
         for one in mixing_maps(runs["posmlp"].model()):
             np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_weights"], one.weights)
             np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_bias"], one.bias)
+
+
+def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, tmp_path):
+    run = trained(tmp_path / "run", "digits_posmlp", "--encoding", "lrpe_m")
+    capsys.readouterr()
+    code, out, _ = run_command(capsys, "mixing", run.folder, "--layers", 2, 5, "--query", "1x2", "--output", tmp_path)
+    assert code == 0 and str(tmp_path / "mixing-parts.png") in out
+    parts = mixing_parts(run.model(), layers=[1, 4])
+    with np.load(tmp_path / "mixing.npz", allow_pickle=False) as arrays:
+        assert {name for name in arrays if "dense" in name} == {"layer2_dense", "layer5_dense"}
+        for one in parts:
+            np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_relative"], one.relative)
 
 
 def test_mixing_writes_into_the_run_unless_told_where(capsys, runs):

@@ -12,10 +12,13 @@ from torch import nn
 import graticule
 from graticule.analysis import (
     MixingMap,
+    MixingParts,
     bias_sheet,
     mixing_maps,
+    mixing_parts,
     mixing_sheet,
     non_locality_plot,
+    parts_sheet,
     save_figure,
     save_mixing,
     sheet_layers,
@@ -625,3 +628,78 @@ def test_a_folded_pyramid_is_read_as_it_was():
 def test_a_plot_of_no_model_is_refused():
     with pytest.raises(ValueError, match="at least one model"):
         non_locality_plot({})
+
+
+# The parts of LRPE-M
+
+
+@names
+@pytest.mark.parametrize("folded", [False, True])
+def test_the_parts_of_lrpe_m_are_kept_apart_and_their_sum_is_what_mixes(name, folded):
+    model = gated(name, "lrpe_m")
+    weights = full_weights(model)
+    model = graticule.fold(model) if folded else model
+    parts = mixing_parts(model, query=(1, 3))
+    assert [one.layer for one in parts] == [0, 1, 2]
+    for one, whole, encoding in zip(
+        parts, weights, [part for stage in stages(model) for part in stage.encodings], strict=True
+    ):
+        assert one.grid == encoding.grid and one.query == (1, 3)
+        np.testing.assert_array_equal(one.dense[0], encoding.first.weight.detach())
+        by_displacement = encoding.second.displacements(one.grid).matrix().detach()
+        np.testing.assert_array_equal(one.relative, by_displacement)
+        np.testing.assert_allclose(one.total, whole, rtol=0, atol=1e-14)
+
+
+def test_the_parts_follow_layers_and_image_size():
+    (one,) = mixing_parts(gated(GMLP, "lrpe_m"), img_size=(24, 32), layers=[1])
+    assert one.layer == 1 and one.dense.shape == one.relative.shape == (1, one.grid.patches, one.grid.patches)
+
+
+@pytest.mark.parametrize("encoding", ["sgu", "glrpe", "ggqpe"])
+def test_other_encodings_have_one_part_and_no_sheet_of_two(encoding):
+    parts = mixing_parts(gated(GMLP, encoding))
+    assert parts == []
+    with pytest.raises(ValueError, match="`parts` must hold one layer at least, got none"):
+        parts_sheet(parts)
+
+
+def by_hand(dense, relative):
+    """The parts of a row of two tokens."""
+    return MixingParts(0, 0, Grid(1, 2), (0, 1), np.array(dense, float), np.array(relative, float))
+
+
+def test_the_share_of_the_table_is_that_of_the_squares_of_both():
+    assert by_hand([[[3, 0], [0, 0]]], [[[0, 0], [4, 0]]]).relative_share() == pytest.approx(16 / 25)
+    two_groups = [[[0, 0], [4, 0]], [[0, 3], [0, 0]]]  # the one dense matrix counts for both groups
+    assert by_hand([[[3, 0], [0, 0]]], two_groups).relative_share() == pytest.approx(25 / 43)
+    assert by_hand([[[0, 0], [0, 0]]], [[[0, 0], [0, 0]]]).relative_share() == 0.0
+
+
+def test_a_sheet_of_parts_draws_both_their_sum_and_a_row_of_each_on_one_scale():
+    parts = [
+        by_hand([[[3, 0], [0, 1]]], [[[0, 0], [4, 0]], [[0, 0], [5, 7]]]),
+        by_hand([[[1, 0], [0, 0]]], [[[0, 2], [0, 0]]]),
+    ]
+    figure = parts_sheet(parts, group=1, title="two layers")
+    panels = [ax for ax in figure.axes if ax.images or len(ax.lines) > 2]
+    images = [ax.images[0] for ax in panels if ax.images]
+    assert len(images) == 6
+    for first, one in ((0, parts[0]), (3, parts[1])):
+        group = min(1, len(one.relative) - 1)
+        for image, values in zip(
+            images[first : first + 3], (one.dense[0], one.relative[group], one.total[group]), strict=True
+        ):
+            np.testing.assert_array_equal(image.get_array(), values)
+            assert image.norm.vmax == -image.norm.vmin == (8 if first == 0 else 2)
+    lines = [ax.lines[:3] for ax in panels if not ax.images]
+    assert [line.get_ydata().tolist() for line in lines[0]] == [[0, 1], [5, 7], [5, 8]]
+
+
+def test_the_arrays_of_both_parts_are_saved_beside_those_of_the_maps(tmp_path):
+    model = gated(POSMLP, "lrpe_m")
+    parts = mixing_parts(model, layers=[1])
+    with np.load(save_mixing(mixing_maps(model), tmp_path / "mixing.npz", parts), allow_pickle=False) as arrays:
+        assert {key for key in arrays if "dense" in key or "relative" in key} == {"layer2_dense", "layer2_relative"}
+        np.testing.assert_array_equal(arrays["layer2_dense"], parts[0].dense)
+        np.testing.assert_array_equal(arrays["layer2_relative"], parts[0].relative)

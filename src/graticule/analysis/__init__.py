@@ -14,8 +14,8 @@ from graticule.analysis.correlation import (
 )
 from graticule.analysis.equivariance import Translation, translation_error, whole_patches
 from graticule.analysis.length_plots import length_plot
-from graticule.analysis.mixing import MixingMap, mixing_maps, save_mixing
-from graticule.analysis.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, sheet_layers
+from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
+from graticule.analysis.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, parts_sheet, sheet_layers
 from graticule.analysis.plots import (
     correlation_sheet,
     curves,
@@ -31,6 +31,7 @@ __all__ = [
     "BiasMaps",
     "Correlations",
     "MixingMap",
+    "MixingParts",
     "Report",
     "Translation",
     "attention_maps",
@@ -46,8 +47,10 @@ __all__ = [
     "locality",
     "locality_plot",
     "mixing_maps",
+    "mixing_parts",
     "mixing_sheet",
     "non_locality_plot",
+    "parts_sheet",
     "position_correlations",
     "resolution_plot",
     "save_attention",

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from graticule.encodings import MixingEncoding, QuadraticMixing
+from graticule.encodings import MixingEncoding, MixingSum, QuadraticMixing
 from graticule.files import write_bytes
 from graticule.grid import Grid
 from graticule.position import FoldedPosition, MixingPosition, Position, PyramidPosition
@@ -81,6 +81,38 @@ class MixingMap:
         return (float(np.sqrt(kept.prod(-1)).mean()) if len(kept) else float("nan")), len(kept)
 
 
+@dataclass(frozen=True, eq=False)
+class MixingParts:
+    """The two parts whose sum a layer mixes by, where it has two: the dense matrix and the table of LRPE-M.
+
+    Args:
+        layer: counted from 0 through all stages.
+        stage: counted from 0.
+        grid: of the tokens that are mixed; with windows, that of a window.
+        query: (row, column) of the token whose rows are drawn as lines.
+        dense: (1, N, N) or (groups, N, N), the weights of the first part.
+        relative: (groups, N, N), the weights of the second.
+    """
+
+    layer: int
+    stage: int
+    grid: Grid
+    query: tuple[int, int]
+    dense: Array
+    relative: Array
+
+    @property
+    def total(self) -> Array:
+        """The sum of both, (groups, N, N), which the layer mixes by."""
+        return self.dense + self.relative
+
+    def relative_share(self) -> float:
+        """Return the share of the relative part in the squares of both, from 0 to 1."""
+        groups = len(self.relative) / len(self.dense)
+        dense, relative = groups * float(np.square(self.dense).sum()), float(np.square(self.relative).sum())
+        return relative / max(dense + relative, np.finfo(float).tiny)
+
+
 @torch.no_grad()
 def mixing_maps(
     model: nn.Module,
@@ -102,6 +134,47 @@ def mixing_maps(
         ValueError: if the model does not mix tokens by position or has no such layer, or the query is outside of a
             layer's grid.
     """
+    found: list[MixingMap] = []
+    for layer, (stage, grid, encoding, bias) in _layers(model, img_size, layers):
+        found.append(_map(layer, stage, grid, _inside(query, grid, stage), encoding, bias))
+    return found
+
+
+@torch.no_grad()
+def mixing_parts(
+    model: nn.Module,
+    img_size: tuple[int, int] | None = None,
+    query: tuple[int, int] | None = None,
+    layers: Sequence[int] | None = None,
+) -> list[MixingParts]:
+    """Read the two parts of the weights of every layer that has two, as LRPE-M; none for the other encodings.
+
+    Reference: PosMLP (Wang et al., 2022), Eq. 10 and Figure 7.
+
+    Args:
+        model: as `mixing_maps`, with what it raises.
+        img_size: as `mixing_maps`.
+        query: as `mixing_maps`.
+        layers: as `mixing_maps`.
+    """
+    return [
+        MixingParts(
+            layer,
+            stage,
+            grid,
+            _inside(query, grid, stage),
+            _array(encoding.first(grid)),
+            _array(encoding.second(grid)),
+        )
+        for layer, (stage, grid, encoding, _) in _layers(model, img_size, layers)
+        if isinstance(encoding, MixingSum)
+    ]
+
+
+def _layers(
+    model: nn.Module, img_size: tuple[int, int] | None, layers: Sequence[int] | None
+) -> list[tuple[int, tuple[int, Grid, MixingEncoding, Tensor | None]]]:
+    """Return the number, stage, grid or window, encoding and bias of layers of a gated MLP, all by default."""
     whole: Any = getattr(model, "position", None)
     whole = whole.original if isinstance(whole, FoldedPosition) else whole
     stages = _stages(whole)
@@ -117,11 +190,7 @@ def mixing_maps(
     for layer in layers or ():
         if not 0 <= layer < len(every):
             raise ValueError(f"`layers` must be from 0 to {len(every) - 1}, got {layer}.")
-    found: list[MixingMap] = []
-    for layer in range(len(every)) if layers is None else layers:
-        stage, grid, encoding, bias = every[layer]
-        found.append(_map(layer, stage, grid, _inside(query, grid, stage), encoding, bias))
-    return found
+    return [(layer, every[layer]) for layer in (range(len(every)) if layers is None else layers)]
 
 
 def _stages(position: Any) -> list[MixingPosition]:
@@ -171,17 +240,20 @@ def _array(values: Tensor) -> Array:
     return values.detach().double().cpu().numpy().copy()
 
 
-def save_mixing(maps: Sequence[MixingMap], path: str | Path) -> Path:
+def save_mixing(maps: Sequence[MixingMap], path: str | Path, parts: Sequence[MixingParts] = ()) -> Path:
     """Write `maps` to `path` as .npz; returns the path.
 
     `layer1_weights`, `layer1_logits` (groups, H, W), `layer1_bias` (H, W), `layer1_centers` (groups, 2) as (x, y) and
-    `layer1_matrices` (groups, 2, 2) are the first layer's, as far as it has them.
+    `layer1_matrices` (groups, 2, 2) are the first layer's, as far as it has them, and `layer1_dense` and
+    `layer1_relative` (groups, N, N) those of `parts`.
     """
     arrays: dict[str, Any] = {}
     for one in maps:
         for name in ("weights", "logits", "bias", "centers", "matrices"):
             if (value := getattr(one, name)) is not None:
                 arrays[f"layer{one.layer + 1}_{name}"] = value
+    for both in parts:
+        arrays |= {f"layer{both.layer + 1}_dense": both.dense, f"layer{both.layer + 1}_relative": both.relative}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     return write_bytes(path, buffer.getvalue())

@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from graticule.analysis.mixing import MixingMap
+from graticule.analysis.mixing import MixingMap, MixingParts
 from graticule.analysis.plots import DASHES, MARKERS, PALETTE, SIMILARITY
 
 _SIGNED = "PuOr"  # two-sided, and told apart with any colour vision
@@ -142,6 +142,55 @@ def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:
         bar.set_label("bias b", fontsize=9)
         bar.ax.tick_params(labelsize=8)
     figure.suptitle(title, fontsize=12)
+    return figure
+
+
+def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -> Figure:
+    """Draw the two parts that every layer mixes by, their sum, and a row of all three, a row of panels per layer.
+
+    The panels of a layer share one color scale, so that it shows which part is the larger. The paper draws the row of
+    token 40; here it is that of the query.
+
+    Reference: PosMLP (Wang et al., 2022), Figure 7.
+
+    Args:
+        parts: the layers to draw.
+        group: counted from 0; a layer that has fewer shows its last.
+        title: above the sheet.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+    """
+    if not parts:
+        raise ValueError("`parts` must hold one layer at least, got none: no layer mixes by a sum, as LRPE-M.")
+    figure = Figure(figsize=(11.5, 0.9 + 2.5 * len(parts)), layout="compressed")
+    panels = figure.subplots(len(parts), 4, squeeze=False, width_ratios=(1, 1, 1, 1.35))
+    for index, (line, one) in enumerate(zip(panels, parts, strict=True)):
+        images = [each[min(group, len(each) - 1)] for each in (one.dense, one.relative, one.total)]
+        names = ("dense matrix", "relative table", "sum")
+        high = max(float(np.abs(image).max()) for image in images) or 1.0
+        row = one.query[0] * one.grid.width + one.query[1]
+        drawn = None
+        for number, (ax, image, name) in enumerate(zip(line, images, names, strict=False)):
+            drawn = ax.imshow(image, norm=Normalize(-high, high), cmap=_SIGNED, interpolation="nearest")
+            ax.axhline(row, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+            ax.set(xticks=[], yticks=[])
+            line[3].plot(image[row], label=name, color=PALETTE[number], linestyle=DASHES[number], linewidth=1)
+            if index == 0:
+                ax.set_title(name, fontsize=10, pad=4)
+        tokens = one.grid.patches
+        line[0].set_ylabel(f"layer {one.layer + 1}\n{tokens} × {tokens}", fontsize=9)
+        line[1].set_xlabel(f"{100 * one.relative_share():.0f} % of the squares", fontsize=8)
+        if drawn is not None:
+            figure.colorbar(drawn, ax=list(line[:3])).ax.tick_params(labelsize=7)
+        line[3].axhline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
+        line[3].set(xlim=(-0.5, tokens - 0.5))
+        line[3].tick_params(labelsize=7)
+        if index == 0:
+            line[3].set_title("row of the query", fontsize=10, pad=4)
+            line[3].legend(fontsize=7)
+    figure.suptitle(title, fontsize=12)
+    figure.supxlabel("token that is read; dashed: the row of the query", fontsize=9)
     return figure
 
 

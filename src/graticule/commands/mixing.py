@@ -15,7 +15,10 @@ from graticule.commands.options import open_runs, parse, parse_checkpoint, parse
 
 @dataclass
 class Mixing:
-    """Draw what the layers of gated MLPs mix: the weights around a token, the bias maps, and their non-locality."""
+    """Draw what the layers of gated MLPs mix: the weights around a token, the bias maps, and their non-locality.
+
+    Where the weights are a dense matrix plus a table of displacements (encoding lrpe_m), both are drawn as well.
+    """
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
@@ -41,8 +44,10 @@ def run(arguments: list[str]) -> int:
     from graticule.analysis import (
         bias_sheet,
         mixing_maps,
+        mixing_parts,
         mixing_sheet,
         non_locality_plot,
+        parts_sheet,
         save_figure,
         save_mixing,
         sheet_layers,
@@ -57,6 +62,7 @@ def run(arguments: list[str]) -> int:
     query = _query(options.query) if options.query else None
     size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
     maps = {}
+    parts = {}
     figures: dict[str, Any] = {}
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True), start=1):
         model = run.model(checkpoint=parse_checkpoint(options.checkpoint))
@@ -77,6 +83,10 @@ def run(arguments: list[str]) -> int:
         figures[f"mixing{mark}.png"] = sheet
         if any(one.bias is not None for one in maps[label]):
             figures[f"mixing-bias{mark}.png"] = bias_sheet(maps[label], f"Bias, {title}")
+        parts[label] = mixing_parts(model, size, query, [one.layer for one in drawn])
+        if parts[label]:
+            group = groups[0] if groups else 0
+            figures[f"mixing-parts{mark}.png"] = parts_sheet(parts[label], group, f"Parts of the weights, {title}")
     figures["mixing-locality.png"] = non_locality_plot(maps)
     folder = options.output or runs[0].folder
     written: list[Path] = []
@@ -90,7 +100,8 @@ def run(arguments: list[str]) -> int:
             grid = f"{one.grid.height}x{one.grid.width}"
             rows.append((str(one.layer + 1), grid, str(one.groups), f"{one.distance():.2f}", shown, counted))
         print_table(("layer", "tokens", "groups", "distance", "g", "groups in g"), rows)
-        written.append(save_mixing(found, folder / (f"mixing-{number}.npz" if len(maps) > 1 else "mixing.npz")))
+        name = f"mixing-{number}.npz" if len(maps) > 1 else "mixing.npz"
+        written.append(save_mixing(found, folder / name, parts[label]))
     token = "the centre token" if query is None else f"token {options.query}"
     print(f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local")
     written += [save_figure(figure, folder / name) for name, figure in figures.items()]
