@@ -33,8 +33,8 @@ class MixingMap:
         stage: counted from 0.
         grid: of the tokens that are mixed; with windows, that of a window.
         query: (row, column) of the query.
-        logits: (groups, H, W), the query's row of attention logits, of which the softmax cancels a constant; the weights
-            themselves without a softmax.
+        logits: (groups, H, W), the query's row of attention logits, up to a constant that the softmax cancels; the
+            weights themselves without a softmax.
         weights: (groups, H, W), the query's row of the mixing weights.
         softmax: whether a softmax stands between the two.
         bias: (H, W), what is added to every channel of what was mixed; None without.
