@@ -20,6 +20,8 @@ from graticule.analysis import (
     Correlations,
     attention_maps,
     attention_sheet,
+    bias_map_sheet,
+    bias_maps,
     bias_sheet,
     correlation_sheet,
     locality_plot,
@@ -293,6 +295,25 @@ def test_attention_maps_are_shares_of_the_keys_in_every_layer(tmp_path, family, 
 
 
 @every
+@torch.no_grad()
+def test_bias_maps_are_the_biases_of_the_patches_where_layers_have_some(family, encoding, joining):
+    model = held(family, encoding, joining)
+    positions = iter(model.position(model.grid))
+    biased = "alibi" in str(encoding) or "relative_bias" in str(encoding) or (family, encoding) == ("Swin", None)
+    for stage, depth in enumerate(getattr(model, "depths", (layers(model),))):
+        given = [next(positions).bias for _ in range(depth)]
+        found = bias_maps(model, stage=stage)
+        assert (found is not None) == biased
+        if found is None:
+            continue
+        assert sorted(layer for group in found.layers for layer in group) == list(range(depth))
+        for group, maps in zip(found.layers, found.bias, strict=True):
+            for layer in group:
+                patches = given[layer][:, -found.grid.patches :, -found.grid.patches :]
+                np.testing.assert_array_equal(maps, patches)
+
+
+@every
 def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding, joining):
     model = held(family, encoding, joining)
     found = result(refusal("mixing_maps", family), mixing_maps, model)
@@ -415,6 +436,8 @@ def test_what_was_found_is_drawn(family):
         figures += [mixing_sheet(maps), bias_sheet(maps), non_locality_plot({family: maps})]
     else:
         figures.append(attention_sheet({family: attention_maps(model, images(model, batch=1))}))
+    if (biases := bias_maps(model)) is not None:
+        figures.append(bias_map_sheet(biases, family))
     if own(family, None) is None:
         found = position_correlations(model)
         figures += [correlation_sheet(found, family), locality_plot({family: found})]
