@@ -264,6 +264,14 @@ def test_tokens_that_were_no_neighbours_before_the_roll_do_not_see_each_other(gr
             assert torch.equal(one > 0, near[places][:, places].expand_as(one))
 
 
+def test_on_a_grid_that_windows_do_not_tile_opposite_borders_meet_as_in_timm():
+    """The map is rolled before it is padded; equality with timm at such sizes is tested above."""
+    attention, x, position = window_attention(Grid(9, 4), (4, 4), (2, 0))
+    x = x[:1].requires_grad_()
+    (gradient,) = torch.autograd.grad(attention(x, position, Grid(9, 4))[0, 0].sum(), x)
+    assert gradient[0].any(-1).view(9, 4).any(1).nonzero().flatten().tolist() == [0, 6, 7, 8]
+
+
 @TILED
 @torch.no_grad()
 def test_the_weights_of_the_windows_are_those_that_mix_the_values(grid, window, shift):
