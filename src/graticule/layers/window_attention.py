@@ -22,10 +22,10 @@ class WindowAttention(Attention):
     last row and column, tokens of different parts do not see one another. There are only four kinds of such windows,
     so each kind is attended at once, with one bias of a window: no mask for every window, and none for every sample.
 
-    Where windows do not tile the grid, the rolled map is padded with zeros below and to the right, as in timm. The zeros
-    are attended to, there and in Microsoft's code. Since timm rolls before it pads, opposite borders can meet in a
-    shifted layer: on 9 rows with windows of 4, row 0 attends to rows 6 to 8. Microsoft's code for detection pads first,
-    where they never do.
+    Where windows do not tile the grid, the rolled map is padded with zeros below and to the right, as in timm. The
+    zeros are attended to, there and in Microsoft's code. Since timm rolls before it pads, opposite borders can meet in
+    a shifted layer: on 9 rows with windows of 4, row 0 attends to rows 6 to 8. Microsoft's code for detection pads
+    first, where they never do.
 
     Reference: Swin Transformer (Liu et al., 2021), section 3.2.
 
