@@ -26,8 +26,10 @@ from graticule.analysis import (
     correlation_sheet,
     locality_plot,
     mixing_maps,
+    mixing_parts,
     mixing_sheet,
     non_locality_plot,
+    parts_sheet,
     position_correlations,
     save_attention,
     save_mixing,
@@ -327,6 +329,23 @@ def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding
         np.testing.assert_allclose(one.weights.reshape(one.groups, -1).T, taken[:, query].detach(), atol=1e-12)
     with np.load(save_mixing(found, tmp_path / "mixing.npz")) as saved:
         np.testing.assert_array_equal(saved["layer1_weights"], found[0].weights)
+
+
+@every
+def test_the_parts_of_a_mixing_sum_up_to_its_maps(family, encoding, joining):
+    model = held(family, encoding, joining)
+    parts = result(refusal("mixing_maps", family), mixing_parts, model)
+    if parts is None:
+        return
+    assert len(parts) == (layers(model) if "lrpe_m" in str(encoding) else 0)
+    for one, whole in zip(parts, mixing_maps(model) if parts else [], strict=True):
+        query = whole.query[0] * whole.grid.width + whole.query[1]
+        np.testing.assert_allclose(one.total[:, query], whole.weights.reshape(whole.groups, -1), atol=1e-12)
+    if parts:
+        assert parts_sheet(parts).axes
+    else:
+        with pytest.raises(ValueError, match="`parts`"):
+            parts_sheet(parts)
 
 
 @every
