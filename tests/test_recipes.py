@@ -11,15 +11,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 from timm.layers import DropPath
 from torch import nn
 
+from graticule.data import build_mixup
 from graticule.data.digits import digits
 from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
+from graticule.factory import list_decompositions
 from graticule.position import MixingPosition
 from graticule.recipes import list_recipes, load_recipe
-from graticule.tasks import Classification, Recipe, TextRecipe, build_model, evaluate, read_recipe, train
+from graticule.tasks import Classification, Mixing, Recipe, TextRecipe, build_model, evaluate, read_recipe, train
 from graticule.tasks.distillation import Distillation
 
 FIGURES = yaml.safe_load((Path(__file__).parent / "parity" / "golden" / "figures.yaml").read_text())
@@ -241,7 +244,7 @@ def released_settings(recipe, gpus=4):
         "scale": list(augmentation.scale),
         "sched": "cosine" if is_cosine(recipe, optimizer, schedule) else None,
         "smoothing": recipe.label_smoothing,
-        "train_interpolation": "random" if augmentation.random_interpolation else augmentation.interpolation,
+        "random_interpolation": True if augmentation.random_interpolation else augmentation.interpolation,
         "warmup_epochs": recipe.warmup_epochs,
         "warmup_lr": recipe.warmup_lr,
         "weight_decay": {group["weight_decay"] for group in optimizer.param_groups}.difference({0}).pop(),
@@ -382,3 +385,117 @@ def test_swin_with_pegs_is_trained_as_swin_is_in_its_code_with_its_batch_and_rat
 def test_a_recipe_with_an_unknown_key_is_refused():
     with pytest.raises(ValueError, match="epocs"):
         Recipe.from_dict({"epocs": 3})
+
+
+#: What the published configurations of Compact Transformers say (SHI-Labs/Compact-Transformers, configs/): of the data
+#: sets, which ViT-Lite and CVT take, and CCT's own for CIFAR-10, which differs in one column.
+CIFAR = {
+    "scale": (0.8, 1.0),
+    "random_interpolation": True,
+    "interpolation": "bicubic",
+    "rand_augment": "rand-m9-mstd0.5-inc1",
+    "hflip": 0.5,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "prob": 1.0,
+    "switch_prob": 0.5,
+    "label_smoothing": 0.1,
+    "erasing": 0.25,
+    "crop_pct": 1.0,
+    "batch_size": 128,
+    "min_lr": 1e-5,
+    "weight_decay": 6e-2,
+    "epochs": 300,
+    "cooldown_epochs": 10,
+    "warmup_epochs": 10,
+    "optimizer": "adamw",
+    "precision": "16-mixed",
+    "ema_decay": None,
+}
+CIFAR10 = CIFAR | {"off_epoch": 175, "lr": 55e-5, "warmup_lr": 1e-5}
+CIFAR100 = CIFAR | {"off_epoch": 0, "lr": 6e-4, "warmup_lr": 1e-6}
+#: T2T-ViT's (yitu-opensource/T2T-ViT, main.py and its command for T2T-ViT-7) and Swin's (microsoft/Swin-Transformer,
+#: config.py and configs/swin), where LaPE's table has no column for it.
+IMAGENET = {
+    "scale": (0.08, 1.0),
+    "hflip": 0.5,
+    "color_jitter": 0.4,
+    "rand_augment": "rand-m9-mstd0.5-inc1",
+    "erasing": 0.25,
+    "interpolation": "bicubic",
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "prob": 1.0,
+    "switch_prob": 0.5,
+    "off_epoch": 0,
+    "label_smoothing": 0.1,
+}
+PUBLISHED = {
+    "vit_lite_cifar10": CIFAR10,
+    "cvt_cifar10": CIFAR10,
+    "cct_cifar10": CIFAR10 | {"erasing": 0.0},
+    "vit_lite_cifar100": CIFAR100,
+    "cvt_cifar100": CIFAR100,
+    "cct_cifar100": CIFAR100,
+    "t2t_vit_7_imagenet": IMAGENET
+    | {
+        "random_interpolation": True,
+        "crop_pct": 0.9,
+        "drop_path_rate": 0.1,
+        "warmup_lr": 1e-6,
+        "ema_decay": 0.99996,
+    },
+    "swin_tiny_imagenet": IMAGENET
+    | {
+        "random_interpolation": False,
+        "crop_pct": 224 / 256,
+        "drop_path_rate": 0.2,
+        "warmup_lr": 5e-7,
+        "clip_grad": 5.0,
+        "ema_decay": None,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_has_the_values_of_the_published_configuration(name):
+    recipe = load_recipe(name)
+    parts = (recipe, recipe.augmentation, recipe.mixing)
+    values = {key: value for part in reversed(parts) for key, value in vars(part).items()}
+    assert {column: values[column] for column in PUBLISHED[name]} == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "cifar" in name])
+def test_a_compact_transformer_is_normalized_as_the_data_set_that_it_is_trained_on(name):
+    recipe = load_recipe(name)
+    classes = 100 if recipe.dataset == "cifar100" else 10
+    with torch.device("meta"):
+        cfg = build_model(recipe, classes, 3).pretrained_cfg
+    expected = {
+        10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        100: ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    }
+    assert (cfg["mean"], cfg["std"]) == expected[classes] and cfg["num_classes"] == classes
+
+
+def test_what_a_recipe_names_in_its_docstring_exists():
+    docs = {name: __import__(f"graticule.recipes.{name}", fromlist=["recipe"]).__doc__ for name in list_recipes()}
+    named = {found for doc in docs.values() for found in re.findall(r"decomposition=(\w+)", doc)}
+    assert named and named <= set(list_decompositions())
+    assert "swin_small_patch4_window7_224\n    --drop-path-rate 0.3" in docs["swin_tiny_imagenet"]  # Swin-S's own
+
+
+def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names(monkeypatch):
+    recipe = Recipe(mixing=Mixing(mixup=0.8, off_epoch=2), label_smoothing=0.1)
+    mixup = build_mixup(mixup=0.8, cutmix=0.0, prob=1.0, switch_prob=0.5, label_smoothing=0.1, num_classes=4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    model.num_classes = 4
+    task = Classification(model, recipe, SimpleNamespace(steps=1), mixup)
+    images, labels = torch.randn(6, 3, 2, 2), torch.arange(6) % 4
+    plain = F.cross_entropy(model(images), labels, label_smoothing=0.1)
+    for epoch, mixed in ((0, True), (1, True), (2, False), (3, False), (309, False)):
+        monkeypatch.setattr(Classification, "current_epoch", epoch)
+        loss, count = task.loss((images.clone(), labels))
+        assert count == 6 and torch.allclose(loss, plain, rtol=0, atol=1e-6) is not mixed
+    with pytest.raises(ValueError, match=r"`mixing.off_epoch` must be at least 0, got -1"):
+        Mixing(off_epoch=-1)

@@ -14,20 +14,26 @@ from graticule.backbones.vit_sizes import checkpoint_filter_fn
 
 #: Layers -> D, h and ratio of the MLP.
 _SIZES = {2: (128, 2, 1.0), 4: (128, 2, 1.0), 6: (256, 4, 2.0), 7: (256, 4, 2.0), 8: (256, 4, 2.0), 14: (384, 6, 3.0)}
-#: CIFAR's means and deviations, as its code has them.
-_CIFAR: dict[str, Any] = {
+#: Means and deviations of CIFAR-10, which the published configurations of its code have.
+_CIFAR10: dict[str, Any] = {
     "input_size": (3, 32, 32),
     "num_classes": 10,
     "mean": (0.4914, 0.4822, 0.4465),
-    "std": (0.2023, 0.1994, 0.2010),
+    "std": (0.2470, 0.2435, 0.2616),
     "crop_pct": 1.0,
+}
+#: The same of CIFAR-100, for a model of 32 pixels and 100 classes.
+_CIFAR100: dict[str, Any] = {
+    "num_classes": 100,
+    "mean": (0.5071, 0.4867, 0.4408),
+    "std": (0.2675, 0.2565, 0.2761),
 }
 
 
 def _cfg(name: str) -> dict[str, Any]:
     side = int(name.rsplit("_", 1)[1])
     stem = "patch_embed.conv_layers.0.0" if name.startswith("cct") else "patch_embed.proj"
-    given = _CIFAR if side == 32 else {"input_size": (3, side, side)}
+    given = _CIFAR10 if side == 32 else {"input_size": (3, side, side)}
     return imagenet_cfg(first_conv=stem, **given)
 
 
@@ -67,6 +73,8 @@ def _build(name: str, pretrained: bool = False, **kwargs: Any) -> CompactTransfo
     if convolutions:
         given |= {"tokenizer": "convolutions", "conv_layers": int(convolutions)}
     table = {"table_std": 0.2} if "learnable" in kwargs.get("encoding", "learnable").split("+") else {}
+    if int(image) == 32 and kwargs.get("num_classes") == 100:
+        kwargs["pretrained_cfg_overlay"] = {**_CIFAR100, **(kwargs.get("pretrained_cfg_overlay") or {})}
     return build_model_with_cfg(
         CompactTransformer,
         registry_name(name),

@@ -3,7 +3,8 @@
 Reproduces: LaPE (Yu et al., 2023), Table 1, with the settings of the first version's (2022) Table 7, row Swin; what
 that table leaves out is that of Swin's code (Liu et al., 2021).
 Command: graticule train swin_tiny_imagenet --data-root IMAGENET [--encoding learnable] [--encoding learnable
-    --joining lape] [--encoding learnable+relative_bias --joining lape] [--model swin_small_patch4_window7_224]
+    --joining lape] [--encoding learnable+relative_bias --joining lape] [--model swin_small_patch4_window7_224
+    --drop-path-rate 0.3]
 Cost: not measured.
 Result: not measured.
 

@@ -6,7 +6,8 @@ Command: graticule train t2t_vit_7_imagenet --data-root IMAGENET [--joining lape
 Cost: not measured.
 Result: not measured.
 
-The 10 warm-up epochs count within the 300; the 10 of cool-down come after.
+The 10 warm-up epochs count within the 300; the 10 of cool-down come after. As in that code, the moving average of the
+weights is evaluated, at a crop of 0.9.
 """
 
 from pathlib import Path
@@ -27,11 +28,12 @@ def recipe() -> Recipe:
         augmentation=Augmentation(
             scale=(0.08, 1.0),
             hflip=0.5,
-            color_jitter=0.3,
+            color_jitter=0.4,
             rand_augment="rand-m9-mstd0.5-inc1",
             erasing=0.25,
-            crop_pct=0.875,
+            crop_pct=0.9,
             interpolation="bicubic",
+            random_interpolation=True,
         ),
         mixing=Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
         label_smoothing=0.1,
@@ -46,5 +48,6 @@ def recipe() -> Recipe:
         min_lr=1e-5,
         warmup_lr=1e-6,
         weight_decay=0.03,
+        ema_decay=0.99996,
         precision="16-mixed",
     )

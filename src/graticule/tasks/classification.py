@@ -56,6 +56,8 @@ class Classification(Task):
         images, labels = batch
         smoothing = self.recipe.label_smoothing
         if self.mixup is not None:
+            off = self.recipe.mixing.off_epoch
+            self.mixup.mixup_enabled = not off or self.current_epoch < off
             images, labels = self.mixup(images, labels)  # labels: (B, num_classes)
             smoothing = 0.0
         outputs = self(images)

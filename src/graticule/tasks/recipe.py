@@ -26,6 +26,12 @@ class Mixing:
     """probability that a batch is mixed"""
     switch_prob: float = 0.5
     """probability of cutmix where both are on"""
+    off_epoch: int = 0
+    """epoch, counted from 0, from which on nothing is mixed; 0 for never"""
+
+    def __post_init__(self) -> None:
+        if self.off_epoch < 0:
+            raise ValueError(f"`mixing.off_epoch` must be at least 0, got {self.off_epoch}.")
 
 
 @dataclass(frozen=True)
