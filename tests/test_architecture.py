@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 FLOORS = [
     {"checks", "files", "names"},
     {"grid"},
+    {"typed"},
     {"displacement"},
     {"encodings"},
     {"joining"},
@@ -27,7 +28,7 @@ FLOORS = [
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 #: The package itself re-exports what is public: it stands on surgery, and those above may read it.
 FLOOR["graticule"] = FLOOR["surgery"] + 0.5
-#: What analysis may read: the public interface of models, and the helper that writes files.
+#: What analysis may read: the public interface of models, and the helpers that write files and check values.
 PUBLIC = {
     "checks",
     "grid",
@@ -39,6 +40,7 @@ PUBLIC = {
     "backbones",
     "files",
     "names",
+    "typed",
 }
 READERS_OF_ANALYSIS = {"studies", "commands", "cli", "__main__"}
 
@@ -94,7 +96,7 @@ def test_imports_point_down(path):
 
 
 def test_every_room_of_the_ground_floors_is_there():
-    assert {path.stem for path in SOURCE.iterdir()} >= {room for floor in FLOORS[:7] for room in floor}
+    assert {path.stem for path in SOURCE.iterdir()} >= {room for floor in FLOORS[:8] for room in floor}
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from torch import nn
 
 from graticule.encodings import (
@@ -50,6 +51,7 @@ from graticule.position import (
     RotaryPosition,
     SharedBiasPosition,
 )
+from graticule.typed import Count, Flag, Side, check_fields
 
 ABSOLUTE: dict[str, Callable[..., AbsoluteEncoding]] = {
     "learnable": Learnable,
@@ -79,35 +81,30 @@ JOININGS: dict[str, type[Joining]] = {
 class PegOptions:
     """Form and places of a conditional encoding (`graticule.encodings.Peg`, CPVT)."""
 
-    places: tuple[int, ...] = (0,)
+    places: tuple[Annotated[int, Field(strict=True)], ...] = (0,)
     """the layers behind which it stands; -1 is before the first"""
-    kernel: int = 3
+    kernel: Side = 3
     """side of the convolution, odd"""
     convolution: Literal["depthwise", "separable", "dense"] = "depthwise"
     """over each channel alone, that and then over all channels, or both at once"""
-    layers: int = 1
+    layers: Count = 1
     """convolutions of each; more than one come with batch norm and ReLU"""
     padding: Literal["zeros", "circular", "replicate", "reflect", "none"] = "zeros"
     """what stands around the grid"""
-    bias: bool = True
+    bias: Flag = True
     """whether the convolutions have a bias"""
-    frozen: bool = False
+    frozen: Flag = False
     """keep the weights as they are drawn or loaded (the statistics of a batch norm still follow the data)"""
     acts_on: Literal["tokens", "queries_keys"] = "tokens"
     """the stream of tokens, or the queries and keys of the next layer alone"""
 
     def __post_init__(self) -> None:
         given: Any = self.places
-        places = tuple(given) if isinstance(given, Iterable) else (given,)
-        whole = [place for place in places if isinstance(place, int) and not isinstance(place, bool)]
-        if not whole or len(set(whole)) < len(places):
+        if isinstance(given, int):
+            object.__setattr__(self, "places", (given,))
+        check_fields(self, "peg.")
+        if not self.places or len(set(self.places)) < len(self.places):
             raise ValueError(f"`peg.places` must be different layers, at least one, as 0 1 2, got {self.places!r}.")
-        object.__setattr__(self, "places", places)
-        for name in ("kernel", "layers"):
-            if not isinstance(getattr(self, name), int):
-                raise ValueError(f"`peg.{name}` must be a whole number, got {getattr(self, name)!r}.")
-        if self.acts_on not in ("tokens", "queries_keys"):
-            raise ValueError(f"`peg.acts_on` must be tokens or queries_keys, got {self.acts_on!r}.")
 
 
 @dataclass(frozen=True)
@@ -116,14 +113,17 @@ class MixingOptions:
 
     form: Literal["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"] = "gamma_gamma_t"
     """the matrix of a quadratic encoding; _released as the authors' code, where it is not what the paper prints"""
-    shift: bool = True
+    shift: Flag = True
     """whether a quadratic encoding learns its center; it stays at 0 if not"""
     start: Literal["released", "spread"] = "released"
     """initial values: those of the authors' code, or groups spread over directions and widths with a bias of one"""
-    bias: bool = True
+    bias: Flag = True
     """whether a number per token is added to what was mixed"""
     product: Literal["auto", "matrix", "displacement"] = "auto"
     """by the matrix of all pairs, or as a convolution over displacements (default: where that is faster)"""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "token_mixing.")
 
 
 def list_encodings() -> list[str]:
@@ -154,7 +154,7 @@ def build_position(
     peg: PegOptions | Mapping[str, Any] | None = None,
     shaw_clip: int | None = None,
     interpolation: Interpolation = "bicubic",
-    table_std: float | None = None,
+    table_std: Positive | None = None,
     token_mixing: MixingOptions | Mapping[str, Any] | None = None,
     window: int | None = None,
     absolute: bool = True,

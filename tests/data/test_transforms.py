@@ -148,5 +148,5 @@ def test_nothing_is_random_unless_asked_for():
     ],
 )
 def test_an_option_out_of_its_range_is_refused_by_name(field, value):
-    with pytest.raises(ValueError, match=f"`{field}`"):
+    with pytest.raises(ValueError, match=rf"`augmentation\.{field}"):
         Augmentation(**{field: value})

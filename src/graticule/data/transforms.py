@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 from PIL import Image
+from pydantic import Field
 from timm.data import create_transform
 from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
@@ -14,6 +16,7 @@ from torchvision import transforms as T
 from torchvision.transforms import InterpolationMode
 
 from graticule.data.images import DatasetInfo
+from graticule.typed import Flag, NotNegative, Positive, Share, ShareAboveZero, Whole, check_fields
 
 Transform = Callable[[Image.Image], Tensor]
 _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
@@ -23,60 +26,54 @@ _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
 class Augmentation:
     """What happens to a training image; all off by default. `crop_pct` is for evaluation too."""
 
-    random_crop_padding: int = 0
+    random_crop_padding: Annotated[Whole, Field(le=4096)] = 0
     """pixels of padding before a random crop, for small images"""
-    scale: tuple[float, float] | None = None
+    scale: tuple[ShareAboveZero, ShareAboveZero] | None = None
     """range of the area of a random resized crop, as a share of the image"""
-    hflip: float = 0.0
+    hflip: Share = 0.0
     """probability of a horizontal flip"""
-    color_jitter: float = 0.0
+    color_jitter: NotNegative = 0.0
     """strength of brightness, contrast and saturation jitter, where there is no RandAugment"""
     rand_augment: str | None = None
     """timm's string, as rand-m9-mstd0.5-inc1"""
-    erasing: float = 0.0
+    erasing: Share = 0.0
     """probability of random erasing"""
-    crop_pct: float = 1.0
+    crop_pct: ShareAboveZero = 1.0
     """in evaluation, the share of the resized image that the centre crop keeps; 0.875 on ImageNet"""
     interpolation: str = "bicubic"
     """how images are resized: bicubic, bilinear, ..."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
     """range of the aspect ratio of a random resized crop"""
-    random_interpolation: bool = False
+    random_interpolation: Flag = False
     """resize every random resized crop by bilinear or bicubic at random; evaluation by `interpolation`"""
 
     def __post_init__(self) -> None:
-        for name in ("random_crop_padding", "color_jitter"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
+        check_fields(self, "augmentation.")
         if self.random_crop_padding and self.scale:
             raise ValueError(
-                f"`random_crop_padding` must be 0 where `scale` crops by area, got {self.random_crop_padding} with "
-                f"{self.scale}."
+                f"`augmentation.random_crop_padding` must be 0 where `scale` crops by area, got "
+                f"{self.random_crop_padding} with {self.scale}."
             )
         if self.rand_augment is not None:
             try:
                 _named_augmentation(self.rand_augment, (0.5,), (32, 32))
             except (AssertionError, KeyError, ValueError, IndexError):
                 raise ValueError(
-                    f"`rand_augment` must be one of timm's, as rand-m9-mstd0.5-inc1, got {self.rand_augment!r}."
+                    f"`augmentation.rand_augment` must be one of timm's, as rand-m9-mstd0.5-inc1, got "
+                    f"{self.rand_augment!r}."
                 ) from None
-        for name in ("hflip", "erasing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"`{name}` must be in [0, 1], got {getattr(self, name)}.")
-        if not 0 < self.crop_pct <= 1:
-            raise ValueError(f"`crop_pct` must be in (0, 1], got {self.crop_pct}.")
         if self.interpolation not in _INTERPOLATION:
             known = ", ".join(_INTERPOLATION)
-            raise ValueError(f"`interpolation` must be one of {known}, got {self.interpolation!r}.")
-        if self.scale is not None and not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"`scale` must be a range in (0, 1], got {self.scale}.")
+            raise ValueError(f"`augmentation.interpolation` must be one of {known}, got {self.interpolation!r}.")
+        if self.scale is not None and self.scale[0] > self.scale[1]:
+            raise ValueError(f"`augmentation.scale` must be a range, the smaller share first, got {self.scale}.")
         if self.random_crop_padding and (self.random_interpolation or self.ratio != (3 / 4, 4 / 3)):
             raise ValueError(
-                f"`random_crop_padding` must be 0 where crops have a `ratio` or `random_interpolation`, which those by "
-                f"area have, got {self.random_crop_padding}."
+                f"`augmentation.random_crop_padding` must be 0 where crops have a `ratio` or `random_interpolation`, "
+                f"which those by area have, got {self.random_crop_padding}."
             )
-        if not 0 < self.ratio[0] <= self.ratio[1] < float("inf"):
-            raise ValueError(f"`ratio` must be a range of positive numbers, the smaller first, got {self.ratio}.")
+        if self.ratio[0] > self.ratio[1]:
+            raise ValueError(f"`augmentation.ratio` must be a range, the smaller number first, got {self.ratio}.")
 
     @property
     def random(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from graticule.backbones.registry import registry_name
 from graticule.data import DatasetInfo, check_class_names, same_classes
 from graticule.position import Position
 from graticule.surgery import load_checkpoint, read_checkpoint
+from graticule.typed import Positive, Share, check_fields
 
 
 @dataclass(frozen=True)
@@ -31,26 +31,18 @@ class Distillation:
     """weights of the named model, .safetensors or .pth; a run folder has its own"""
     form: Literal["hard", "soft"] = "hard"
     """learn the teacher's decision, or its probabilities"""
-    alpha: float | None = None
+    alpha: Share | None = None
     """share of the teacher's loss (default: 0.5 if hard, 0.1 if soft)"""
-    temperature: float | None = None
+    temperature: Positive | None = None
     """what the logits are divided by in the soft form (default: 3)"""
 
     def __post_init__(self) -> None:
-        if self.teacher_checkpoint is not None:  # a recipe that was written as JSON has its text
-            object.__setattr__(self, "teacher_checkpoint", Path(self.teacher_checkpoint))
-        if self.form not in ("hard", "soft"):
-            raise ValueError(f"`distillation.form` must be hard or soft, got {self.form!r}.")
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise ValueError(f"`distillation.alpha` must be in [0, 1], got {self.alpha}.")
-        if self.temperature is not None:
-            if self.form != "soft":
-                raise ValueError(
-                    f"`distillation.temperature` must be left out unless `distillation.form` is soft: a decision has "
-                    f"none, got {self.temperature}."
-                )
-            if not 0 < self.temperature < math.inf:
-                raise ValueError(f"`distillation.temperature` must be positive, got {self.temperature}.")
+        check_fields(self, "distillation.")
+        if self.temperature is not None and self.form != "soft":
+            raise ValueError(
+                f"`distillation.temperature` must be left out unless `distillation.form` is soft: a decision has "
+                f"none, got {self.temperature}."
+            )
         if self.teacher_checkpoint is not None and self.teacher is None:
             raise ValueError(
                 f"`distillation.teacher_checkpoint` must come with `distillation.teacher`, the name of the model that "

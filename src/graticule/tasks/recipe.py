@@ -5,26 +5,39 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field
 
 from graticule.data import Augmentation
 from graticule.factory import MixingOptions, PegOptions
 from graticule.tasks.distillation import Distillation
 from graticule.tasks.metric import TOP1, Metric
 from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.typed import (
+    Count,
+    Flag,
+    NotNegative,
+    Share,
+    ShareAboveZero,
+    ShareBelowOne,
+    Side,
+    Whole,
+    check_fields,
+)
 
 
 @dataclass(frozen=True)
 class Mixing:
     """Mixing of two images and their labels (timm's Mixup)."""
 
-    mixup: float = 0.0
+    mixup: NotNegative = 0.0
     """alpha of mixup; 0 for none"""
-    cutmix: float = 0.0
+    cutmix: NotNegative = 0.0
     """alpha of cutmix; 0 for none"""
-    prob: float = 1.0
+    prob: Share = 1.0
     """probability that a batch is mixed"""
-    switch_prob: float = 0.5
+    switch_prob: Share = 0.5
     """probability of cutmix where both are on"""
     off_epoch: int = 0
     """epoch, counted from 0, from which on nothing is mixed; 0 for never"""
@@ -32,6 +45,9 @@ class Mixing:
     def __post_init__(self) -> None:
         if self.off_epoch < 0:
             raise ValueError(f"`mixing.off_epoch` must be at least 0, got {self.off_epoch}.")
+
+    def __post_init__(self) -> None:
+        check_fields(self, "mixing.")
 
 
 @dataclass(frozen=True)
@@ -52,47 +68,37 @@ class Recipe(TrainingRecipe):
     """arguments of the backbone, as windows=[28,14,14,7] combine=add"""
     dataset: str = "digits"
     """data set, one of digits, fashion_mnist, cifar10, cifar100, image_folder, shards, hf_disk"""
-    limit_train: int | None = None
+    limit_train: Count | None = None
     """train on so many images only, balanced over the classes"""
-    limit_test: int | None = None
+    limit_test: Count | None = None
     """test on so many images only, balanced over the classes"""
-    batch_size: int = 64
+    batch_size: Count = 64
     """images a step, over all devices, nodes and accumulated parts"""
-    eval_batch_size: int = 256
+    eval_batch_size: Count = 256
     """images a batch in evaluation"""
     peg: PegOptions = field(default_factory=PegOptions)
     token_mixing: MixingOptions = field(default_factory=MixingOptions)
-    img_size: tuple[int, int] = (28, 28)
+    img_size: tuple[Side, Side] = (28, 28)
     """height and width of the images, multiples of the patch"""
-    patch_size: int | None = None
+    patch_size: Side | None = None
     """side of a patch (default: the backbone's)"""
     global_pool: Literal["token", "avg"] | None = None
     """class token or global average pooling (default: the backbone's own; the class token for most)"""
-    train_share: float | None = None
+    train_share: ShareAboveZero | None = None
     """train on this share of every class only, as 0.5 for a half (default: all)"""
-    share_seed: int = 0
+    share_seed: Whole = 0
     """which images of the share; apart from `seed`, so that runs with several seeds see the same ones"""
     augmentation: Augmentation = field(default_factory=Augmentation)
-    aug_repeats: int = 1
+    aug_repeats: Count = 1
     """repeated augmentation: an image comes so many times in turn, in epochs as long as without; 3 for DeiT"""
     mixing: Mixing = field(default_factory=Mixing)
-    label_smoothing: float = 0.0
+    label_smoothing: ShareBelowOne = 0.0
     """how much of a label is spread over all classes"""
     distillation: Distillation = field(default_factory=Distillation)
-    workers: int = 0
+    workers: Annotated[Whole, Field(le=1024)] = 0
     """processes that load images; 0 loads them in the main process"""
-    sync_batchnorm: bool = False
+    sync_batchnorm: Flag = False
     """let BatchNorm see the images of all GPUs"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least("workers", 0)
-        self._at_least("share_seed", 0)
-        self._at_least("aug_repeats", 1)
-        if self.train_share is not None and not 0 < self.train_share <= 1:
-            raise ValueError(f"`train_share` must be in (0, 1], as 0.5 for a half, got {self.train_share}.")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"`label_smoothing` must be in [0, 1), got {self.label_smoothing}.")
 
     def quick(self) -> Self:
         """The same code path in a few steps: two epochs of some tens of images, on the CPU."""

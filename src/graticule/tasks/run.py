@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
+from pydantic import ConfigDict
 from torch import nn
+from typing_extensions import TypedDict
 
 from graticule.data import BytePairTokenizer, ByteTokenizer, Tokenizer, check_class_names, check_vocabulary
 from graticule.files import locked
 from graticule.tasks.build import build_data, build_model, data_sizes, read_recipe
 from graticule.tasks.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.tasks.machines import load_weights
+from graticule.tasks.metric import Metric
 from graticule.tasks.text_recipe import TextRecipe
 from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.typed import Count, Finite, NotNegative, Number, Whole, read_json
+
+
+class _Recipe(TypedDict):
+    """What tells a recipe from an empty mapping, which would train with the defaults of this version."""
+
+    model: str
+    epochs: Count
+
+
+# a line in the class would be read as a key
+setattr(_Recipe, "__pydantic_config__", ConfigDict(extra="allow"))  # noqa: B010
+
+
+class _Described(TypedDict):
+    """What recipe.json holds beside versions and machine."""
+
+    recipe: _Recipe
+    num_classes: Count
+    channels: Count
+    class_names: NotRequired[tuple[str, ...]]
+    vocabulary: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -95,10 +120,12 @@ class Run:
         Raises:
             ValueError: if the file is damaged.
         """
+        values: Any = self._described()["recipe"]
         try:
-            return read_recipe(self._described()["recipe"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{self.recipe_file} is no recipe that this version can read ({error}).") from None
+            return read_recipe(values)
+        except ValueError as error:
+            reason = str(error).rstrip(".")
+            raise ValueError(f"{self.recipe_file} is no recipe that this version can read: {reason}.") from None
 
     def check_recipe(self, recipe: TrainingRecipe) -> None:
         """Check that a run that is here was made by `recipe`, on whatever machines.
@@ -113,8 +140,13 @@ class Run:
             )
 
     def result(self) -> dict[str, Any]:
-        """Read what came of a finished run."""
-        return json.loads(self.result_file.read_text(encoding="utf-8"))
+        """Read the results of a finished run.
+
+        Raises:
+            FileNotFoundError: if it is not finished.
+            ValueError: if the file is damaged.
+        """
+        return read_json(self.result_file, _result(self.recipe().metric))
 
     @property
     def tokenizer_file(self) -> Path:
@@ -146,9 +178,9 @@ class Run:
             ValueError: if the run has none: it is on text, or its file is damaged.
         """
         names = self._described().get("class_names")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{self.recipe_file} must list the names of the classes (`class_names`), got {names!r}.")
-        return tuple(names)
+        if names is None:
+            raise ValueError(f"{self.recipe_file} must list the names of the classes (`class_names`), got none.")
+        return names
 
     def data(self, recipe: TrainingRecipe | None = None) -> Any:
         """Build the data of the run, checked: a `DataModule`, or a `TextModule` with the run's tokenizer.
@@ -166,8 +198,8 @@ class Run:
         check_class_names(data.info.class_names, self.class_names, str(self.folder))
         return data
 
-    def _described(self) -> dict[str, Any]:
-        return json.loads(self.recipe_file.read_text(encoding="utf-8"))
+    def _described(self) -> _Described:
+        return read_json(self.recipe_file, _Described)
 
     def model(self, data: Any = None, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
         """Build the model with its best or last weights, in evaluation mode.
@@ -185,3 +217,21 @@ class Run:
                 f"{self.folder} has no {checkpoint} checkpoint yet; its training ended before the first epoch did."
             )
         return load_weights(build_model(recipe, *sizes), path).eval()
+
+
+@cache
+def _result(metric: Metric) -> Any:
+    """Return the type of result.json where runs are judged by `metric`."""
+    build: Any = TypedDict
+    return build(
+        "Result",
+        {
+            f"best_{metric.key}": Finite,
+            "best_epoch": Count,
+            f"last_{metric.key}": Number,
+            "epochs": Count,
+            "seconds": NotNegative,
+            "skipped_images": list[str],
+            "skipped_steps": Whole,
+        },
+    )

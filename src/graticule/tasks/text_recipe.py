@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from graticule.tasks.metric import BITS_PER_BYTE, Metric
 from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.typed import Count, Flag, ShareBelowOne
 
 
 @dataclass(frozen=True)
@@ -23,27 +24,21 @@ class TextRecipe(TrainingRecipe):
     """language model, one of `graticule models`"""
     dataset: str = "pydoc"
     """text, one of pydoc, text_folder"""
-    limit_train: int | None = None
+    limit_train: Count | None = None
     """train on so many windows from the beginning of the text only"""
-    limit_test: int | None = None
+    limit_test: Count | None = None
     """test on so many windows from the beginning of the held-out text only"""
-    batch_size: int = 16
+    batch_size: Count = 16
     """windows a step, over all devices, nodes and accumulated parts"""
-    eval_batch_size: int = 64
+    eval_batch_size: Count = 64
     """windows a batch in evaluation"""
-    context: int = 128
+    context: Count = 128
     """tokens a window in training, for which position information is held"""
     tokenizer: str = "bytes"
     """bytes, bpe (byte pairs learned from the training text), or the file of a saved one"""
-    vocab_size: int | None = None
+    vocab_size: Count | None = None
     """tokens of bpe"""
-    tied: bool = True
+    tied: Flag = True
     """whether the head has the weights of the token embedding"""
-    drop_rate: float = 0.0
+    drop_rate: ShareBelowOne = 0.0
     """dropout on the tokens that enter the first block, and on what attention and MLPs put out"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least("context", 1)
-        if not 0 <= self.drop_rate < 1:
-            raise ValueError(f"`drop_rate` must be in [0, 1), got {self.drop_rate}.")

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+from pydantic import Field
 from timm.optim import list_optimizers
 
 from graticule.names import known_name
 from graticule.tasks.metric import Metric
+from graticule.typed import (
+    Count,
+    Epochs,
+    Flag,
+    NotNegative,
+    Positive,
+    Seed,
+    ShareBelowOne,
+    check_fields,
+    keys_with_hints,
+)
 
 #: What a run may change when it goes on, for it does not decide what comes out.
 MACHINE = (
@@ -38,13 +49,13 @@ class TrainingRecipe:
     """position encoding, or several joined by + (default: the model's own; learnable for most)"""
     joining: str = "default"
     """how the encoding reaches each layer"""
-    joined_layers: int | None = None
+    joined_layers: Count | None = None
     """eta: only the first layers are joined (default: all)"""
     decomposition: str | None = None
     """what stands in the place of LaPE's norm (default: the whole LayerNorm)"""
-    shaw_clip: int | None = None
+    shaw_clip: Count | None = None
     """K of Shaw's encoding, in patches or tokens (default: 8)"""
-    table_std: float | None = None
+    table_std: Positive | None = None
     """standard deviation from which a learnable table is drawn, cut at 2 (default: the model's own, 0.02 for most)"""
     bias_norm: Literal["keys", "heads"] | None = None
     """what LaPE's norm of a relative bias is over (default: the keys)"""
@@ -59,70 +70,65 @@ class TrainingRecipe:
     """data set"""
     data_root: Path | None = None
     """folder of the data set (default: where the data set is looked for)"""
-    limit_train: int | None = None
+    limit_train: Count | None = None
     """train on so much only"""
-    limit_test: int | None = None
+    limit_test: Count | None = None
     """test on so much only"""
-    drop_path_rate: float = 0.0
+    drop_path_rate: ShareBelowOne = 0.0
     """stochastic depth of the last block"""
-    batch_size: int = 64
+    batch_size: Count = 64
     """examples a step, over all devices, nodes and accumulated parts"""
-    eval_batch_size: int = 256
+    eval_batch_size: Count = 256
     """examples a batch in evaluation"""
-    epochs: int = 10
+    epochs: Annotated[Epochs, Field(ge=1)] = 10
     """passes over the training data, cool-down not counted"""
     optimizer: str = "adamw"
     """timm's name of the optimiser: adamw, sgd, lamb, ..."""
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     """highest learning rate"""
-    min_lr: float = 1e-5
+    min_lr: NotNegative = 1e-5
     """learning rate at the end of the cosine"""
-    warmup_lr: float = 1e-6
+    warmup_lr: NotNegative = 1e-6
     """learning rate at the start of the warm-up"""
-    warmup_epochs: int = 0
+    warmup_epochs: Epochs = 0
     """epochs of linear warm-up, counted within `epochs`"""
-    cooldown_epochs: int = 0
+    cooldown_epochs: Epochs = 0
     """epochs at `min_lr` behind the cosine, beyond `epochs`"""
-    optimizer_eps: float | None = None
+    optimizer_eps: Annotated[Positive, Field(lt=1)] | None = None
     """what the optimizer adds to its denominators (default: the optimizer's own, 1e-8 for most)"""
-    weight_decay: float = 0.05
+    weight_decay: NotNegative = 0.05
     """decay of all weights but norms, biases and position parameters; those that mix tokens (gMLP, PosMLP) do decay"""
-    clip_grad: float | None = None
+    clip_grad: Positive | None = None
     """largest norm of the gradient (default: no clipping)"""
-    ema_decay: float | None = None
+    ema_decay: Annotated[Positive, Field(lt=1)] | None = None
     """decay of the moving average of the weights, which is what is then evaluated (default: none)"""
     precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] = "32-true"
     """Lightning's precision"""
     accelerator: str = "auto"
     """Lightning's accelerator: auto, cpu, gpu, ..."""
-    devices: int = 1
+    devices: Count = 1
     """GPUs (or processes, on CPUs) of a node"""
-    nodes: int = 1
+    nodes: Count = 1
     """machines; start the same command on each, by torchrun or SLURM"""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """how several devices work together: ddp keeps a whole model on each (auto does, too), fsdp shares it out"""
-    accumulate: int = 1
+    accumulate: Count = 1
     """parts in which every device works through its share of a batch, where it does not fit at once"""
-    grad_checkpointing: bool = False
+    grad_checkpointing: Flag = False
     """compute the activations of blocks again in the backward pass instead of keeping them"""
-    compile: bool = False
+    compile: Flag = False
     """compile the model with torch.compile"""
-    keep: int = 1
+    keep: Count = 1
     """how many of the last checkpoints are kept, besides the best"""
-    checkpoint_steps: int | None = None
+    checkpoint_steps: Count | None = None
     """save a checkpoint every so many steps too (default: at the end of an epoch only)"""
     nonfinite: Literal["stop", "skip"] = "stop"
     """what a loss that is not finite does: stop the run, or skip the step and count it"""
-    seed: int = 0
+    seed: Seed = 0
     """decides initialisation, order and augmentation"""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "eval_batch_size", "epochs", "devices", "nodes", "accumulate", "keep"):
-            self._at_least(name, 1)
-        for name in ("warmup_epochs", "cooldown_epochs", "seed"):
-            self._at_least(name, 0)
-        if self.checkpoint_steps is not None:
-            self._at_least("checkpoint_steps", 1)
+        check_fields(self)
         if shares := self.batch_size % (self.devices * self.nodes * self.accumulate):
             raise ValueError(
                 f"`batch_size` must be a multiple of devices x nodes x accumulate, {self.devices} x {self.nodes} x "
@@ -135,18 +141,8 @@ class TrainingRecipe:
             )
         self.backbone_arguments()
         known_name("optimizer", self.optimizer, [str(name) for name in list_optimizers()])
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ValueError(f"`ema_decay` must be in (0, 1), got {self.ema_decay}.")
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
             raise ValueError(f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}.")
-        if self.optimizer_eps is not None and not 0 < self.optimizer_eps < 1:
-            raise ValueError(f"`optimizer_eps` must be in (0, 1), got {self.optimizer_eps}.")
-        if self.lr <= 0:
-            raise ValueError(f"`lr` must be positive, got {self.lr}.")
-
-    def _at_least(self, name: str, least: int) -> None:
-        if getattr(self, name) < least:
-            raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
 
     def backbone_arguments(self) -> dict[str, Any]:
         """Read `model_kwargs`: what stands behind each = is JSON, or a word."""
@@ -204,35 +200,14 @@ class TrainingRecipe:
         """Rebuild what `to_dict` wrote.
 
         Raises:
-            ValueError: for a key that no recipe of this task has.
+            ValueError: for a key that no recipe of this task has, or a value that its field does not take.
         """
         values = dict(values)
         if (task := values.pop("task", cls.task)) != cls.task:
             raise ValueError(f"`task` of the recipe must be {cls.task}, got {task!r}.")
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        if unknown := values.keys() - fields:
-            raise ValueError(f"a recipe must not have the keys {_with_hints(unknown, cls)}.")
-        for name, value in values.items():
-            field = fields[name]
-            kind: Any = field.default_factory
-            options = dataclasses.is_dataclass(kind)
-            if options:
-                given = {key: tuple(part) if isinstance(part, list) else part for key, part in value.items()}
-                if unknown := given.keys() - {inner.name for inner in dataclasses.fields(kind)}:
-                    raise ValueError(f"`{name}` of a recipe must not have the keys {_with_hints(unknown, kind)}.")
-                values[name] = kind(**given)
-            elif isinstance(value, list):
-                values[name] = tuple(value)
-            elif field.type == "Path | None" and value is not None:
-                values[name] = Path(value)
+        if unknown := values.keys() - {field.name for field in dataclasses.fields(cls)}:
+            raise ValueError(f"a recipe must not have the keys {keys_with_hints(unknown, cls)}.")
         return cls(**values)
-
-
-def _with_hints(unknown: set[str], kind: Any) -> str:
-    """List keys, each with the name of a field that looks like it."""
-    fields = [f.name for f in dataclasses.fields(kind)]
-    close = {key: difflib.get_close_matches(key, fields, n=1) for key in sorted(unknown)}
-    return ", ".join(f"{key} (did you mean {found[0]}?)" if found else key for key, found in close.items())
 
 
 def _refused(constant: str) -> None:

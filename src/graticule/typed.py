@@ -1,0 +1,148 @@
+"""Types that declare the range of a value, and the checks of dataclasses and JSON files against them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from graticule.checks import printable
+
+#: More than anything is counted to: a larger number is a mistake, and would overflow or never end.
+_MOST = 1_000_000_000
+
+Whole = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
+Count = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
+Epochs = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+#: The side of an image or a kernel.
+Side = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+#: NumPy takes 32 bits.
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+Number = Annotated[float, Field(strict=True)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+#: In [0, 1], [0, 1) and (0, 1].
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+ShareBelowOne = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
+ShareAboveZero = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+
+#: The largest JSON file that is read, in bytes, and how deep it may be nested.
+_LARGEST, _DEEPEST = 4 << 20, 32
+
+_WORDS = {"greater than or equal to": "at least", "less than or equal to": "at most", "Input should ": "must "}
+
+
+def check_fields(instance: Any, prefix: str = "") -> None:
+    """Check every field of a frozen dataclass against its annotation; lists become tuples and mappings dataclasses.
+
+    Args:
+        instance: the dataclass, in its `__post_init__`.
+        prefix: precedes the names of fields in messages, as `peg.`.
+
+    Raises:
+        ValueError: naming the first field that is of another type or out of its range, the rule and the value.
+    """
+    kind: Any = type(instance)
+    values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(kind)}
+    try:
+        checked = _fields_of(kind).validate_python(values)
+    except ValidationError as error:
+        raise ValueError(f"{_complaint(error, kind, prefix)}.") from None
+    for name, value in checked.items():
+        object.__setattr__(instance, name, value)
+
+
+def check_value(kind: Any, value: Any, where: str) -> Any:
+    """Return `value` as `kind`; `where` begins the message of a value that is something else.
+
+    Raises:
+        ValueError: naming the first part of it that is wrong, the rule and what came.
+    """
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {_complaint(error, kind)}.") from None
+
+
+def read_json(path: Path, kind: Any) -> Any:
+    """Read a JSON file as `kind`.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it is no file, too large, nested too deep, no JSON, or something else than `kind`.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} must be a file, got a folder or a device.")
+    with path.open("rb") as file:
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise ValueError(f"{path} is damaged: it must have at most {_LARGEST:,} bytes, and has more.")
+    try:
+        values = json.loads(data)
+    except RecursionError:
+        raise ValueError(f"{path} is damaged: it must be nested at most {_DEEPEST} deep.") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: it is no JSON ({str(error).splitlines()[0]}).") from None
+    level: list[Any] = [values]
+    for _ in range(_DEEPEST):
+        inner = [list(value.values()) if isinstance(value, dict) else value for value in level]
+        level = [item for value in inner if isinstance(value, list) for item in value]
+    if level:
+        raise ValueError(f"{path} is damaged: it must be nested at most {_DEEPEST} deep.")
+    return check_value(kind, values, f"{path} is damaged")
+
+
+def keys_with_hints(unknown: set[str], kind: Any) -> str:
+    """List keys, each with the name of a field of the dataclass `kind` that looks like it."""
+    fields = [field.name for field in dataclasses.fields(kind)]
+    close = {key: difflib.get_close_matches(key, fields, n=1) for key in sorted(unknown)}
+    return ", ".join(
+        f"{printable(key)[:60]} (did you mean {found[0]}?)" if found else printable(key)[:60]
+        for key, found in close.items()
+    )
+
+
+@cache
+def _fields_of(kind: Any) -> TypeAdapter[Any]:
+    """Build what checks the fields of a dataclass; the dataclasses in it take no unknown keys."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    hints = get_type_hints(kind, include_extras=True)
+    build: Any = TypedDict
+    form = build(kind.__name__, {name: hints[name] for name in names})
+    form.__pydantic_config__ = ConfigDict(extra="forbid")
+    return TypeAdapter(form)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _complaint(error: ValidationError, kind: Any, prefix: str = "") -> str:
+    """Say what is wrong with the first value that is."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "value_error":  # of a dataclass within, which has said it all
+        return str(first["ctx"]["error"]).rstrip(".")
+    name = prefix
+    for part in first["loc"]:
+        name += f"[{part}]" if isinstance(part, int) else f"{'.' if name and name[-1] != '.' else ''}{part}"
+    name = f"`{printable(name)[:80]}`" if name else "it"
+    shown = repr(first["input"])
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    if first["type"] == "missing":
+        return f"{name} must be given, got {shown} without it"
+    if first["type"] == "unexpected_keyword_argument":
+        options = get_type_hints(kind)[str(first["loc"][0])]
+        return f"`{prefix}{first['loc'][0]}` must not have the keys {keys_with_hints({str(first['loc'][-1])}, options)}"
+    rule = first["msg"]
+    for words, ours in _WORDS.items():
+        rule = rule.replace(words, ours)
+    return f"{name} {rule}, got {shown}"
