@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -13,13 +12,14 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from graticule.checks import printable
+from graticule.files import read_json
 
 #: More than anything is counted to: a larger number is a mistake, and would overflow or never end.
 _MOST = 1_000_000_000
 
 Whole = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 Count = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
-Epochs = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+Epochs = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 #: The side of an image or a kernel.
 Side = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 #: NumPy takes 32 bits.
@@ -72,25 +72,14 @@ def check_value(kind: Any, value: Any, where: str) -> Any:
         raise ValueError(f"{where}: {_complaint(error, kind)}.") from None
 
 
-def read_json(path: Path, kind: Any) -> Any:
+def read_typed(path: Path, kind: Any) -> Any:
     """Read a JSON file as `kind`.
 
     Raises:
         FileNotFoundError: if it is not there.
-        ValueError: if it is no file, too large, nested too deep, no JSON, or something else than `kind`.
+        ValueError: if it is no plain file, too large, nested too deep, no JSON, or something else than `kind`.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} must be a file, got a folder or a device.")
-    with path.open("rb") as file:
-        data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise ValueError(f"{path} is damaged: it must have at most {_LARGEST:,} bytes, and has more.")
-    try:
-        values = json.loads(data)
-    except RecursionError:
-        raise ValueError(f"{path} is damaged: it must be nested at most {_DEEPEST} deep.") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: it is no JSON ({str(error).splitlines()[0]}).") from None
+    values = read_json(path, _LARGEST)
     level: list[Any] = [values]
     for _ in range(_DEEPEST):
         inner = [list(value.values()) if isinstance(value, dict) else value for value in level]
@@ -135,13 +124,13 @@ def _complaint(error: ValidationError, kind: Any, prefix: str = "") -> str:
     for part in first["loc"]:
         name += f"[{part}]" if isinstance(part, int) else f"{'.' if name and name[-1] != '.' else ''}{part}"
     name = f"`{printable(name)[:80]}`" if name else "it"
-    shown = repr(first["input"])
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     if first["type"] == "missing":
-        return f"{name} must be given, got {shown} without it"
+        return f"{name} must be given"
     if first["type"] == "unexpected_keyword_argument":
         options = get_type_hints(kind)[str(first["loc"][0])]
         return f"`{prefix}{first['loc'][0]}` must not have the keys {keys_with_hints({str(first['loc'][-1])}, options)}"
+    shown = repr(first["input"])
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     rule = first["msg"]
     for words, ours in _WORDS.items():
         rule = rule.replace(words, ours)

@@ -161,6 +161,8 @@ def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
         (b"epoch,val_top1\nnan,50\n", "epochs out of order"),
         (b"epoch,val_top1\n,50\n", "epochs out of order"),
         (b"epoch,val_top1\n1.5,50\n", "epochs out of order"),
+        (b"epoch\n" + b"1\n" * 100_001, "more than 100,000 epochs"),
+        (b"epoch\n" + b"1" * (65 << 20), "must have at most 67,108,864 bytes"),
     ],
 )
 def test_damaged_metrics_are_told_in_the_summary(tmp_path, text, said):
@@ -176,23 +178,30 @@ def test_damaged_metrics_are_told_in_the_summary(tmp_path, text, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"", "no JSON, line 1"),
-        (b'{"recipe": {\n"epochs": 3,', "no JSON, line 2"),
-        (b"\xff\xfe\x80", "no recipe"),
-        (b"[]", "no recipe"),
-        (b"{}", "no recipe"),
-        (b'{"recipe": 3}', "no recipe"),
-        (b'{"recipe": {}}', "no recipe"),
-        (b'{"recipe": {"epochs": "ten"}}', "no number of epochs, got 'ten'"),
-        (b'{"recipe": {"epochs": 3, "cooldown_epochs": null}}', "no number of epochs"),
-        (b"[" * 100_000, "no recipe"),
+        (b"", "must be JSON"),
+        (b'{"recipe": {\n"epochs": 3,', "line 2"),
+        (b"\xff\xfe\x80", "must be JSON"),
+        (b"[]", "it must be a valid dictionary, got []"),
+        (b"{}", "`recipe` must be given"),
+        (b'{"recipe": 3}', "`recipe` must be a valid dictionary, got 3"),
+        (b'{"recipe": {}}', "`recipe.epochs` must be given"),
+        (b'{"recipe": {"epochs": "ten"}}', "`recipe.epochs` must be a valid integer, got 'ten'"),
+        (
+            b'{"recipe": {"epochs": 3, "cooldown_epochs": null}}',
+            "`recipe.cooldown_epochs` must be a valid integer",
+        ),
+        (b'{"recipe": {"epochs": 1e30}}', "`recipe.epochs` must be a valid integer, got 1e+30"),
+        (b'{"recipe": {"epochs": 100001}}', "`recipe.epochs` must be at most 100000, got 100001"),
+        (b'{"recipe": {"epochs": 3, "peg": ' + b"[" * 40 + b"]" * 40 + b"}}", "must be nested at most 32 deep"),
+        (b" " * (5 << 20) + b"{}", "must have at most"),
+        (b"[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_damaged_recipe_is_told_in_the_summary(tmp_path, text, said):
     folder = write_run(tmp_path / "run", (50, 60))
     (folder / "recipe.json").write_bytes(text)
     one = summarise(folder)
-    assert one.state == "damaged" and one.damage.startswith("recipe.json: ") and said in one.damage
+    assert one.state == "damaged" and one.damage.startswith("recipe.json") and said in one.damage
     assert (one.epoch, one.epochs, one.best, one.recipe) == (2, None, (60.0, 2), {})
 
 
@@ -200,7 +209,10 @@ def test_what_is_gone_or_is_no_file_is_damaged_too(tmp_path):
     folder = write_run(tmp_path / "run")
     (folder / "metrics.csv").mkdir()
     (folder / "recipe.json").unlink()
-    assert summarise(folder).damage == "recipe.json: No such file or directory; metrics.csv: Is a directory"
+    assert (
+        summarise(folder).damage
+        == "recipe.json: No such file or directory; metrics.csv must be a plain file, got a folder"
+    )
 
 
 def test_a_recipe_of_another_version_is_read(tmp_path):

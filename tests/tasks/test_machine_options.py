@@ -127,14 +127,14 @@ def test_more_devices_than_started_processes_or_shares_are_refused(capsys, withi
     [
         (lambda recipe: recipe.update(epoch=3), "epoch (did you mean epochs?)"),
         (lambda recipe: recipe["mixing"].update(mixupp=3), "`mixing` must not have the keys mixupp (did"),
-        (lambda recipe: recipe.update(mixing=3), "no recipe that this version can read"),
-        (lambda recipe: recipe.update(epochs="three"), "no recipe that this version can read"),
+        (lambda recipe: recipe.update(mixing=3), "`mixing` must be a dictionary"),
+        (lambda recipe: recipe.update(epochs="three"), "`epochs` must be a valid integer, got 'three'"),
         (lambda recipe: recipe.update(lr=-1), "`lr` must be greater than 0, got -1"),
         (lambda recipe: recipe.update(seed=1.5), "`seed` must be a valid integer, got 1.5"),
         (lambda recipe: recipe.update(joining=3), "`joining` must be a valid string, got 3"),
         (lambda recipe: recipe.update(epochs=1e30), "`epochs` must be a valid integer, got 1e+30"),
         (lambda recipe: recipe.update(lr="\x1b[31m\n"), r"`lr` must be a valid number, got '\x1b[31m\n'"),
-        (lambda recipe: recipe.clear(), "`model` must be given"),
+        (lambda recipe: recipe.clear(), "no recipe: `model` must be given"),
     ],
 )
 def test_what_is_wrong_in_the_file_of_a_recipe_is_named(tmp_path, capsys, within, change, said):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
+import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,17 +12,24 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NotRequired
 
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+from graticule.files import read_bytes
 from graticule.tasks.build import TASK_METRICS
 from graticule.tasks.metric import METRICS, Metric
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.run import Run
+from graticule.typed import Epochs, read_typed
 
 #: Column -> its value in every epoch, NaN where there is none.
 Metrics = dict[str, list[float]]
 State = Literal["finished", "running", "stopped", "no epoch yet", "damaged"]
 
+MOST_EPOCHS = 100_000  # of metrics that are read
+_LARGEST = 64 << 20  # bytes of them
 LONGEST_LABEL = 60  # characters; a longer one leaves a legend no room
 
 
@@ -42,6 +50,18 @@ def find_runs(folder: Path) -> Iterator[Path]:
             yield Path(place)
         else:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+@with_config(ConfigDict(extra="allow"))
+class _Epochs(TypedDict):
+    """What is read of a recipe, whatever version wrote it."""
+
+    epochs: Epochs
+    cooldown_epochs: NotRequired[Epochs]
+
+
+class _Kept(TypedDict):
+    recipe: _Epochs
 
 
 @dataclass(frozen=True)
@@ -129,14 +149,9 @@ def read_recipe(path: Path) -> dict[str, Any]:
         ValueError: if it is no recipe.
     """
     try:
-        recipe = json.loads(path.read_bytes())["recipe"]
-        counts = [recipe["epochs"], recipe.get("cooldown_epochs", 0)]
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path.name}: no JSON, line {error.lineno}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{path.name}: no recipe with epochs in it") from None
-    if not all(type(count) is int for count in counts):
-        raise ValueError(f"{path.name}: no number of epochs, got {recipe['epochs']!r}")
+        recipe = read_typed(path, _Kept)["recipe"]
+    except ValueError as error:
+        raise ValueError(_short(error, path)) from None
     return {"task": Recipe.task} | recipe
 
 
@@ -148,10 +163,16 @@ def read_metrics(path: Path) -> Metrics:
         ValueError: if something else is in the file.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *rows = csv.reader(file)
+        content = read_bytes(path, _LARGEST)
+    except ValueError as error:
+        raise ValueError(_short(error, path)) from None
+    try:
+        text = content.decode("utf-8")
+        header, *rows = itertools.islice(csv.reader(io.StringIO(text, newline="")), MOST_EPOCHS + 2)
     except (ValueError, csv.Error):  # nothing in it, or no text
         raise ValueError(f"{path.name}: no table") from None
+    if len(rows) > MOST_EPOCHS:
+        raise ValueError(f"{path.name}: more than {MOST_EPOCHS:,} epochs")
     if "epoch" not in header or len(set(header)) < len(header):
         raise ValueError(f"{path.name}: no header with epoch, got {','.join(header)[:40]!r}")
     found: Metrics = {name: [] for name in header}
@@ -186,8 +207,9 @@ def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
     shared = set.intersection(*[set(run["epoch"]) for run in runs])
     points = []
     clocks = [list(accumulate(run.get("seconds", [math.nan] * len(run["epoch"])))) for run in runs]
+    places = [{epoch: row for row, epoch in enumerate(run["epoch"])} for run in runs]
     for epoch in sorted(shared):
-        rows = [run["epoch"].index(epoch) for run in runs]
+        rows = [place[epoch] for place in places]
         values = [run[metric][row] for run, row in zip(runs, rows, strict=True)]
         values = values if all(map(math.isfinite, values)) else [math.nan] * len(values)
         mean = fmean(values)
@@ -255,6 +277,11 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _short(error: Exception, path: Path) -> str:
+    """Return a message about the file `path` with its name alone."""
+    return str(error).replace(f"{path} is damaged", path.name).replace(str(path), path.name).rstrip(".")
 
 
 def _reason(error: Exception) -> str:

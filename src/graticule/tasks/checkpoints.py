@@ -7,7 +7,6 @@ last few are kept, and the one of the best epoch, which `best.json` names.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 import signal
@@ -19,13 +18,21 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from typing_extensions import TypedDict
 
 from graticule.files import write_json, write_whole
 from graticule.surgery import read_checkpoint
 from graticule.tasks.metric import Metric
+from graticule.typed import read_typed
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+
+
+class _Pointer(TypedDict):
+    """What best.json holds beside the score."""
+
+    checkpoint: str
 
 
 class Interrupted(Exception):
@@ -58,11 +65,8 @@ def best_checkpoint(folder: Path) -> Path | None:
     pointer = folder / "best.json"
     if not pointer.is_file():
         return None
-    try:
-        name = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{pointer} is damaged ({error}).") from None
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+    name = read_typed(pointer, _Pointer)["checkpoint"]
+    if not _NAME.fullmatch(name):
         raise ValueError(f"{pointer} must name a checkpoint beside it, as step-000000100.ckpt, got {name!r}.")
     return folder / name
 
@@ -70,7 +74,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 def remove_leftovers(folder: Path) -> None:
     """Remove what a process that was killed left half written in `folder`, the checkpoints of a run."""
     for path in folder.glob(".*.tmp"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 class Checkpoints(Checkpoint):

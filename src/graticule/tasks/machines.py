@@ -8,13 +8,14 @@ import re
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 import torch
 import torch.distributed.checkpoint as dcp
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -25,9 +26,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
+from typing_extensions import TypedDict
 
 from graticule.surgery import load_checkpoint, read_checkpoint
 from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.typed import Count, Epochs, NotNegative, Number, Whole, check_value
 
 #: A block of a backbone, by its name: blocks.3, layers.1.blocks.0, block2.1
 _BLOCK = re.compile(r"(?:^|\.)blocks?\d*\.\d+$")
@@ -206,9 +209,48 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
     return model
 
 
-def read_rest(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's progress, histories and counters: all of one file, or what is not shared out."""
-    return read_checkpoint(path if path.is_file() else path / _REST)
+class _Progress(TypedDict):
+    """Where in its epochs a run stands; sums: of the losses and the examples of the epoch so far, for each process."""
+
+    epoch: Epochs
+    batches: Whole
+    sums: Annotated[list[tuple[Number, NotNegative]], Field(min_length=1)]
+    skipped_steps: Whole
+    skipped_in_a_row: Whole
+    accumulate: Count
+
+
+class _Best(TypedDict):
+    best: Number
+    best_name: str | None
+
+
+class _Rows(TypedDict):
+    rows: list[dict[str, Number]]
+    seconds: NotNegative
+
+
+class _Callbacks(TypedDict):
+    Checkpoints: _Best
+    History: _Rows
+
+
+class Rest(TypedDict):
+    """What this library keeps in a checkpoint beside weights and optimizer."""
+
+    progress: _Progress
+    callbacks: _Callbacks
+
+
+def read_rest(path: Path) -> Rest:
+    """Read a checkpoint's progress, history and best score.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it cannot be read, or lacks one of them, or has something else under its name.
+    """
+    found = read_checkpoint(path if path.is_file() else path / _REST)
+    return check_value(Rest, found, f"{path} is damaged")
 
 
 def _reason(error: BaseException) -> str:

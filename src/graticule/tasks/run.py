@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
-from pydantic import ConfigDict
 from torch import nn
 from typing_extensions import TypedDict
 
@@ -19,24 +18,13 @@ from graticule.tasks.machines import load_weights
 from graticule.tasks.metric import Metric
 from graticule.tasks.text_recipe import TextRecipe
 from graticule.tasks.training_recipe import TrainingRecipe
-from graticule.typed import Count, Finite, NotNegative, Number, Whole, read_json
-
-
-class _Recipe(TypedDict):
-    """What tells a recipe from an empty mapping, which would train with the defaults of this version."""
-
-    model: str
-    epochs: Count
-
-
-# a line in the class would be read as a key
-setattr(_Recipe, "__pydantic_config__", ConfigDict(extra="allow"))  # noqa: B010
+from graticule.typed import Count, Finite, NotNegative, Number, Whole, read_typed
 
 
 class _Described(TypedDict):
     """What recipe.json holds beside versions and machine."""
 
-    recipe: _Recipe
+    recipe: dict[str, Any]
     num_classes: Count
     channels: Count
     class_names: NotRequired[tuple[str, ...]]
@@ -120,12 +108,40 @@ class Run:
         Raises:
             ValueError: if the file is damaged.
         """
-        values: Any = self._described()["recipe"]
+        values = self._described()["recipe"]
+        for name in ("model", "epochs"):  # without them, the defaults of this version would be trained
+            if name not in values:
+                raise ValueError(f"{self.recipe_file} is no recipe: `{name}` must be given.")
         try:
             return read_recipe(values)
         except ValueError as error:
             reason = str(error).rstrip(".")
             raise ValueError(f"{self.recipe_file} is no recipe that this version can read: {reason}.") from None
+
+    def check_links(self) -> None:
+        """Check that no file or folder of the run is a link that leads out of its folder.
+
+        Training replaces, appends to and removes them, and would do so to what belongs to something else.
+
+        Raises:
+            ValueError: naming the first that is.
+        """
+        files = (
+            self.recipe_file,
+            self.metrics_file,
+            self.log_file,
+            self.weights,
+            self.result_file,
+            self.tokenizer_file,
+        )
+        folders = (self.checkpoints, self.folder / "tensorboard")
+        within = [path for folder in folders if not folder.is_symlink() for path in folder.rglob("*")]
+        for path in (*files, self.folder / ".lock", *folders, *within):
+            if path.is_symlink() and not path.resolve().is_relative_to(self.folder.resolve()):
+                raise ValueError(
+                    f"`folder` must hold the files of its run itself, got {str(path)!r}, a link out of it; copy there "
+                    "what it leads to, or remove it."
+                )
 
     def check_recipe(self, recipe: TrainingRecipe) -> None:
         """Check that a run that is here was made by `recipe`, on whatever machines.
@@ -146,7 +162,7 @@ class Run:
             FileNotFoundError: if it is not finished.
             ValueError: if the file is damaged.
         """
-        return read_json(self.result_file, _result(self.recipe().metric))
+        return read_typed(self.result_file, _result(self.recipe().metric))
 
     @property
     def tokenizer_file(self) -> Path:
@@ -199,7 +215,7 @@ class Run:
         return data
 
     def _described(self) -> _Described:
-        return read_json(self.recipe_file, _Described)
+        return read_typed(self.recipe_file, _Described)
 
     def model(self, data: Any = None, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
         """Build the model with its best or last weights, in evaluation mode.

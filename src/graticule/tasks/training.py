@@ -83,11 +83,7 @@ def _train(recipe: TrainingRecipe, run: Run, saver: Checkpoints, resume: bool, p
     trainer = build_trainer(recipe, run, [history, saver, *([Progress(recipe.metric)] if progress else [])])
     first = trainer.is_global_zero
     if first:  # the others come when the folder is prepared
-        if run.recipe_file.exists() and not resume:
-            raise FileExistsError(
-                f"`folder` must not hold a run already, got {str(folder)!r}; resume it with --resume, or name another."
-            )
-        run.check_recipe(recipe)
+        _check_folder(run, recipe, resume)
     L.seed_everything(recipe.seed, verbose=False)
     data = run.data(recipe) if run.recipe_file.exists() else build_data(recipe)
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
@@ -103,6 +99,11 @@ def _train(recipe: TrainingRecipe, run: Run, saver: Checkpoints, resume: bool, p
                 raise BlockingIOError(
                     f"`folder` must be of one run at a time, got {str(folder)!r}, where another process is training."
                 )
+            _check_folder(run, recipe, resume)  # another process may have trained here while data and model were built
+            if run.finished:
+                if trainer.world_size > 1:  # the others wait for this one
+                    raise FileExistsError(f"the run in {str(folder)!r} was finished by other processes meanwhile.")
+                return run
             remove_leftovers(run.checkpoints)
             for path in (run.weights, run.metrics_file, run.result_file, run.recipe_file):
                 for left in run.folder.glob(f".{path.name}.*.tmp"):
@@ -116,11 +117,26 @@ def _train(recipe: TrainingRecipe, run: Run, saver: Checkpoints, resume: bool, p
                 history.say(f"starts from {recipe.start_from}")
         last = run.last
         if last is not None:
-            _go_on(batches, _progress(run, last), recipe)
+            _go_on(batches, _progress(run, last, recipe, batches), recipe)
         _fit(trainer, task, data, batches, last)
         if first:
             _finish(run, data, task)
     return run
+
+
+def _check_folder(run: Run, recipe: TrainingRecipe, resume: bool) -> None:
+    """Check that a folder can take the run of `recipe`.
+
+    Raises:
+        FileExistsError: if it holds a run already and `resume` is off.
+        ValueError: if it holds a run of another recipe, or links that lead out of it.
+    """
+    run.check_links()
+    if run.recipe_file.exists() and not resume:
+        raise FileExistsError(
+            f"`folder` must not hold a run already, got {str(run.folder)!r}; resume it with --resume, or name another."
+        )
+    run.check_recipe(recipe)
 
 
 def build_trainer(recipe: TrainingRecipe, run: Run, callbacks: list[L.Callback]) -> L.Trainer:
@@ -183,22 +199,33 @@ def _classification(model: Any, recipe: Recipe, data: Any, batches: BatchOrder) 
     return kind(model, recipe, batches, mixup, teacher)
 
 
-def _progress(run: Run, last: Path) -> dict[str, Any]:
+def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> Any:
     """Read where a checkpoint stands.
 
     Raises:
-        ValueError: if it is damaged; says which older ones there are.
+        ValueError: if it is damaged; names the older ones.
     """
     try:
-        return read_rest(last)["progress"]
-    except (ValueError, KeyError, FileNotFoundError) as error:
+        rest = read_rest(last)
+        progress = rest["progress"]
+        epochs, steps = recipe.epochs + recipe.cooldown_epochs, batches.steps * progress["accumulate"]
+        if progress["epoch"] > epochs or progress["batches"] > steps:
+            raise ValueError(
+                f"{last} is damaged: `progress` must be within {epochs} epochs of {steps} batches, got epoch "
+                f"{progress['epoch']} and batch {progress['batches']}."
+            )
+        for row in rest["callbacks"]["History"]["rows"]:
+            if missing := {"epoch", "seconds", recipe.metric.column} - row.keys():
+                raise ValueError(f"{last} is damaged: its history lacks {', '.join(sorted(missing))} of an epoch.")
+        return progress
+    except (ValueError, FileNotFoundError) as error:
         older = [path.name for path in saved_checkpoints(run.checkpoints) if path != last]
         advice = (
             f"remove it to go on from an older one, {older[-1]}" if older else "there is no older one to go on from"
         )
         more = f" (there are also {', '.join(older[-2::-1])})" if older[1:] else ""
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
-        raise ValueError(f"the checkpoint {last} cannot be gone on from: {reason}; {advice}{more}.") from None
+        reason = str(error).rstrip(".")
+        raise ValueError(f"the run cannot be resumed from the checkpoint {last}: {reason}; {advice}{more}.") from None
 
 
 def _go_on(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingRecipe) -> None:
@@ -309,7 +336,7 @@ def _finish(run: Run, data: Any, task: Task) -> None:
         run.result_file,
         {
             f"best_{metric.key}": best[metric.column],
-            "best_epoch": best["epoch"],
+            "best_epoch": int(best["epoch"]),
             f"last_{metric.key}": history[-1][metric.column],
             "epochs": len(history),
             "seconds": sum(row["seconds"] for row in history),
