@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import select
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
+from graticule.checks import printable
 from graticule.names import known_name
 
 #: What there is, and what it is for; each is a module of graticule.commands, imported when it is asked for.
@@ -54,12 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     It is 141 where nobody reads what is printed any more.
     """
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # the shell closed it
+            setattr(sys, stream, io.StringIO())
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:  # here, for Python would complain of what it cannot write when it ends
-            if sys.stdout is not None:  # it is where the shell closed it
-                sys.stdout.flush()
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ngraticule: stopped.", file=sys.stderr)
         return 130
@@ -67,9 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _unread():
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
             return NO_READER
-        if os.environ.get("GRATICULE_DEBUG") or not isinstance(error, _named_mistakes()):
+        said = _beyond_memory(error) or (str(error) if isinstance(error, _named_mistakes()) else None)
+        if os.environ.get("GRATICULE_DEBUG") or said is None:
             raise
-        print(f"graticule: error: {error}", file=sys.stderr)
+        print(f"graticule: error: {printable(said.strip())}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # of a full disk, of which Python would complain when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
@@ -100,6 +109,15 @@ def _unread() -> bool:
     except (AttributeError, io.UnsupportedOperation):  # closed, or no file
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _beyond_memory(error: Exception) -> str | None:
+    """Return the message for an allocation that failed; None for any other error."""
+    reason = str(error).strip().partition("\n")[0]
+    found = isinstance(error, RuntimeError) and re.search("out of memory|can't allocate|not enough memory", reason)
+    if not isinstance(error, MemoryError) and not found:
+        return None
+    return f"the memory does not hold this ({reason or 'MemoryError'}); smaller images, batches or models need less."
 
 
 def _named_mistakes() -> tuple[type[Exception], ...]:

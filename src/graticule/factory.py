@@ -154,7 +154,7 @@ def build_position(
     peg: PegOptions | Mapping[str, Any] | None = None,
     shaw_clip: int | None = None,
     interpolation: Interpolation = "bicubic",
-    table_std: Positive | None = None,
+    table_std: float | None = None,
     token_mixing: MixingOptions | Mapping[str, Any] | None = None,
     window: int | None = None,
     absolute: bool = True,

@@ -7,9 +7,13 @@ import errno
 import json
 import os
 import stat
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
@@ -17,9 +21,17 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
 
     The file gets the mode that the process gives to new files, whichever mode `write` gave it.
 
+    A device or a pipe is written to and stays what it is, as everything in /dev, where a shell may have put a file.
+
     Raises:
         OSError: if it cannot be written, such as on a full disk; what was at `path` is then as it was.
     """
+    above = next(folder for folder in path.parents if folder.exists())
+    if not above.is_dir() or path.is_dir():
+        what = f"{above} is no folder" if not above.is_dir() else "it is a folder"
+        raise OSError(f"{path} could not be written: {what}.")
+    if _is_stream(path):
+        return _write_stream(path, write)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -30,12 +42,42 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch.save turns a failed write into a RuntimeError
+    except (OSError, RuntimeError, SafetensorError) as error:  # of torch.save and safetensors for a failed write
+        full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = "; is the disk full?" if full else "."
         raise OSError(
-            f"{path} could not be written ({_first_line(error)}); is the disk full? What was there before is as it was."
+            f"{path} could not be written ({_first_line(error)}){hint} What was there before is as it was."
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+    return path
+
+
+def followed(path: Path | None) -> Path | None:
+    """Return the file that a link at `path` leads to, so that writing leaves the link as it is; else `path` itself."""
+    if path is None or not path.is_symlink() or _is_stream(path):
+        return path
+    return path.resolve()
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether `path` is something to write to and not to replace: a device, a pipe, a socket, or in /dev."""
+    if path.is_absolute() and path.parts[1:2] == ("dev",):
+        return True
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _write_stream(path: Path, write: Callable[[Path], Any]) -> Path:
+    """Let `write` make a temporary file, and write what is in it to the device or pipe at `path`; returns `path`."""
+    sys.stdout.flush()  # it may be the same
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / (path.name or "stream")
+        write(temporary)
+        try:
+            with path.open("ab", buffering=0) as file:
+                file.write(temporary.read_bytes())
+        except OSError as error:
+            raise OSError(f"{path} could not be written ({_first_line(error)}).") from error
     return path
 
 

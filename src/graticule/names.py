@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection
 
 
@@ -18,3 +19,12 @@ def known_name(argument: str, name: str, known: Collection[str]) -> str:
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     shown = list(known) if len(known) <= 30 else [*list(known)[:30], "..."]
     raise ValueError(f"`{argument}` must be one of {', '.join(shown)}; got {name!r}{hint}")
+
+
+def is_path(given: str) -> bool:
+    """Whether `given`, where a name or a path may stand, is a path: it contains a separator, or is . or ..
+
+    >>> [is_path(given) for given in ("digits", "./digits", "runs/digits", "..")]
+    [False, True, True, True]
+    """
+    return given in (".", "..") or any(separator in given for separator in (os.sep, os.altsep) if separator)

@@ -126,3 +126,14 @@ def test_a_figure_is_written_whole_into_a_new_folder(tmp_path):
     path = save_figure(curves({"a": [(0, 1.0, None)]}, "x", "y", "t"), tmp_path / "new" / "a.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in path.parent.iterdir()] == ["a.png"]
+
+
+def test_names_are_drawn_as_they_are_and_ticks_as_matplotlib_writes_them(tmp_path):
+    names = ["$$", "$x^$", "\x1b[31mred", "\udcff", "a\nb"]
+    figure = curves({name: [(1, 50.0, None), (2, 60.0, None)] for name in names}, "epoch", "top-1 (%)", "$$ \x1b")
+    figure.axes[0].set_yscale("log")
+    assert save_figure(figure, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert figure.axes[0].get_title() == "$$ \\x1b"
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["$$", "$x^$", "\\x1b[31mred", "\\udcff", "a\nb"]
+    assert figure.axes[0].get_yticklabels(which="both")[0].get_parse_math()

@@ -14,10 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from graticule.analysis.correlation import Array, Correlations, locality
 from graticule.analysis.equivariance import Translation
+from graticule.checks import printable
 from graticule.files import write_bytes
 
 DPI = 150
@@ -255,10 +257,24 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 
 def png(figure: Figure) -> bytes:
-    """Render `figure` as a PNG at 150 dots an inch."""
+    """Render `figure` as a PNG at 150 dots an inch.
+
+    Names in it are drawn as they are: $ is no mathematics, and what cannot be drawn is escaped.
+    """
+    for text in _texts(figure):
+        text.set_parse_math(False)
+        text.set_text("\n".join(printable(line) for line in text.get_text().split("\n")))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
     return buffer.getvalue()
+
+
+def _texts(figure: Figure) -> list[Text]:
+    """Return all texts of a figure but the labels of ticks, which matplotlib writes."""
+    axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
+    ticks = [tick for axis in axes for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
+    own = {*(axis.offsetText for axis in axes), *(label for tick in ticks for label in (tick.label1, tick.label2))}
+    return [text for text in figure.findobj(Text) if isinstance(text, Text) and text not in own]
 
 
 def _side(size: Size) -> float:

@@ -9,7 +9,16 @@ from pathlib import Path
 import tyro
 
 from graticule.commands.kinds import check_on_images
-from graticule.commands.options import open_runs, parse, parse_checkpoint, parse_sizes, print_table, run_labels
+from graticule.commands.options import (
+    open_runs,
+    output_folder,
+    parse,
+    parse_checkpoint,
+    parse_sizes,
+    print_table,
+    print_written,
+    run_labels,
+)
 
 
 @dataclass
@@ -47,7 +56,7 @@ def run(arguments: list[str]) -> int:
     layers = [layer - 1 for layer in options.layers]
     heads = [head - 1 for head in options.heads] or None
     maps = {}
-    folder = options.output or runs[0].folder
+    folder = output_folder(options.output, runs[0].folder)
     for run, label in zip(runs, run_labels(runs), strict=True):
         data = run.data()
         size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else run.recipe().img_size
@@ -74,5 +83,5 @@ def run(arguments: list[str]) -> int:
             save_attention(found, folder / (f"attention-{number}.npz" if len(maps) > 1 else "attention.npz"))
         )
     print("mean attention distance, in patches")
-    print(f"wrote {', '.join(map(str, written))} and {save_figure(figure, folder / 'attention.png')}")
+    print_written(*written, save_figure(figure, folder / "attention.png"))
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from graticule.commands.kinds import check_kind
-from graticule.commands.options import choose_device, parse, parse_sizes, print_table
+from graticule.commands.options import choose_device, output_folder, parse, parse_sizes, print_table, print_written
 
 if TYPE_CHECKING:
     from graticule.studies import Lengths, Resolutions
@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
     for recipe in choices.values() if options.lengths else ():
         data = build_data(recipe)
         check_lengths(build_model(recipe, *data_sizes(data)), options.lengths, data)
-    folder = options.output or Path("runs") / f"compare-{Path(options.recipe).stem}"
+    folder = output_folder(options.output, Path("runs") / f"compare-{Path(options.recipe).stem}")
     try:
         comparison = compare(choices, options.seeds, folder)
     except Interrupted:
@@ -79,14 +79,14 @@ def run(arguments: list[str]) -> int:
         return 130
     print_table(comparison.columns, comparison.rows())
     print(*comparison.verdict(), sep="\n")
-    print(f"wrote {folder / 'comparison.md'} and {folder / 'comparison.json'}")
+    print_written(folder / "comparison.md", folder / "comparison.json")
     if sizes:
         found = resolutions(comparison, sizes, device=choose_device("auto"))
         columns, *rows = found.rows()
         print("\ntop-1 (%) at other sizes, mean and standard deviation")
         print_table(columns, rows)
         _print_tests(found)
-        print(f"wrote {' and '.join(map(str, found.write(folder)))}")
+        print_written(*found.write(folder))
     if options.lengths:
         at_lengths = lengths(comparison, options.lengths, device=choose_device("auto"))
         columns, *rows = at_lengths.rows()
@@ -94,7 +94,7 @@ def run(arguments: list[str]) -> int:
         print_table(columns, rows)
         print(at_lengths.legend())
         _print_tests(at_lengths)
-        print(f"wrote {' and '.join(map(str, at_lengths.write(folder)))}")
+        print_written(*at_lengths.write(folder))
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tyro
 
+from graticule.checks import printable
 from graticule.commands.options import parse, parse_checkpoint
 
 
@@ -31,17 +32,17 @@ def run(arguments: list[str]) -> int:
     """Write one file."""
     options = parse(Consolidate, "consolidate", arguments)
     checkpoint = parse_checkpoint(options.checkpoint)
-    from graticule.files import write_whole
+    from graticule.files import followed, write_whole
     from graticule.surgery import save_weights
     from graticule.tasks import Run
 
     trained = Run.open(options.run)
-    path = options.output or trained.folder / f"weights-{checkpoint}.safetensors"
+    path = followed(options.output) or trained.folder / f"weights-{checkpoint}.safetensors"
     if path.suffix != ".safetensors" or path.is_dir():
         raise ValueError(f"`output` must be a file that ends in .safetensors, got {str(path)!r}.")
     weights = trained.model(checkpoint=checkpoint).state_dict()
     source = trained.best if checkpoint == "best" else trained.last
     write_whole(path, lambda temporary: save_weights(weights, temporary))
     count = sum(value.numel() for value in weights.values())
-    print(f"wrote {path}: {len(weights)} tensors, {count:,} numbers, of {source}")
+    print(printable(f"wrote {path}: {len(weights)} tensors, {count:,} numbers, of {source}"))
     return 0

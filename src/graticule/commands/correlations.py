@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from graticule.commands.options import parse, parse_checkpoint, parse_sizes, print_table
+from graticule.commands.options import output_folder, parse, parse_checkpoint, parse_sizes, print_table, print_written
 
 
 @dataclass
@@ -38,7 +38,7 @@ def run(arguments: list[str]) -> int:
     model = run.model(checkpoint=parse_checkpoint(options.checkpoint))
     size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
-    folder = options.output or run.folder
+    folder = output_folder(options.output, run.folder)
     stages = range(len(getattr(model, "depths", (1,))))
     # all of it before anything is written
     biases = {stage: maps for stage in stages if (maps := bias_maps(model, size, stage)) is not None}
@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> int:
             _print(maps.summary())
             written.append(save_figure(bias_map_sheet(maps, title + of), folder / f"bias{suffix}.png"))
             written.append(maps.save(folder / f"bias{suffix}.npz"))
-    print(f"wrote {' and '.join(map(str, written))}")
+    print_written(*written)
     return 0
 
 

@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from graticule.commands.options import parse
+from graticule.checks import printable
+from graticule.commands.options import output_folder, parse
 
 
 @dataclass
@@ -24,6 +25,6 @@ def run(arguments: list[str]) -> int:
     options = parse(Demo, "demo", arguments)
     from graticule.studies.demo import demo
 
-    report = demo(options.output, options.seeds)
-    print(f"wrote {report}; open it in a browser. The runs are beside it, in {options.output}")
+    report = demo(output_folder(options.output, Demo.output), options.seeds)
+    print(printable(f"wrote {report}; open it in a browser. The runs are beside it, in {options.output}"))
     return 0

@@ -13,10 +13,12 @@ from graticule.commands.kinds import check_kind
 from graticule.commands.options import (
     choose_device,
     open_runs,
+    output_folder,
     parse,
     parse_checkpoint,
     parse_sizes,
     print_table,
+    print_written,
     run_labels,
 )
 
@@ -60,8 +62,8 @@ def run(arguments: list[str]) -> int:
     check_kind(bool(texts), lengths=options.lengths, sizes=options.sizes, windows=options.windows)
     options.device = choose_device(options.device)
     evaluate = _evaluate_texts if texts else _evaluate_images
-    table, picture = evaluate(options, runs, options.output or runs[0].folder)
-    print(f"wrote {table} and {picture}")
+    table, picture = evaluate(options, runs, output_folder(options.output, runs[0].folder))
+    print_written(table, picture)
     return 0
 
 

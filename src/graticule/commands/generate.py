@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import math
 import re
 import sys
 import time
@@ -19,6 +20,8 @@ from graticule.commands.options import choose_device, parse, parse_checkpoint
 
 #: How many new tokens there are where nothing is said.
 _TOKENS = 400
+#: More tokens than a text is long, and the most bytes of a prompt.
+_MOST, _LARGEST_PROMPT = 10_000_000, 1 << 24
 
 
 @dataclass
@@ -93,9 +96,12 @@ def _check(options: Generate) -> None:
     """Check what can be checked before anything is loaded."""
     if options.prompt and options.prompt_file is not None:
         raise ValueError(f"`prompt` must be left out with `prompt_file`, got {options.prompt!r}.")
-    if options.tokens is not None and options.tokens < 1:
-        raise ValueError(f"`tokens` must be at least 1, got {options.tokens}.")
-    if 0 < options.temperature < 1e-4:  # the quotient would be beyond what float32 holds
+    for name in ("tokens", "top_k", "context"):
+        given = getattr(options, name)
+        if given is not None and not 1 <= given <= _MOST:
+            raise ValueError(f"`{name}` must be from 1 to {_MOST:,}, got {given}.")
+    if not 0 <= options.temperature < math.inf or 0 < options.temperature < 1e-4:
+        # a quotient by less would be beyond what float32 holds
         raise ValueError(f"`temperature` must be 0, or at least 0.0001, got {options.temperature}.")
     if options.temperature == 0 and options.top_k is not None:
         raise ValueError(
@@ -103,6 +109,9 @@ def _check(options: Generate) -> None:
         )
     if not 0 <= options.seed < 2**63:
         raise ValueError(f"`seed` must be at least 0 and below 2^63, got {options.seed}.")
+    from graticule.files import followed
+
+    options.output = followed(options.output)
     if options.output is not None and options.output.is_dir():
         raise ValueError(f"`output` must be a file, got {str(options.output)!r}, which is a folder.")
 
@@ -111,12 +120,19 @@ def _prompt(options: Generate) -> str:
     """Return what the text begins with, "" for the beginning of a document."""
     path = options.prompt_file
     if path is not None:
-        from graticule.data.text import read_utf8
-
         if not path.exists() or path.is_dir():
             what = "is a folder" if path.is_dir() else "is not there"
             raise FileNotFoundError(f"`prompt_file` must be a text file, got {str(path)!r}, which {what}.")
-        return read_utf8(path)
+        with path.open("rb") as file:  # which may be a pipe, as of a shell's <(command)
+            content = file.read(_LARGEST_PROMPT + 1)
+        if len(content) > _LARGEST_PROMPT:
+            raise ValueError(
+                f"`prompt_file` must have at most {_LARGEST_PROMPT:,} bytes, got {str(path)!r}, which has more."
+            )
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"`prompt_file` must be in UTF-8, got {str(path)!r} ({error}).") from None
     try:
         options.prompt.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -213,7 +229,7 @@ def _write(prompt: str, tokens: Any, tokenizer: Any, output: Path | None) -> int
             write_bytes(output, "".join(screen.shown).encode())
     rate = count / (time.perf_counter() - started)
     said = f"{count} token{'s' * (count != 1)}, {rate:.0f} tokens/s{'; the document ended' * ended}"
-    print(said if output is None else f"{said}; wrote {output}", file=sys.stderr)
+    print(said if output is None else f"{said}; wrote {printable(str(output))}", file=sys.stderr)
     return 0
 
 

@@ -10,7 +10,16 @@ from typing import Any, Literal
 import tyro
 
 from graticule.commands.kinds import check_on_images
-from graticule.commands.options import open_runs, parse, parse_checkpoint, parse_sizes, print_table, run_labels
+from graticule.commands.options import (
+    open_runs,
+    output_folder,
+    parse,
+    parse_checkpoint,
+    parse_sizes,
+    print_table,
+    print_written,
+    run_labels,
+)
 
 
 @dataclass
@@ -88,7 +97,7 @@ def run(arguments: list[str]) -> int:
             group = groups[0] if groups else 0
             figures[f"mixing-parts{mark}.png"] = parts_sheet(parts[label], group, f"Parts of the weights, {title}")
     figures["mixing-locality.png"] = non_locality_plot(maps)
-    folder = options.output or runs[0].folder
+    folder = output_folder(options.output, runs[0].folder)
     written: list[Path] = []
     for number, (label, found) in enumerate(maps.items(), start=1):
         print(label)
@@ -105,7 +114,7 @@ def run(arguments: list[str]) -> int:
     token = "the centre token" if query is None else f"token {options.query}"
     print(f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local")
     written += [save_figure(figure, folder / name) for name, figure in figures.items()]
-    print(f"wrote {', '.join(map(str, written))}")
+    print_written(*written)
     return 0
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from graticule.checks import printable
 from graticule.commands.help import help_registry
 
 
@@ -26,8 +26,7 @@ def parse(kind: Any, name: str, arguments: list[str], **kwargs: Any) -> Any:
         options = option_names(kind)
         close = difflib.get_close_matches(unknown[0].replace("_", "-").partition("=")[0], options, n=2)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        known = textwrap.fill(" ".join(options), 100, subsequent_indent="  ", break_on_hyphens=False)
-        raise ValueError(f"unknown option {unknown[0]!r}; {hint}The options are:\n  {known}")
+        raise ValueError(f"unknown option {unknown[0]!r}; {hint}The options are: {' '.join(options)}")
     return parsed
 
 
@@ -88,8 +87,11 @@ def parse_sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, in
     sizes = []
     for text in given:
         sides = text.lower().split("x")
-        if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
-            raise ValueError(f"`{name}` must be sides in pixels or HEIGHTxWIDTH, as 224 or 320x224, got {text!r}.")
+        if len(sides) > 2 or not all(side.isdecimal() and len(side) < 6 and int(side) for side in sides):
+            raise ValueError(
+                f"`{name}` must be sides in pixels, below 100,000, or HEIGHTxWIDTH, as 224 or 320x224, got "
+                f"{text[:40]!r}."
+            )
         sizes.append((int(sides[0]), int(sides[-1])))
     return sizes
 
@@ -134,16 +136,34 @@ def run_labels(runs: Sequence[Any]) -> list[str]:
     """Name runs by what tells their folders apart."""
     folders = [run.folder.resolve() for run in runs]
     if len(folders) == 1:
-        return [folders[0].name]
+        return [printable(folders[0].name)]
     common = Path(os.path.commonpath(folders))
     names = [folder.relative_to(common).parts for folder in folders]
     while len({parts[-1:] for parts in names}) == 1 and all(len(parts) > 1 for parts in names):
         names = [parts[:-1] for parts in names]
-    return ["/".join(parts) or common.name for parts in names]
+    return [printable("/".join(parts) or common.name) for parts in names]
+
+
+def output_folder(given: Path | None, default: Path) -> Path:
+    """Return the folder that a command writes into.
+
+    Raises:
+        ValueError: if `output` is there and no folder.
+    """
+    if given is not None and given.exists() and not given.is_dir():
+        raise ValueError(f"`output` must be a folder, got {str(given)!r}, which is none.")
+    return given or default
+
+
+def print_written(*paths: Path) -> None:
+    """Print what a command wrote."""
+    names = [printable(str(path)) for path in paths]
+    print(f"wrote {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table, the first column to the left and the others to the right."""
+    columns, *rows = ([printable(cell) for cell in row] for row in (columns, *rows))
     widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
     for row in [columns, ["-" * width for width in widths], *rows]:
         cells = [

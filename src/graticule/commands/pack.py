@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tyro
 
+from graticule.checks import printable
 from graticule.commands.options import parse
 
 
@@ -58,7 +59,10 @@ def run(arguments: list[str]) -> int:
             skip_broken=options.skip_broken,
         )
         before = sum(packed.shards.values()) - packed.written
-        print(f"wrote {packed.written} shards to {packed.folder}" + (f"; {before} were there" if before else ""))
+        print(
+            printable(f"wrote {packed.written} shards to {packed.folder}")
+            + (f"; {before} were there" if before else "")
+        )
     for part, images in packed.images.items():
         print(f"{part:5}  {images} images in {packed.shards[part]} shards")
     if packed.left_out:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from graticule.checks import printable
-from graticule.commands.options import open_runs, parse, print_table, run_labels
+from graticule.commands.options import open_runs, parse, print_table, print_written, run_labels
 
 if TYPE_CHECKING:
     from graticule.studies.runs import Metrics, Point
@@ -43,11 +43,11 @@ def run(arguments: list[str]) -> int:
     options = parse(Plot, "plot", arguments)
     from graticule.analysis import convergence_plot, save_figure
     from graticule.analysis.convergence import MOST_LINES
-    from graticule.files import write_text
+    from graticule.files import followed, write_text
     from graticule.studies.runs import curve, group_seeds, read_recipe
 
     runs = open_runs(options.runs, "plot")
-    picture = options.output or runs[0].folder / "convergence.png"
+    picture = followed(options.output) or runs[0].folder / "convergence.png"
     if picture.suffix != ".png" or picture.stem == "metrics" or picture.is_dir():  # a run keeps its own metrics.csv
         raise ValueError(f"`output` must be a file NAME.png, and NAME not metrics, got {str(picture)!r}.")
     names = [printable(name) for name in run_labels(runs)]
@@ -90,7 +90,7 @@ def run(arguments: list[str]) -> int:
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # of a name in a script that the font has not
         written = save_figure(figure, picture)
     table = write_text(picture.with_suffix(".csv"), _table(lines, groups, metric))
-    print(f"wrote {written} and {table}")
+    print_written(written, table)
     return 0
 
 

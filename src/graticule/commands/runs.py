@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from graticule.checks import printable
-from graticule.commands.options import parse, print_table
+from graticule.commands.options import parse, print_table, print_written
 
 if TYPE_CHECKING:
     from graticule.studies.runs import Summary
@@ -35,9 +35,10 @@ class Runs:
 def run(arguments: list[str]) -> int:
     """List the runs in folders."""
     options = parse(Runs, "runs", arguments)
-    from graticule.files import write_json
+    from graticule.files import followed, write_json
     from graticule.studies.runs import find_runs, summarise
 
+    options.json = followed(options.json)
     names: dict[Path, str] = {}
     for folder in options.folders:
         for place in find_runs(folder):
@@ -51,7 +52,7 @@ def run(arguments: list[str]) -> int:
     else:
         found.sort(key=lambda one: one[1].changed)
     if not found:
-        print(f"no run in {', '.join(map(str, options.folders))}")
+        print(printable(f"no run in {', '.join(map(str, options.folders))}"))
     else:
         metrics = {summary.metric for _, summary in found if summary.metric is not None}
         mixed = len(metrics) != 1
@@ -65,7 +66,7 @@ def run(arguments: list[str]) -> int:
         if summary.damage:
             print(f"{name} is damaged: {printable(summary.damage)}")
     if options.json is not None:
-        print(f"wrote {write_json(options.json, [_record(name, summary) for name, summary in found])}")
+        print_written(write_json(options.json, [_record(name, summary) for name, summary in found]))
     return 0
 
 

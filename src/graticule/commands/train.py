@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from graticule.commands.options import parse
+from graticule.checks import printable
+from graticule.commands.options import output_folder, parse
 
 USAGE = """\
 usage: graticule train RECIPE [--output FOLDER] [--auto-resume] [--quick] [overrides of the recipe]
@@ -23,7 +24,8 @@ variable GRATICULE_REQUEUE_CODE says), for the scheduler to queue it again; with
 command then goes on where it stood. Several devices: --devices 4; several machines: --nodes 2 --devices 4, the same
 command on each, by torchrun or SLURM.
 
-A recipe is a name, a Python file of yours with a function recipe(), or a run folder, to repeat it. The names:
+A recipe is a name, a Python file of yours with a function recipe(), or the path of a run, as ./RUN, to repeat it. The
+names:
 """
 
 #: What a scheduler takes for "try again": EX_TEMPFAIL of sysexits.h.
@@ -67,13 +69,13 @@ def run(arguments: list[str]) -> int:
         if resume and options.output is None:
             raise ValueError("`--auto-resume` must have --output, the folder to go on in, got none.")
         name = f"{Path(arguments[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-        run = Run(options.output or _shared(Path("runs") / name))
+        run = Run(output_folder(options.output, Path()) if options.output else _shared(Path("runs") / name))
     already = run.finished
     try:
         run = train(recipe, run.folder, resume=resume)
     except Interrupted as reason:
         rank = getattr(rank_zero_only, "rank", 0)
-        again = f"graticule train --resume {run.folder}"
+        again = printable(f"graticule train --resume {run.folder}")
         if isinstance(reason, Preempted):
             if not rank:
                 print(f"saved and stopped on a signal; go on with: {again}", file=sys.stderr)
@@ -84,7 +86,7 @@ def run(arguments: list[str]) -> int:
         return 130
     if getattr(rank_zero_only, "rank", 0):  # the first process says what came of it
         return 0
-    result = run.result()
+    result, folder = run.result(), printable(str(run.folder))
     if already:
         print("this run was finished already.")
     metric = recipe.metric
@@ -92,14 +94,15 @@ def run(arguments: list[str]) -> int:
     print(f"{metric.label} {last} after the last epoch, {best} in the best ", end="")
     print(f"(epoch {result['best_epoch']} of {result['epochs']}), {result['seconds']:.0f} s")
     if skipped := result["skipped_images"]:
-        print(f"{len(skipped)} broken images were left out: {', '.join(skipped[:5])}{', ...' if skipped[5:] else ''}")
+        named = printable(", ".join(skipped[:5])) + (", ..." if skipped[5:] else "")
+        print(f"{len(skipped)} broken images were left out: {named}")
     if steps := result.get("skipped_steps"):
-        print(f"{steps} steps were left out, for their loss was not finite: see {run.folder}/nonfinite-*.json")
+        print(f"{steps} steps were left out, for their loss was not finite: see {folder}/nonfinite-*.json")
     tokenizer = ", tokenizer.json" if run.tokenizer_file.exists() else ""
     files = f"recipe.json{tokenizer}, metrics.csv, log.txt, weights.safetensors, checkpoints/, tensorboard/"
-    print(f"wrote {run.folder}: {files}")
+    print(f"wrote {folder}: {files}")
     if isinstance(recipe, TextRecipe):
-        print(f'to see what it writes: graticule generate {run.folder} --prompt "..."')
+        print(f'to see what it writes: graticule generate {folder} --prompt "..."')
     return 0
 
 

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import tyro
 
+from graticule.checks import printable
 from graticule.commands.kinds import check_on_images
 from graticule.commands.options import (
     choose_device,
     open_runs,
+    output_folder,
     parse,
     parse_checkpoint,
     parse_sizes,
     print_table,
+    print_written,
     run_labels,
 )
 
@@ -64,21 +67,22 @@ def run(arguments: list[str]) -> int:
         models.append((run, data, model, size))
     device = choose_device(options.device)
     found = {}
-    folder = options.output or runs[0].folder
+    folder = output_folder(options.output, runs[0].folder)
     written: list[Path] = []
     for label, (run, data, model, size) in zip(run_labels(runs), models, strict=True):
         images = data.spread_test_images(size, options.images or min(128, data.num_test))[0].to(device)
         one = translation_error(model.to(device), images, shifts, options.border)
         found[label] = one
         columns, *rows = one.summary()
-        print(f"{run.folder}: {one.images} images of {size[0]}x{size[1]}, shifts {', '.join(options.shifts)}")
+        shown = printable(str(run.folder))
+        print(f"{shown}: {one.images} images of {size[0]}x{size[1]}, shifts {', '.join(options.shifts)}")
         print_table(columns, rows)
         print(f"{one.verdict()}\n")
         name = "translation.npz" if len(runs) == 1 else f"translation-{len(written) + 1}.npz"
         written.append(one.save(folder / name))
     print("0: the layer is equivariant; 1: the shift makes as much difference as another image; - : no such token")
     figure = translation_plot(found, "Distance from translation equivariance")
-    print(f"wrote {', '.join(map(str, written))} and {save_figure(figure, folder / 'translation.png')}")
+    print_written(*written, save_figure(figure, folder / "translation.png"))
     return 0
 
 

@@ -16,6 +16,7 @@ from graticule.backbones import list_models
 from graticule.backbones.published import unwrap_checkpoint
 from graticule.backbones.registry import registry_name
 from graticule.data import DatasetInfo, check_class_names, same_classes
+from graticule.names import is_path
 from graticule.position import Position
 from graticule.surgery import load_checkpoint, read_checkpoint
 from graticule.typed import Positive, Share, check_fields
@@ -26,7 +27,8 @@ class Distillation:
     """What a student learns from beside the labels, and how (`Teacher.combine`)."""
 
     teacher: str | None = None
-    """a run folder of this library, or the name of a model of timm, or of ours that timm has not (default: none)"""
+    """path of a run folder, as ./NAME or runs/NAME, or the name of a model of timm or of this library (default:
+    none)"""
     teacher_checkpoint: Path | None = None
     """weights of the named model, .safetensors or .pth; a run folder has its own"""
     form: Literal["hard", "soft"] = "hard"
@@ -194,7 +196,7 @@ def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, int
     if options.teacher is None:
         return None
     with torch.random.fork_rng(devices=[]):  # a student begins alike with and without a teacher
-        if Path(options.teacher).is_dir():
+        if is_path(options.teacher):
             teacher = _run_teacher(Path(options.teacher), options, info)
         else:
             teacher = _named_teacher(options.teacher, options, info)
@@ -213,8 +215,8 @@ def _run_teacher(folder: Path, options: Distillation, info: DatasetInfo) -> Teac
     run = Run(folder)
     if not run.recipe_file.is_file():
         raise ValueError(
-            f"`distillation.teacher` must be the folder of a run or the name of a model, got {str(folder)!r}, a folder "
-            "without recipe.json."
+            f"`distillation.teacher` must be the folder of a run or the name of a model, got {str(folder)!r}, where "
+            "there is no recipe.json."
         )
     if options.teacher_checkpoint is not None:
         raise ValueError(
@@ -239,6 +241,8 @@ def _named_teacher(name: str, options: Distillation, info: DatasetInfo) -> Teach
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+        if Path(name).is_dir():
+            hint = f"; for the run in that folder, ./{name}."
         raise ValueError(
             f"`distillation.teacher` must be the folder of a run or the name of a model of timm or of ours, got "
             f"{name!r}, which is neither{hint}"

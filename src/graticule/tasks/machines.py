@@ -202,7 +202,14 @@ def read_shards(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, path: Path) -> nn.Module:
-    """Load the weights of a checkpoint, one file or shared out, into `model`; returns the model."""
+    """Load the weights of a checkpoint, one file or sharded, into `model`; returns the model.
+
+    Raises:
+        FileNotFoundError: if it is not there (any more).
+        ValueError: if it is damaged or does not fit.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is not there; if the run is being trained, a newer one may have replaced it.")
     if path.is_file():
         return load_checkpoint(model, path)
     model.load_state_dict(read_shards(path))
