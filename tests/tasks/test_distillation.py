@@ -398,8 +398,16 @@ def assert_refused(error, message, info=INFO, **options):
 def test_a_teacher_that_is_not_there_is_refused_with_the_nearest_names(tmp_path):
     assert_refused(ValueError, r"got 'test_resnt', which is neither; did you mean 'test_resnet'", teacher="test_resnt")
     assert_refused(ValueError, r"did you mean .*'regnety_160.deit_in1k'", teacher="regnety_160.deit")
-    assert_refused(ValueError, "neither", teacher=str(tmp_path / "nowhere"))
-    assert_refused(ValueError, "a folder without recipe.json", teacher=str(tmp_path))
+    assert_refused(ValueError, "where there is no recipe.json", teacher=str(tmp_path / "nowhere"))
+    assert_refused(ValueError, "where there is no recipe.json", teacher=str(tmp_path))
+
+
+def test_a_folder_does_not_shadow_the_name_of_a_teacher(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("test_resnet", "mine"):
+        (tmp_path / name).mkdir()
+    assert_refused(ValueError, "test_resnet has no weights", teacher="test_resnet")
+    assert_refused(ValueError, r"for the run in that folder, \./mine", teacher="mine")
 
 
 def test_a_named_teacher_without_weights_is_refused(tmp_path):

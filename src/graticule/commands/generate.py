@@ -96,11 +96,12 @@ def _check(options: Generate) -> None:
     """Check what can be checked before anything is loaded."""
     if options.prompt and options.prompt_file is not None:
         raise ValueError(f"`prompt` must be left out with `prompt_file`, got {options.prompt!r}.")
+    if options.tokens is not None and options.tokens < 1:
+        raise ValueError(f"`tokens` must be at least 1, got {options.tokens}.")
     for name in ("tokens", "top_k", "context"):
-        given = getattr(options, name)
-        if given is not None and not 1 <= given <= _MOST:
-            raise ValueError(f"`{name}` must be from 1 to {_MOST:,}, got {given}.")
-    if not 0 <= options.temperature < math.inf or 0 < options.temperature < 1e-4:
+        if (getattr(options, name) or 0) > _MOST:
+            raise ValueError(f"`{name}` must be at most {_MOST:,}, got {getattr(options, name)}.")
+    if not math.isfinite(options.temperature) or 0 < options.temperature < 1e-4:
         # a quotient by less would be beyond what float32 holds
         raise ValueError(f"`temperature` must be 0, or at least 0.0001, got {options.temperature}.")
     if options.temperature == 0 and options.top_k is not None:
@@ -120,19 +121,15 @@ def _prompt(options: Generate) -> str:
     """Return what the text begins with, "" for the beginning of a document."""
     path = options.prompt_file
     if path is not None:
+        from graticule.data.text import read_utf8
+        from graticule.files import check_plain
+
         if not path.exists() or path.is_dir():
             what = "is a folder" if path.is_dir() else "is not there"
             raise FileNotFoundError(f"`prompt_file` must be a text file, got {str(path)!r}, which {what}.")
-        with path.open("rb") as file:  # which may be a pipe, as of a shell's <(command)
-            content = file.read(_LARGEST_PROMPT + 1)
-        if len(content) > _LARGEST_PROMPT:
-            raise ValueError(
-                f"`prompt_file` must have at most {_LARGEST_PROMPT:,} bytes, got {str(path)!r}, which has more."
-            )
-        try:
-            return content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"`prompt_file` must be in UTF-8, got {str(path)!r} ({error}).") from None
+        if (size := check_plain(path)) > _LARGEST_PROMPT:
+            raise ValueError(f"`prompt_file` must have at most {_LARGEST_PROMPT:,} bytes, {str(path)!r} has {size:,}.")
+        return read_utf8(path)
     try:
         options.prompt.encode("utf-8")
     except UnicodeEncodeError as error:
