@@ -132,12 +132,11 @@ def test_an_output_that_is_a_link_leads_to_its_file_and_other_outputs_replace_no
 def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, monkeypatch):
     from safetensors import SafetensorError
 
-    def full(weights, path):
+    def full(weights, path, metadata=None):
         path.write_bytes(b"half")
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    monkeypatch.setattr("graticule.tasks.training.save_file", full)
+    monkeypatch.setattr("graticule.backbones.load.save_file", full)
     code, _, err = run_command(capsys, "consolidate", run.folder, "--output", tmp_path / "a.safetensors")
     assert code == 1 and "a.safetensors could not be written" in err and "is the disk full?" in err
     assert not list(tmp_path.glob("*safetensors*"))
@@ -204,7 +203,7 @@ def test_a_prompt_of_a_device_or_beyond_all_texts_is_refused(capsys, tmp_path):
 
 @pytest.mark.parametrize(("where", "code"), [(">&-", 0), ("> /dev/full", 1)])
 def test_a_standard_output_that_is_closed_or_full_is_no_traceback(where, code):
-    command = f"{sys.executable} -m graticule models lm_nano {where}"
+    command = f"{sys.executable} -m graticule.cli models lm_nano {where}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300)
     assert done.returncode == code and "Traceback" not in done.stderr and "Exception" not in done.stderr
     assert done.stderr.count("\n") == code

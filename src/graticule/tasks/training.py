@@ -84,11 +84,12 @@ def _train(recipe: TrainingRecipe, run: Run, saver: Checkpoints, resume: bool, p
     first = trainer.is_global_zero
     if first:  # the others come when the folder is prepared
         _check_folder(run, recipe, resume)
+    finished = run.finished
     L.seed_everything(recipe.seed, verbose=False)
     data = run.data(recipe) if run.recipe_file.exists() else build_data(recipe)
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
     model = build_model(recipe, *data_sizes(data))
-    if run.finished:
+    if finished:
         return run
     taken = start(model, recipe, data) if run.last is None else None
     task = _task(model, recipe, data, batches)

@@ -1,0 +1,150 @@
+"""Recipes and the files of runs, edited in every way: a named error or a right result, and nothing changed."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuzz import JSON, edited, fuzzed, outcome, tree
+from graticule.studies.runs import read_metrics, summarise
+from graticule.tasks import Recipe, Run, TextRecipe, read_recipe
+from graticule.tasks.checkpoints import best_checkpoint
+from graticule.tasks.machines import read_rest
+from graticule.typed import check_value
+
+RECIPES = [kind().to_dict() for kind in (Recipe, TextRecipe)]
+RESULT = {"best_top1": 50.0, "best_epoch": 1, "last_top1": 40.0, "epochs": 2, "seconds": 3.5}
+RESULT |= {"skipped_images": ["a.png"], "skipped_steps": 0}
+METRICS = "epoch,train_loss,val_loss,val_top1,lr,seconds\n1,2.3,2.2,12.5,0.001,3.1\n2,2.1,2.0,20,0.0001,3\n"
+REST = {
+    "progress": {
+        **{"epoch": 1, "batches": 2, "sums": [[3.5, 20.0]], "skipped_steps": 0, "skipped_in_a_row": 0},
+        "accumulate": 1,
+    },
+    "callbacks": {
+        "Checkpoints": {"best": 50.0, "best_name": "step-000000003.ckpt"},
+        "History": {"rows": [{"epoch": 1, "val_top1": 50.0, "seconds": 1.5}], "seconds": 0.5},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A finished run, without its weights."""
+    root = tmp_path_factory.mktemp("fuzz") / "run"
+    (root / "checkpoints").mkdir(parents=True)
+    described = {"recipe": RECIPES[0], "num_classes": 2, "channels": 1, "class_names": ["cat", "dog"]}
+    (root / "recipe.json").write_text(json.dumps(described))
+    (root / "result.json").write_text(json.dumps(RESULT))
+    (root / "metrics.csv").write_text(METRICS)
+    (root / "checkpoints" / "best.json").write_text('{"checkpoint": "step-000000003.ckpt", "val_top1": 50.0}')
+    return root
+
+
+def places(values: Any, path: tuple = ()) -> list[tuple]:
+    """List the ways to every value within `values`."""
+    inner = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
+
+
+@st.composite
+def changed(draw: Any, values: Any) -> Any:
+    """Replace a value somewhere in `values`, remove it, or give it a neighbour."""
+    *way, last = draw(st.sampled_from([place for place in places(values) if place]))
+    values = copy.deepcopy(values)
+    within = values
+    for key in way:
+        within = within[key]
+    action = draw(st.sampled_from(["replace", "replace", "remove", "add"]))
+    if action == "remove":
+        del within[last]
+    elif action == "add" and isinstance(within, dict):
+        within[draw(st.sampled_from(["new", "\x1b", ""])) + str(last)] = draw(JSON)
+    else:
+        within[last] = draw(JSON)
+    return values
+
+
+@fuzzed(300)
+@given(values=st.sampled_from(RECIPES).flatmap(changed))
+def test_a_changed_recipe_is_refused_or_is_one_that_keeps_what_it_was_given(values):
+    made = outcome(lambda: read_recipe(values), names="`")
+    if isinstance(made, (Recipe, TextRecipe)):
+        assert read_recipe(json.loads(json.dumps(made.to_dict()))) == made
+        for name in ("lr", "weight_decay", "min_lr", "warmup_lr"):
+            assert type(getattr(made, name)) is float and 0 <= getattr(made, name) < math.inf
+        assert type(made.epochs) is int and type(made.joining) is str and 0 <= made.seed < 2**32
+
+
+READERS = {
+    "recipe.json": lambda run: run.recipe(),
+    "result.json": lambda run: run.result(),
+    "metrics.csv": lambda run: read_metrics(run.metrics_file),
+    "best.json": lambda run: best_checkpoint(run.checkpoints),
+}
+
+
+def read_edited(folder: Path, name: str, content: bytes) -> None:
+    """Read a file of the run with other content: an error names it, the summary tells it, and no file changes."""
+    (path,) = folder.rglob(name)
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        before = tree(folder)
+        outcome(lambda: READERS[name](Run(folder)), names=name)
+        said = outcome(lambda: summarise(folder), names="").damage
+        assert said == "" or name in said
+        assert tree(folder) == before
+    finally:
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_of_a_run_with_other_bytes_is_named_or_read(folder, name):
+    (path,) = folder.rglob(name)
+
+    @fuzzed(60)
+    @given(content=edited(path.read_bytes()))
+    def case(content):
+        read_edited(folder, name, content)
+
+    case()
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "result.json", "best.json"])
+def test_a_file_of_a_run_with_other_values_is_named_or_read(folder, name):
+    (path,) = folder.rglob(name)
+
+    @fuzzed(60)
+    @given(values=changed(json.loads(path.read_bytes())))
+    def case(values):
+        read_edited(folder, name, json.dumps(values).encode())
+
+    case()
+
+
+@fuzzed(150)
+@given(values=changed(REST))
+def test_what_a_checkpoint_says_beside_weights_is_of_its_types_or_named(tmp_path_factory, values):
+    path = tmp_path_factory.getbasetemp() / "step-000000003.ckpt"
+    torch.save(values, path)
+    found = outcome(lambda: read_rest(path), names=path.name)
+    if isinstance(found, dict):
+        progress = found["progress"]
+        assert all(type(progress[name]) is int and progress[name] >= 0 for name in ("epoch", "batches", "accumulate"))
+        assert all(len(pair) == 2 and pair[1] >= 0 for pair in progress["sums"])
+
+
+def test_an_unedited_run_is_read(folder):
+    run = Run(folder)
+    assert run.recipe() == Recipe() and run.result() == RESULT and run.class_names == ("cat", "dog")
+    assert read_metrics(run.metrics_file)["val_top1"] == [12.5, 20.0]
+    assert best_checkpoint(run.checkpoints) == run.checkpoints / "step-000000003.ckpt"
+    with pytest.raises(ValueError, match="x: it must be a valid integer, got 'a'"):
+        check_value(int, "a", "x")
