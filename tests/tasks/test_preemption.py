@@ -166,13 +166,13 @@ def test_while_the_trainer_is_set_up_the_run_stops_at_once_too(tmp_path, monkeyp
 
 
 def test_a_signal_between_the_last_epoch_and_the_weights_does_not_lose_them(tmp_path, monkeypatch):
-    from graticule.tasks.training import save_file
+    from graticule.tasks.training import save_weights
 
     def signalled(*arguments):
         signal_itself()
-        save_file(*arguments)
+        save_weights(*arguments)
 
-    monkeypatch.setattr("graticule.tasks.training.save_file", signalled)
+    monkeypatch.setattr("graticule.tasks.training.save_weights", signalled)
     run = train(short(), tmp_path / "run", progress=False)
     assert run.finished and run.weights.is_file()
 
