@@ -16,7 +16,7 @@ from graticule.studies.runs import read_metrics, summarise
 from graticule.tasks import Recipe, Run, TextRecipe, read_recipe
 from graticule.tasks.checkpoints import best_checkpoint
 from graticule.tasks.machines import read_rest
-from graticule.typed import check_value
+from graticule.typed import Count, check_value
 
 RECIPES = [kind().to_dict() for kind in (Recipe, TextRecipe)]
 RESULT = {"best_top1": 50.0, "best_epoch": 1, "last_top1": 40.0, "epochs": 2, "seconds": 3.5}
@@ -147,4 +147,4 @@ def test_an_unedited_run_is_read(folder):
     assert read_metrics(run.metrics_file)["val_top1"] == [12.5, 20.0]
     assert best_checkpoint(run.checkpoints) == run.checkpoints / "step-000000003.ckpt"
     with pytest.raises(ValueError, match="x: it must be a valid integer, got 'a'"):
-        check_value(int, "a", "x")
+        check_value(Count, "a", "x")

@@ -206,7 +206,7 @@ class TrainingRecipe:
         if (task := values.pop("task", cls.task)) != cls.task:
             raise ValueError(f"`task` of the recipe must be {cls.task}, got {task!r}.")
         if unknown := values.keys() - {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError(f"a recipe must not have the keys {keys_with_hints(unknown, cls)}.")
+            raise ValueError(f"`recipe` must not have the keys {keys_with_hints(unknown, cls)}.")
         return cls(**values)
 
 
