@@ -119,7 +119,7 @@ def test_random_interpolation_is_bilinear_or_bicubic():
 
 @pytest.mark.parametrize("options", [{"ratio": (1.0, 1.0)}, {"random_interpolation": True}])
 def test_what_is_for_crops_by_area_is_refused_beside_crops_with_padding(options):
-    with pytest.raises(ValueError, match="`augmentation.random_crop_padding` must be 0"):
+    with pytest.raises(ValueError, match=r"`augmentation\.random_crop_padding` must be 0"):
         Augmentation(random_crop_padding=4, **options)
 
 

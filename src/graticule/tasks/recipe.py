@@ -16,6 +16,7 @@ from graticule.tasks.metric import TOP1, Metric
 from graticule.tasks.training_recipe import TrainingRecipe
 from graticule.typed import (
     Count,
+    Epochs,
     Flag,
     NotNegative,
     Share,
@@ -39,12 +40,8 @@ class Mixing:
     """probability that a batch is mixed"""
     switch_prob: Share = 0.5
     """probability of cutmix where both are on"""
-    off_epoch: int = 0
+    off_epoch: Epochs = 0
     """epoch, counted from 0, from which on nothing is mixed; 0 for never"""
-
-    def __post_init__(self) -> None:
-        if self.off_epoch < 0:
-            raise ValueError(f"`mixing.off_epoch` must be at least 0, got {self.off_epoch}.")
 
     def __post_init__(self) -> None:
         check_fields(self, "mixing.")
