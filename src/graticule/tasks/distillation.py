@@ -27,8 +27,8 @@ class Distillation:
     """What a student learns from beside the labels, and how (`Teacher.combine`)."""
 
     teacher: str | None = None
-    """path of a run folder, as ./NAME or runs/NAME, or the name of a model of timm or of this library (default:
-    none)"""
+    """path of a run folder, as ./NAME or runs/NAME, or the name of a model of timm or of this library
+    (default: none)"""
     teacher_checkpoint: Path | None = None
     """weights of the named model, .safetensors or .pth; a run folder has its own"""
     form: Literal["hard", "soft"] = "hard"
