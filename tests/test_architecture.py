@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 
 #: Rooms from the ground up; a room imports from those below it and from itself.
 FLOORS = [
-    {"checks", "files", "names"},
+    {"checks", "files", "memory", "names"},
     {"grid"},
     {"typed"},
     {"displacement"},

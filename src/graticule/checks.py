@@ -1,8 +1,181 @@
-"""Text from files that goes into messages."""
+"""What arguments may be: of the type that they are annotated with, and in the range that goes with their name."""
 
 from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import math
+import numbers
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `least` to `most`; `open` leaves out `least`, and `share` is [0, 1)."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    open: bool = False
+    share: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Check that a number is in the range.
+
+        Raises:
+            ValueError: if it is not.
+        """
+        if self.share and not 0 <= value < 1:
+            raise ValueError(f"`{name}` must be in [0, 1), got {value}.")
+        if value < self.least or (self.open and value <= self.least):
+            rule = "positive" if self.open and not self.least else f"at least {self.least:,}"
+            raise ValueError(f"`{name}` must be {rule}, got {value}.")
+        if value > self.most:
+            raise ValueError(f"`{name}` must be at most {self.most:,}, got {value}.")
+
+
+_CHANNELS = Range(1, 2**20)
+_SIDE = Range(1, 2**16)
+_POSITIVE = Range(0, 1e9, open=True)
+_SHARE = Range(share=True)
+#: The range of a number by the name of its argument, which means the same everywhere. The upper ends are far beyond
+#: any model; they keep what is built from numbers that no machine can count to.
+RANGES: dict[str, Range] = {
+    **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "head_dim", "token_dim", "hidden", "clip"), _CHANNELS),
+    **dict.fromkeys(("num_heads", "groups", "in_chans", "kernel"), Range(1, 2**16)),
+    **dict.fromkeys(("img_size", "patch_size", "window", "windows", "window_size", "sr_ratios"), _SIDE),
+    **dict.fromkeys(("depth", "depths", "num_blocks", "conv_layers"), Range(1, 1000)),
+    "layers": Range(most=1000),
+    **dict.fromkeys(("prefix", "reg_tokens"), Range(0, 2**16)),
+    "shaw_clip": _CHANNELS,
+    "num_classes": Range(0, 2**24),
+    "vocab_size": Range(1, 2**28),
+    "context": Range(1, 2**24),
+    "buckets": Range(1, 2**16),
+    "max_distance": Range(1, 2**16),
+    **dict.fromkeys(("mlp_ratio", "mlp_ratios"), Range(0, 1000, open=True)),
+    **dict.fromkeys(("temperature", "ratio", "eps", "qk_scale", "scale", "embed_scale"), _POSITIVE),
+    **dict.fromkeys(("std", "table_std"), Range(0, 1e9)),
+    **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
+    **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path"), _SHARE),
+}
+
+
+def checked(function: F) -> F:
+    """Decorate a function so that its arguments are checked before it does anything.
+
+    An argument has to be of the type that it is annotated with, as far as that is made of numbers, words, truth
+    values, sequences of them and classes; a real number has to be finite, and a number in the range of `RANGES`.
+
+    Raises:
+        TypeError: when it is called with an argument of another type.
+        ValueError: when it is called with a number out of range, or a word that is none of the choices.
+    """
+    signature = inspect.signature(function)
+    hints: dict[str, Any] = {}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not hints:
+            hints.update(typing.get_type_hints(function), **{"return": None})
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # whose own error names what is missing or left over
+        for name, value in given.items():
+            if name in hints and signature.parameters[name].kind not in (
+                inspect.Parameter.VAR_POSITIONAL,
+                inspect.Parameter.VAR_KEYWORD,
+            ):
+                check(name, value, hints[name])
+        return function(*args, **kwargs)
+
+    return typing.cast("F", call)
+
+
+def check(name: str, value: Any, kind: Any) -> None:
+    """Check that the argument `name` is of the type `kind` and in its range.
+
+    Raises:
+        TypeError: if it is of another type.
+        ValueError: if it is out of range, or none of the choices.
+    """
+    if not any(_is(value, one) for one in _alternatives(kind)):
+        words = [word for one in _alternatives(kind) for word in _words(one)]
+        choices = all(typing.get_origin(one) is Literal or one is type(None) for one in _alternatives(kind))
+        rule = f"`{name}` must be {' or '.join(dict.fromkeys(words))}, got {shown(value)}."
+        raise ValueError(rule) if choices and isinstance(value, str) else TypeError(rule)
+    for number in value if isinstance(value, list | tuple | range) else [value]:
+        if isinstance(number, numbers.Real) and not isinstance(number, bool):
+            if not math.isfinite(number):
+                raise ValueError(f"`{name}` must be finite, got {shown(value)}.")
+            if name in RANGES:
+                RANGES[name].check(name, number)
+
+
+def whole(value: Any) -> bool:
+    """Whether it is a whole number; a truth value is none, and a number of NumPy is one."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def shown(value: Any) -> str:
+    """A value as it can stand in a message of one line."""
+    text = printable(repr(value))
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def printable(text: str) -> str:
     """Escape what a terminal or a picture cannot show in a name: line ends, control codes, bytes that are no text."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+    return typing.get_args(kind) if union else (kind,)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of an annotated type; what cannot be asked at run time is taken for true."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in inner)
+    if origin is tuple and inner[-1:] != (...,):
+        return isinstance(value, list | tuple) and len(value) == len(inner) and all(map(_is, value, inner))
+    if origin in (tuple, list, collections.abc.Sequence):
+        sequence = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
+        return sequence and all(_is(one, inner[0]) for one in value)
+    if origin in (collections.abc.Callable, type) or getattr(kind, "_is_protocol", False):
+        return callable(value)
+    if kind is bool:
+        return isinstance(value, bool)
+    if kind is int:
+        return whole(value)
+    if kind is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    plain = isinstance(origin or kind, type)
+    return not plain or isinstance(value, origin or kind)
+
+
+def _words(kind: Any) -> list[str]:
+    """Say what a type asks for."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return [str(one) for one in inner]
+    if origin is tuple and inner[-1:] != (...,):
+        return [f"{len(inner)} of them"] if inner == (int,) * len(inner) else [f"{len(inner)} values"]
+    if origin in (tuple, list, collections.abc.Sequence):
+        return [f"a sequence of {_WORDS.get(inner[0], 'values')}s".replace("a whole numbers", "whole numbers")]
+    if kind is type(None):
+        return ["None"]
+    if origin in (collections.abc.Callable, type) or getattr(kind, "_is_protocol", False):
+        return ["a callable"]
+    return [_WORDS.get(kind, getattr(origin or kind, "__name__", str(kind)))]
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string"}

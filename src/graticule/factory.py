@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
+from graticule.checks import checked
 from graticule.encodings import (
     AbsoluteEncoding,
     Alibi,
@@ -141,6 +142,7 @@ def list_decompositions() -> list[str]:
     return list(DECOMPOSITIONS)
 
 
+@checked
 def build_position(
     grid: Grid,
     *,

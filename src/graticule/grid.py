@@ -10,8 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graticule.memory import check_memory
+
 #: How tables are resampled for another grid.
 Interpolation = Literal["bicubic", "bilinear"]
+#: Tokens that no machine can hold the pairs of.
+_MOST = 2**24
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,15 @@ class Grid:
     width: int
     prefix: int = 0
     sequence: bool = field(default=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, count, least in (("height", self.height, 1), ("width", self.width, 1), ("prefix", self.prefix, 0)):
+            if isinstance(count, bool | float | str | None):
+                raise TypeError(f"`{name}` must be a whole number, got {count!r}.")
+            if count < least:
+                raise ValueError(f"`{name}` must be at least {least}, got {count}.")
+        if self.tokens > _MOST:
+            raise ValueError(f"`height` x `width` must be at most {_MOST:,} patches, got {self.height} x {self.width}.")
 
     @classmethod
     def of_text(cls, length: int) -> Grid:
@@ -144,6 +157,8 @@ class Grid:
     def offsets(self, device: torch.device | str | None = None) -> Tensor:
         """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), int64, as (dy, dx)."""
         place = self.coordinates(device)
+        if place.device.type == "cpu":
+            check_memory("grid", f"what is said of every pair of its {self.patches:,} patches", 16 * self.patches**2)
         return place[:, None] - place[None, :]
 
     def distances(self, device: torch.device | str | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.displacement import Displacements
 
 Function = Callable[[Tensor], Tensor]
@@ -165,6 +166,7 @@ class Joining(nn.Module, ABC):
     `tables` says how many tables it joins: one, unless each layer has its own.
     """
 
+    @checked
     def __init__(self, depth: int, layers: int | None = None) -> None:
         super().__init__()
         if depth < 1:
@@ -206,6 +208,7 @@ class Default(Joining):
     Reference: ViT (Dosovitskiy et al., 2021), Eq. 1; LaPE (Yu et al., 2023), Eq. 2.
     """
 
+    @checked
     def __init__(self, depth: int) -> None:
         super().__init__(depth)
 
@@ -255,6 +258,7 @@ class LapeSharing(Joining):
         decomposition: what replaces LN: builds a module from `dim` (`DECOMPOSITIONS`).
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -324,6 +328,7 @@ def _eps(norm: nn.Module) -> float | None:
 class Scale(nn.Module):
     """gamma * w, with one gamma (`channels=1`) or one a channel; `shift` adds beta."""
 
+    @checked
     def __init__(self, channels: int, shift: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))

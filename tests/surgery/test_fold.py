@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from torch import nn
 import graticule
 from graticule import fold, unfold
 from graticule.backbones import VisionTransformer
-from graticule.encodings import ContextualProduct, ConvolutionalProjection, Peg, ShawBias
-from graticule.joining import LayerPosition
-from graticule.position import BiasPosition, FoldedPosition, Position
+from graticule.encodings import ContextualProduct, ConvolutionalProjection, Learnable, Peg, ShawBias
+from graticule.joining import Joining, LayerPosition
+from graticule.position import BiasPosition, FoldedPosition, JoinedPosition, Position
 from tiny import CHOICES, DEPTH, DIM, SIZE, draw, images, tiny
 
 choices = pytest.mark.parametrize(("encoding", "joining"), CHOICES)
@@ -169,6 +170,54 @@ def test_a_folded_model_changes_its_dtype(dtype, encoding, joining):
     scale = before.abs().max().item()
     torch.testing.assert_close(logits.float(), before, rtol=0, atol=rounding * scale)
     assert unfold(model)(x.to(dtype)).dtype == dtype
+
+
+class Capturing(Joining):
+    """Gives a layer a function that holds the table itself, in one of the ways that Python has."""
+
+    def __init__(self, how):
+        super().__init__(3)
+        self.how = how
+
+    def join(self, *tables):
+        (table,) = tables
+        functions = {
+            "closure": lambda x: x + table,
+            "partial": partial(torch.add, table),
+            "default": lambda x, table=table: x + table,
+            "nested": partial(lambda add, x: add(x), lambda x: x + table),
+        }
+        return [LayerPosition(pre=table, before=functions[self.how])], None
+
+
+@pytest.mark.parametrize("how", ["closure", "partial", "default", "nested"])
+def test_what_a_joining_captures_follows_a_change_of_dtype(how):
+    def build(grid, dim, depth, num_heads, **within):
+        return JoinedPosition([Learnable(grid, dim)], Capturing(how))
+
+    model = draw(graticule.create_model("vit_tiny_patch16_224", position=build, **SIZE)).eval()
+    x = images(dtype=torch.float64)
+    expected = copy.deepcopy(model).double()(x)
+    folded = fold(model).double()
+    torch.testing.assert_close(folded(x), expected, rtol=0, atol=1e-12)
+    half = folded.bfloat16()(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+
+
+def test_what_a_folded_position_keeps_for_later_moves_with_it():
+    model = fold(graticule.create_model("posmlp_nano_32", encoding="sgu")).to("meta")
+    assert all(buffer.is_meta for buffer in unfold(model).buffers())
+
+
+@pytest.mark.parametrize("size", [33, (0, 32), -32])
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_fold_that_is_refused_leaves_training_mode_and_constants(size, folded):
+    model = fold(tiny("learnable", "lape")) if folded else tiny("learnable", "lape").train()
+    before = model.position
+    with pytest.raises(ValueError, match="must"):
+        fold(model, img_size=size)
+    assert model.position is before
+    assert all(module.training is not folded for module in model.modules())
 
 
 @pytest.mark.parametrize(

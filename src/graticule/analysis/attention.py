@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.files import write_bytes
 from graticule.grid import Grid
 from graticule.position import NoPosition
@@ -60,6 +61,7 @@ class AttentionMap:
 
 
 @torch.no_grad()
+@checked
 def attention_maps(
     model: nn.Module, images: Tensor, layers: Sequence[int] | None = None, *, without_position: bool = False
 ) -> list[AttentionMap]:

@@ -20,6 +20,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from graticule.backbones import LanguageModel
+from graticule.checks import checked
 from graticule.encodings import AbsoluteEncoding, Learnable
 from graticule.files import write_bytes
 from graticule.grid import Grid
@@ -187,6 +188,7 @@ class Correlations:
 
 
 @torch.no_grad()
+@checked
 def position_correlations(
     model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0, untrained: int = 0
 ) -> Correlations:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.files import write_bytes
 from graticule.grid import Grid
 
@@ -123,6 +124,7 @@ class Translation:
 
 
 @torch.no_grad()
+@checked
 def translation_error(
     model: nn.Module, images: Tensor, shifts: Sequence[Shift] = SHIFTS, border: int = 1
 ) -> Translation:
@@ -153,6 +155,8 @@ def translation_error(
         raise ValueError(f"`model` must be one of our backbones, got {type(model).__name__}.")
     if images.ndim != 4 or len(images) < 2:
         raise ValueError(f"`images` must be (B, C, height, width) with B at least 2, got {tuple(images.shape)}.")
+    if not shifts:
+        raise ValueError("`shifts` must be at least one, got none.")
     if border < 0:
         raise ValueError(f"`border` must not be negative, got {border}.")
     coarsest = whole_patches(model, (images.shape[-2], images.shape[-1]))
@@ -170,7 +174,8 @@ def translation_error(
         counts: list[Array] = [np.zeros_like(total) for total in sums]
         prefix = np.zeros(len(before))
         change, flips = 0.0, 0.0
-        for down, right in shifts:
+        for shift in shifts:
+            down, right = (move % side for move, side in zip(shift, coarsest.shape, strict=True))
             rolled = images.roll((down * height, right * width), (-2, -1))
             after, moved = _run(backbone, rolled)
             for layer, ((old, grid), (new, _)) in enumerate(zip(before, after, strict=True)):

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.encodings import MixingEncoding, MixingSum, QuadraticMixing
 from graticule.files import write_bytes
 from graticule.grid import Grid
@@ -115,6 +116,7 @@ class MixingParts:
 
 
 @torch.no_grad()
+@checked
 def mixing_maps(
     model: nn.Module,
     img_size: tuple[int, int] | None = None,

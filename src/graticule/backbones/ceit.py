@@ -12,6 +12,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from graticule.backbones.vision_transformer import VisionTransformer, init_linear
+from graticule.checks import checked
 from graticule.layers import Attention, ImageToTokens, LeffBlock
 from graticule.position import PositionBuilder
 
@@ -29,6 +30,7 @@ class CeitTransformer(VisionTransformer):
         kwargs: as `VisionTransformer`.
     """
 
+    @checked
     def __init__(
         self,
         position: PositionBuilder,
@@ -114,6 +116,7 @@ class ClassAttentionOfLayers(nn.Module):
     Reference: CeiT (Yuan et al., 2021), section 3.4, layer-wise class-token attention (LCA).
     """
 
+    @checked
     def __init__(
         self,
         dim: int,

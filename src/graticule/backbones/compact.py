@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.checks import checked
 from graticule.layers import CompactBlock, ConvolutionalTokenizer, Patches
 from graticule.position import PositionBuilder
 
@@ -42,6 +43,7 @@ class CompactTransformer(VisionTransformer):
         kwargs: as `VisionTransformer`; the dropout of attention weights is 0.1 by default.
     """
 
+    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.posmlp_released import released_names, to_own
 from graticule.backbones.pyramid import Pyramid
+from graticule.checks import checked
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.position import PositionBuilder
 
@@ -53,6 +54,7 @@ class GMlp(Pyramid):
     needs = frozenset({"mixing"})
     stage_lists = "blocks"
 
+    @checked
     def __init__(
         self,
         position: PositionBuilder,

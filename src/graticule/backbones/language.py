@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from graticule.backbones.published import register_names
 from graticule.backbones.vision_transformer import init_linear
+from graticule.checks import checked
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.layers import Block, CausalAttention, KeyValueCache
@@ -85,6 +86,7 @@ class LanguageModel(nn.Module):
         block_layer: builds a block.
     """
 
+    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 from graticule.backbones.language import LanguageModel
 from graticule.backbones.registry import CHOICES, check_arguments, take_position
+from graticule.checks import checked
+from graticule.memory import build_within_memory
 from graticule.names import known_name
 
 SIZES: dict[str, dict[str, int]] = {
@@ -28,6 +31,7 @@ def list_language_arguments() -> list[str]:
     return [name for name in inspect.signature(LanguageModel.__init__).parameters if name not in hidden]
 
 
+@checked
 def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> LanguageModel:
     """Create one of `list_language_models()`.
 
@@ -48,4 +52,5 @@ def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> Language
     """
     size = SIZES[known_name("name", name, SIZES)]
     check_arguments(kwargs, [*inspect.signature(LanguageModel).parameters, *CHOICES], name)
-    return LanguageModel(take_position(kwargs), vocab_size, **{**size, **kwargs})
+    position = take_position(kwargs)
+    return build_within_memory(partial(LanguageModel, position, vocab_size, **{**size, **kwargs}))

@@ -24,7 +24,7 @@ from graticule.backbones.published import (
     valid_grids,
     with_grids,
 )
-from graticule.checks import printable
+from graticule.checks import checked, printable
 from graticule.position import Position
 
 #: What the readers raise for a file that is damaged or of another kind.
@@ -34,6 +34,7 @@ _UNREADABLE = (
 )
 
 
+@checked
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a `.safetensors` file or one that `torch.save` wrote, without running any code that is in it.
 
@@ -89,6 +90,7 @@ def _unsafe_names(path: Path) -> list[str]:
         return []
 
 
+@checked
 def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
     """Load the weights at `path` into `model`, whole or not at all; returns the model.
 
@@ -115,6 +117,7 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
     return model
 
 
+@checked
 def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     """Load the position parameters of the checkpoint at `path` into `model` and nothing else; returns the model.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.posmlp_released import released_names, to_own, to_released
 from graticule.backbones.pyramid import Pyramid
+from graticule.checks import checked
 from graticule.grid import Grid, Windows
 from graticule.layers.convolutional_stem import (
     ConvNorm,
@@ -76,6 +77,7 @@ class PosMlp(Pyramid):
     absolute_stages = 1
     merges = True
 
+    @checked
     def __init__(
         self,
         position: PositionBuilder,
@@ -247,6 +249,7 @@ def _stages(position: Position) -> Iterable[Position]:
 class _WindowBlock(GatedBlock):
     """A gated block that mixes within the windows of a grid, which may be shifted by half a window."""
 
+    @checked
     def __init__(self, window: int, shift: Shift | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.window = window

@@ -12,6 +12,7 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
+from graticule.checks import checked
 from graticule.layers import Block, SpatialReductionAttention
 from graticule.position import PositionBuilder
 
@@ -53,6 +54,7 @@ class PyramidVisionTransformer(Pyramid):
 
     stage_lists = "patch_embeds|blocks"
 
+    @checked
     def __init__(
         self,
         position: PositionBuilder,

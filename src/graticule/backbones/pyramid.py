@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from graticule.backbones.published import register_names
 from graticule.backbones.vision_transformer import init_linear
+from graticule.checks import checked
 from graticule.encodings import MixingEncoding
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
@@ -60,6 +61,7 @@ class Pyramid(nn.Module, ABC):
     #: The module lists that have an entry for every stage, joined by '|'.
     stage_lists: str
 
+    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -15,7 +15,9 @@ from timm.models import register_model
 from torch import nn
 
 from graticule.backbones.load import load_checkpoint
+from graticule.checks import checked
 from graticule.factory import build_position
+from graticule.memory import build_within_memory
 from graticule.names import known_name
 from graticule.position import PositionBuilder
 
@@ -36,7 +38,7 @@ def register(module: str, name: str, build: Callable[..., nn.Module], backbone: 
 
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         check_arguments(kwargs, [*_arguments(backbone), *CHOICES, *_OF_TIMM], name)
-        return build(pretrained, **kwargs)
+        return build_within_memory(partial(build, pretrained, **kwargs))
 
     entry.__name__ = entry.__qualname__ = registry_name(name)
     entry.__module__ = module
@@ -116,11 +118,13 @@ def no_gate_norm(encoding: str) -> bool:
     return bool({"gqpe", "ggqpe"} & set(encoding.split("+")))
 
 
+@checked
 def list_models(pattern: str = "*") -> list[str]:
     """List the names of our models that match a shell-like `pattern`."""
     return [name for name in _backbones if fnmatch(name, pattern)]
 
 
+@checked
 def list_arguments(name: str) -> list[str]:
     """List the arguments of the backbone of model `name` that are numbers, words or truth values.
 
@@ -142,6 +146,7 @@ def _arguments(backbone: type[nn.Module]) -> list[str]:
     return list(found)
 
 
+@checked
 def create_model(name: str, pretrained: bool = False, checkpoint_path: str | Path | None = None, **kwargs: Any) -> Any:
     """Create one of `list_models()`.
 

@@ -14,6 +14,7 @@ from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
+from graticule.checks import checked
 from graticule.layers import Block, WindowAttention
 from graticule.position import PositionBuilder
 
@@ -64,6 +65,7 @@ class SwinTransformer(Pyramid):
     merges = True
     pads = True
 
+    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.checks import checked
 from graticule.layers import TokensToToken
 from graticule.position import PositionBuilder
 
@@ -27,6 +28,7 @@ class T2tVisionTransformer(VisionTransformer):
         kwargs: as `VisionTransformer`; queries, keys and values have no bias by default.
     """
 
+    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from graticule.backbones.published import register_names
+from graticule.checks import checked
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.layers import Attention, Block, Patches
@@ -67,6 +68,7 @@ class VisionTransformer(nn.Module):
 
     prefix_names: tuple[str, ...] = ("cls_token", "reg_token")
 
+    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -10,6 +10,7 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.grid import Grid, Interpolation
 
 
@@ -26,6 +27,7 @@ class AbsoluteEncoding(nn.Module, ABC):
     resampled: bool = False
     pos_embed: nn.Parameter
 
+    @checked
     def __init__(self, grid: Grid, dim: int) -> None:
         super().__init__()
         if dim < 1:
@@ -66,6 +68,7 @@ class Learnable(AbsoluteEncoding):
     learnable = True
     resampled = True
 
+    @checked
     def __init__(self, grid: Grid, dim: int, std: float = 0.02, interpolation: Interpolation = "bicubic") -> None:
         super().__init__(grid, dim)
         if interpolation not in get_args(Interpolation):
@@ -93,6 +96,7 @@ class FixedEncoding(AbsoluteEncoding):
 
     learnable = False
 
+    @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
         super().__init__(grid, dim)
         self.temperature = temperature
@@ -119,6 +123,7 @@ class Sinusoidal1d(FixedEncoding):
     Reference: Attention Is All You Need (Vaswani et al., 2017), section 3.5.
     """
 
+    @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
         if dim % 2:
             raise ValueError(f"`dim` must be a multiple of 2 (a sine and a cosine a frequency), got {dim}.")
@@ -141,6 +146,7 @@ class Sinusoidal2d(FixedEncoding):
     Reference: Attention Is All You Need (Vaswani et al., 2017), applied to each axis.
     """
 
+    @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
         if dim % 4:
             raise ValueError(f"`dim` must be a multiple of 4 (a sine and a cosine on two axes), got {dim}.")

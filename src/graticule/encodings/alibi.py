@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.grid import Grid
 
 
@@ -28,6 +29,7 @@ class Alibi(nn.Module):
         num_heads: h.
     """
 
+    @checked
     def __init__(self, grid: Grid, num_heads: int) -> None:
         super().__init__()
         if num_heads < 1:

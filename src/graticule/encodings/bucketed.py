@@ -8,7 +8,9 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.grid import Grid
+from graticule.memory import check_memory
 
 
 class BucketedBias(nn.Module):
@@ -39,6 +41,7 @@ class BucketedBias(nn.Module):
         causal: whether keys ahead are of no interest, for grids of height 1.
     """
 
+    @checked
     def __init__(
         self, grid: Grid, num_heads: int, buckets: int = 32, max_distance: int = 128, causal: bool = False
     ) -> None:
@@ -71,6 +74,10 @@ class BucketedBias(nn.Module):
         bias = self._of_axis(self.relative_attention_bias, grid.width)
         if self.relative_attention_bias_y is None:
             return grid.with_prefix_bias(bias)
+        if bias.device.type == "cpu":
+            check_memory(
+                "grid", f"a bias for every pair of its {grid.patches:,} patches", 4 * self.num_heads * grid.patches**2
+            )
         rows = self._of_axis(self.relative_attention_bias_y, grid.height)
         both = rows[:, :, None, :, None] + bias[:, None, :, None, :]  # (h, H, W, H, W)
         return grid.with_prefix_bias(both.flatten(3).flatten(1, 2))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.grid import Grid
 
 Convolution = Literal["depthwise", "separable", "dense"]
@@ -50,6 +51,7 @@ class Peg(nn.Module):
         bias: whether convolutions have one.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -94,6 +96,7 @@ class QueryKeyPeg(nn.Module):
     Reference: CPVT (Chu et al., 2023), section 5.1 (71.3 for DeiT-Ti, against 68.2 without and 72.4 for all).
     """
 
+    @checked
     def __init__(self, peg: Peg) -> None:
         super().__init__()
         self.peg = peg
@@ -114,6 +117,7 @@ class ConvolutionalProjection(nn.Module):
     with a bias and without the batch norm that CvT puts behind each.
     """
 
+    @checked
     def __init__(self, dim: int, kernel: int = 3, padding: Padding = "zeros", bias: bool = True) -> None:
         super().__init__()
         if padding == "none":

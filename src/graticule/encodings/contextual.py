@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.grid import Grid
 
 
@@ -35,6 +36,7 @@ class ContextualProduct(nn.Module):
         shared_heads: whether all heads have the same vectors.
     """
 
+    @checked
     def __init__(
         self, grid: Grid, num_heads: int, head_dim: int, ratio: float = 1.9, shared_heads: bool = True
     ) -> None:

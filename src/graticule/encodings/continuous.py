@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.grid import Grid
 
 
@@ -26,6 +27,7 @@ class ContinuousBias(nn.Module):
         hidden: units between the two layers.
     """
 
+    @checked
     def __init__(self, grid: Grid, num_heads: int, hidden: int = 512) -> None:
         super().__init__()
         self.grid = grid

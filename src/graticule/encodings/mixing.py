@@ -9,6 +9,7 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.displacement import Displacements
 from graticule.grid import Grid, resize_map
 
@@ -29,6 +30,7 @@ class MixingEncoding(nn.Module, ABC):
     grid alone, so it is computed once a forward pass and can be folded.
     """
 
+    @checked
     def __init__(self, grid: Grid, groups: int) -> None:
         super().__init__()
         if groups < 1:
@@ -68,6 +70,7 @@ class DenseMixing(MixingEncoding):
 
     resampled = True
 
+    @checked
     def __init__(self, grid: Grid, std: float = 1e-6) -> None:
         super().__init__(grid, 1)
         self.std = std
@@ -106,6 +109,7 @@ class LearnableMixing(MixingEncoding):
 
     resampled = True
 
+    @checked
     def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02) -> None:
         super().__init__(grid, groups)
         self.std = std
@@ -176,6 +180,7 @@ class QuadraticMixing(MixingEncoding):
             the shorter side (one patch for a single group).
     """
 
+    @checked
     def __init__(
         self,
         grid: Grid,
@@ -281,6 +286,7 @@ class MixingSum(MixingEncoding):
     Reference: PosMLP (Wang et al., 2022), Eq. 9-10.
     """
 
+    @checked
     def __init__(self, first: MixingEncoding, second: MixingEncoding) -> None:
         super().__init__(first.grid, max(first.groups, second.groups))
         self.first, self.second = first, second

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.encodings.continuous import ContinuousBias
 from graticule.grid import Grid, resize_map
 
@@ -27,6 +28,7 @@ class RelativeBias(nn.Module):
 
     resampled = True
 
+    @checked
     def __init__(self, grid: Grid, num_heads: int) -> None:
         super().__init__()
         self.grid = grid
@@ -84,6 +86,7 @@ class NormalizedBias(nn.Module):
 
     resampled = True
 
+    @checked
     def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
         super().__init__()
         self.bias = bias
@@ -125,6 +128,7 @@ class HeadNormalizedBias(nn.Module):
     the keys of a query is not. What is the same for all heads is lost.
     """
 
+    @checked
     def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
         super().__init__()
         if bias.num_heads < 2:
@@ -170,6 +174,7 @@ class ShawBias(nn.Module):
         clip: K, in patches.
     """
 
+    @checked
     def __init__(self, grid: Grid, num_heads: int, head_dim: int, clip: int = 8) -> None:
         super().__init__()
         if clip < 1:

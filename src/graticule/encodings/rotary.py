@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.grid import Grid
 
 
@@ -18,6 +19,7 @@ class FixedRotary(nn.Module, ABC):
     Computed in float64, kept in float32 at least. Prefix tokens are not turned.
     """
 
+    @checked
     def __init__(self, grid: Grid, head_dim: int, temperature: float) -> None:
         super().__init__()
         self.grid = grid
@@ -75,6 +77,7 @@ class AxialRotary(FixedRotary):
         interpolate: whether another grid is squeezed or stretched to the one that it was made with.
     """
 
+    @checked
     def __init__(self, grid: Grid, head_dim: int, temperature: float = 100.0, interpolate: bool = False) -> None:
         _check(head_dim)
         self.reference = grid
@@ -109,6 +112,7 @@ class MixedRotary(nn.Module):
         temperature: T, 10 in the paper.
     """
 
+    @checked
     def __init__(self, grid: Grid, depth: int, num_heads: int, head_dim: int, temperature: float = 10.0) -> None:
         super().__init__()
         _check(head_dim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from graticule.checks import checked
 from graticule.encodings.rotary import FixedRotary
 from graticule.grid import Grid
 
@@ -27,6 +28,7 @@ class Rotary1d(FixedRotary):
         temperature: T.
     """
 
+    @checked
     def __init__(self, grid: Grid, head_dim: int, temperature: float = 10_000.0) -> None:
         if head_dim < 2 or head_dim % 2:
             raise ValueError(

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.grid import Grid
 from graticule.joining import LayerPosition, bias_of
 
@@ -27,6 +28,7 @@ class Attention(nn.Module):
         scale: of the logits, instead of d^(-1/2).
     """
 
+    @checked
     def __init__(
         self,
         dim: int,

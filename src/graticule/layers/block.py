@@ -8,6 +8,7 @@ from typing import Any
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.joining import LayerPosition
 from graticule.layers.attention import Attention
 
@@ -35,6 +36,7 @@ class Block(nn.Module):
         mlp: what stands in the place of the MLP.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graticule.checks import checked
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 
@@ -29,6 +30,7 @@ class SpatialReductionAttention(nn.Module):
         reduction: R.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graticule.checks import checked
 from graticule.grid import Grid
 from graticule.joining import LayerPosition
 from graticule.layers.attention import Attention
@@ -37,6 +38,7 @@ class WindowAttention(Attention):
         kwargs: as `Attention`.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,

@@ -1,7 +1,9 @@
-"""Constants in the place of what depends on parameters and grid alone."""
+"""Constants instead of what depends on parameters and grid alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,9 +16,11 @@ from graticule.position.base import Position
 
 
 class FoldedPosition(Position):
-    """Constants for one grid in the place of what depends on parameters and grid alone.
+    """Constants for one grid instead of what depends on parameters and grid alone.
 
-    What depends on the tokens (a PEG, Shaw's encoding) stays the function of them that it is.
+    What depends on the tokens (a PEG, Shaw's encoding) stays the function of them that it is. Such a function may hold
+    tensors that were computed from parameters; as a change of dtype or device does not reach those, the functions are
+    made anew after it.
 
     It keeps the original, so that nothing is lost, and its state dict is the original's: the constants are
     computed anew when one is loaded. It refuses another grid and refuses to be trained.
@@ -36,6 +40,7 @@ class FoldedPosition(Position):
     @torch.no_grad()
     def fold(self) -> None:
         """Compute the constants from the parameters as they are now."""
+        self.stale = False  # whether functions hold tensors from before a change of dtype or device
         self.layout: list[list[Any]] = []  # a field: the name of a constant, a function, both, or None
         names: dict[int, str] = {}  # a table that several layers share is kept once
         keep: list[Tensor] = []
@@ -73,7 +78,24 @@ class FoldedPosition(Position):
                 f"the model is folded for a grid of {self.grid.shape} patches with {self.grid.prefix} prefix tokens, "
                 f"got one of {grid.shape} with {grid.prefix}; unfold it, or fold it with `img_size` for this size."
             )
+        if self.stale:  # only now have all modules changed that the functions may be made from
+            self._renew_functions()
         return [LayerPosition(*map(self._unpack, held)) for held in self.layout]
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedPosition:
+        super()._apply(fn, recurse)
+        self.original._apply(fn, recurse=False)  # what it shares was changed with the rest
+        self.stale = any(_holds_tensors(value) for held in self.layout for value in held)
+        return self
+
+    @torch.no_grad()
+    def _renew_functions(self) -> None:
+        """Make the functions anew; the constants stay."""
+        self.layout = [
+            [_function_of(new, old) for new, old in zip(position, held, strict=True)]
+            for position, held in zip(self.original(self.grid), self.layout, strict=True)
+        ]
+        self.stale = False
 
     def _unpack(self, held: Any) -> Any:
         if isinstance(held, Displacements):
@@ -111,6 +133,25 @@ class FoldedPosition(Position):
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}"
+
+
+def _function_of(new: Any, old: Any) -> Any:
+    """What is kept of a field: the constants of before, and the function that was made anew."""
+    if isinstance(old, str | Displacements | None):
+        return old
+    return (old[0], new.function) if isinstance(old, tuple) else new
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a function holds tensors of its own, in a closure or as arguments, and not in a module."""
+    if isinstance(value, Tensor):
+        return True
+    if isinstance(value, partial):
+        return any(map(_holds_tensors, (value.func, *value.args, *value.keywords.values())))
+    if isinstance(value, list | tuple) and not isinstance(value, Displacements):
+        return any(map(_holds_tensors, value))
+    cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    return any(map(_holds_tensors, [*cells, *(getattr(value, "__defaults__", None) or ())]))
 
 
 def _fold_again(module: nn.Module, _: Any) -> None:

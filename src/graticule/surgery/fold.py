@@ -7,12 +7,14 @@ from typing import Any, TypeVar
 from torch import nn
 
 from graticule.backbones import LanguageModel
+from graticule.checks import checked
 from graticule.grid import Grid
 from graticule.position import FoldedPosition, Position
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@checked
 def fold(model: Model, img_size: int | tuple[int, int] | None = None) -> Model:
     """Replace the position information of `model` by constants, in place; returns the model in evaluation mode.
 
@@ -28,20 +30,20 @@ def fold(model: Model, img_size: int | tuple[int, int] | None = None) -> Model:
         img_size: pixels, a side or (height, width); by default the size that the model is built for.
 
     Raises:
-        ValueError: if there is no backbone in `model`, or `img_size` is not one that it takes.
+        ValueError: if there is no backbone in `model`, or `img_size` is not one that it takes. The model is then as it
+            was.
     """
-    unfold(model)
-    model.eval()
     backbones = _backbones(model)
     if not backbones:
         raise ValueError(f"`model` must be or hold a backbone with a `position`, got {type(model).__name__}.")
-    folded = [FoldedPosition(backbone.position, _grid(backbone, img_size)) for backbone in backbones]
+    grids = [_grid(backbone, img_size) for backbone in backbones]
+    folded = [FoldedPosition(_original(backbone), grid) for backbone, grid in zip(backbones, grids, strict=True)]
     for backbone, position in zip(backbones, folded, strict=True):
-        backbone.position = position.eval()
+        backbone.position = position
         # a table may come through the backbone's own layers, whose weights are loaded after the position's
         if _fold_again not in backbone._load_state_dict_post_hooks.values():
             backbone.register_load_state_dict_post_hook(_fold_again)
-    return model
+    return model.eval()
 
 
 def unfold(model: Model) -> Model:
@@ -59,6 +61,10 @@ def _fold_again(backbone: Any, _: Any) -> None:
 
 def _backbones(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(getattr(module, "position", None), Position)]
+
+
+def _original(backbone: Any) -> Position:
+    return backbone.position.original if isinstance(backbone.position, FoldedPosition) else backbone.position
 
 
 def _grid(backbone: Any, img_size: int | tuple[int, int] | None) -> Grid:

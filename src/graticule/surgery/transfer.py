@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from graticule.backbones.load import read_checkpoint
 from graticule.backbones.posmlp_released import is_released
 from graticule.backbones.published import read_grids, unwrap_checkpoint
+from graticule.checks import checked
 from graticule.position import FoldedPosition, Position, PyramidPosition
 from graticule.surgery.fitting import Fitting
 from graticule.surgery.transferred import Transfer, Transferred
@@ -24,6 +25,7 @@ _BLOCK = re.compile(r"(?:^|\.)blocks\.\d+\.")
 
 
 @torch.no_grad()
+@checked
 def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifier: bool = True) -> Transfer:
     """Load as much of the checkpoint `source` into `model` as makes sense, whole or not at all; returns what was done.
 
