@@ -1,0 +1,149 @@
+"""Arguments are of the type that they are annotated with, and in the range that goes with their name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graticule
+from graticule import Grid, create_language_model, create_model, fold, load_checkpoint, transfer
+from graticule.analysis import attention_maps, position_correlations, translation_error
+from graticule.checks import check, checked
+from graticule.encodings import Alibi, Learnable, Peg, RelativeBias, ShawBias, Sinusoidal2d
+from graticule.layers import Attention
+from tiny import images, tiny
+
+NAN, INFINITE = float("nan"), float("inf")
+#: A type, values of it, and values that are not.
+KINDS = [
+    (int, (0, -3, np.int64(3)), (1.0, True, None, "3", [3], torch.tensor(3.0))),
+    (float, (0, 0.5, np.float32(0.5)), (True, None, "0.5", [0.5], 1j)),
+    (bool, (True, False), (0, 1, None, "yes")),
+    (str, ("", "a"), (3, None, b"a", ["a"])),
+    (int | None, (3, None), (3.5, "none")),
+    (Literal["a", "b"], ("a", "b"), (3, None, ["a"])),
+    (int | tuple[int, int], (3, (3, 4), [3, 4]), ((3,), (3, 4, 5), (3, "4"), "34", 3.0)),
+    (Sequence[int], ([], [3], (3, 4), range(3)), (3, "34", [3.5], None)),
+    (Mapping[str, int], ({}, {"a": 3}), (3, [], None)),
+    (Callable[[int], int], (int, nn.GELU, lambda x: x), (3, "gelu", None)),
+    (type[nn.Module] | None, (nn.GELU, None), (3, "gelu")),
+    (nn.Module, (nn.GELU(),), (3, nn.GELU, None)),
+    (str | Path, ("a", Path("a")), (3, None, b"a")),
+]
+
+
+@pytest.mark.parametrize(("kind", "right", "wrong"), KINDS, ids=lambda one: str(one)[:30])
+def test_a_value_is_of_its_annotated_type_or_a_type_error_names_the_argument(kind, right, wrong):
+    for value in right:
+        check("argument", value, kind)
+    for value in wrong:
+        with pytest.raises(TypeError, match=r"^`argument` must be .*, got "):
+            check("argument", value, kind)
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITE, -INFINITE, np.float32("nan")])
+def test_a_number_is_finite(value):
+    for given, kind in ((value, float), ([1.0, value], Sequence[float])):
+        with pytest.raises(ValueError, match="`argument` must be finite"):
+            check("argument", given, kind)
+
+
+def test_a_word_that_is_no_choice_is_a_value_error_with_the_choices():
+    with pytest.raises(ValueError, match="`mode` must be a or b or None, got 'c'"):
+        check("mode", "c", Literal["a", "b"] | None)
+
+
+def test_a_long_value_is_shown_in_a_line():
+    with pytest.raises(TypeError) as error:
+        check("depth", "a\n" * 1000, int)
+    assert str(error.value).isprintable() and len(str(error.value)) < 200
+
+
+def test_a_decorated_function_keeps_its_name_signature_and_own_errors():
+    @checked
+    def build(depth: int, *, share: float = 0.5, **others: int) -> int:
+        """Build."""
+        return depth
+
+    assert (build.__name__, build.__doc__, build(3, share=1, more=2)) == ("build", "Build.", 3)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'depth'"):
+        build()
+    with pytest.raises(ValueError, match="`depth` must be at most 1,000, got 1001"):
+        build(1001)
+
+
+GRID, IMAGES = Grid(2, 2), images()
+MODEL = "vit_nano_patch4_28"
+REFUSED = {
+    "depth": lambda: create_model(MODEL, depth=10**9),
+    "embed_dim": lambda: create_model(MODEL, embed_dim=-4),
+    "num_heads": lambda: create_model(MODEL, num_heads=0),
+    "mlp_ratio": lambda: create_model(MODEL, mlp_ratio=INFINITE),
+    "qk_scale": lambda: create_model(MODEL, qk_scale=NAN),
+    "drop_rate": lambda: create_model(MODEL, drop_rate=1.5),
+    "attn_drop_rate": lambda: create_model(MODEL, attn_drop_rate=-1),
+    "img_size": lambda: create_model(MODEL, img_size=10**12),
+    "patch_size": lambda: create_model(MODEL, patch_size=0),
+    "num_classes": lambda: create_model(MODEL, num_classes=-1),
+    "table_std": lambda: create_model(MODEL, table_std=NAN),
+    "window_size": lambda: create_model("swin_tiny_patch4_window7_224", window_size=0),
+    "depths": lambda: create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 10**9)),
+    "windows": lambda: create_model("posmlp_nano_32", windows=(7, 7, "a", 7)),
+    "context": lambda: create_language_model("lm_nano", 10, context=10**30),
+    "vocab_size": lambda: create_language_model("lm_nano", vocab_size=2.5),
+    "height": lambda: Grid(-1, 3),
+    "width": lambda: Grid(3, 1.5),
+    "prefix": lambda: Grid(3, 3, -1),
+    "dim": lambda: Learnable(GRID, 0),
+    "std": lambda: Learnable(GRID, 4, std=-1),
+    "temperature": lambda: Sinusoidal2d(GRID, 4, temperature=0),
+    "grid": lambda: RelativeBias((2, 2), 1),
+    "clip": lambda: ShawBias(GRID, 1, 4, clip=10**9),
+    "kernel": lambda: Peg(4, kernel=-1),
+    "num_heads of ALiBi": lambda: Alibi(GRID, 2.0),
+    "attn_drop": lambda: Attention(4, 2, attn_drop=NAN),
+    "encoding": lambda: create_model(MODEL, encoding=3),
+    "name": lambda: create_model(None),
+    "img_size of a fold": lambda: fold(tiny(), "32"),
+    "path": lambda: load_checkpoint(tiny(), 3),
+    "classifier": lambda: transfer(tiny(), {}, classifier="no"),
+    "images": lambda: attention_maps(tiny(), [[1.0]]),
+    "stage": lambda: position_correlations(tiny(), stage=1.0),
+    "border": lambda: translation_error(tiny(), IMAGES, border=None),
+    "shifts": lambda: translation_error(tiny(), IMAGES, shifts=()),
+    "shifts of a word": lambda: translation_error(tiny(), IMAGES, shifts="ab"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_argument_that_cannot_be_is_refused_by_name(name):
+    with pytest.raises((ValueError, TypeError), match=f"^`{name.partition(' ')[0]}`"):
+        REFUSED[name]()
+
+
+def test_a_model_that_is_larger_than_memory_is_refused_before_it_is_built():
+    with pytest.raises(ValueError, match=r"`model` must be such that it fits into memory, .* GiB, got one of"):
+        create_model(MODEL, embed_dim=2**20, num_heads=1, depth=1)
+
+
+@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "bucketed_bias", "alibi", "sgu", "shaw"])
+def test_pairs_of_patches_that_are_larger_than_memory_are_refused_by_name(encoding):
+    model = "gmlp_nano_patch4_28" if encoding == "sgu" else MODEL
+    if encoding == "shaw":  # which makes no pairs before there are queries
+        assert create_model(model, encoding=encoding, img_size=4 * 2**9).grid.patches == 2**18
+        return
+    with pytest.raises(ValueError, match=r"`(grid|model)` must be such that .* fits into memory"):
+        create_model(model, encoding=encoding, img_size=4 * 2**9)
+
+
+def test_a_large_model_that_fits_is_built_as_it_would_be_without_a_look_at_memory(monkeypatch):
+    torch.manual_seed(0)
+    expected = create_model(MODEL).state_dict()
+    torch.manual_seed(0)
+    monkeypatch.setattr(graticule.memory, "_SMALL", 1000)
+    found = create_model(MODEL).state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
