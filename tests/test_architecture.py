@@ -9,7 +9,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 
 #: Rooms from the ground up; a room imports from those below it and from itself.
 FLOORS = [
-    {"checks", "files", "memory", "names"},
+    {"files", "memory", "names"},
+    {"checks"},
     {"grid"},
     {"typed"},
     {"displacement"},

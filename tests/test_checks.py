@@ -53,7 +53,7 @@ def test_a_number_is_finite(value):
 
 
 def test_a_word_that_is_no_choice_is_a_value_error_with_the_choices():
-    with pytest.raises(ValueError, match="`mode` must be a or b or None, got 'c'"):
+    with pytest.raises(ValueError, match="`mode` must be one of a, b; got 'c'"):
         check("mode", "c", Literal["a", "b"] | None)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -301,6 +302,21 @@ def test_a_run_is_repeated_from_its_folder_with_what_is_to_differ(capsys, tmp_pa
     code, *_ = run_command(capsys, "train", trained.folder, "--seed", "7", "--output", tmp_path / "again")
     again, first = Run.open(tmp_path / "again").recipe(), trained.recipe()
     assert code == 0 and again.seed == 7 and again.joining == first.joining and again.limit_train == first.limit_train
+
+
+def test_a_repeated_run_says_what_its_weights_depend_on_and_has_changed(capsys, tmp_path, trained):
+    code, _, err = run_command(capsys, "train", trained.folder, "--output", tmp_path / "same", "--epochs", "1")
+    assert code == 0 and "warning" not in err
+    shutil.copytree(trained.folder, tmp_path / "first")
+    file = tmp_path / "first" / "recipe.json"
+    described = json.loads(file.read_text())
+    described["machine"]["threads"] = 999
+    described["versions"]["torch"] = "1.0"
+    file.write_text(json.dumps(described))
+    code, _, err = run_command(capsys, "train", tmp_path / "first", "--output", tmp_path / "again", "--epochs", "1")
+    assert code == 0
+    assert f"threads {torch.get_num_threads()} where the run had 999" in err
+    assert f"torch {torch.__version__} where the run had 1.0" in err
 
 
 # What is wrong is named, before any work

@@ -6,11 +6,11 @@ import struct
 
 import pytest
 import torch
-from fuzz import SCALARS, edited, fuzzed, outcome
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from fuzz import SCALARS, edited, fuzzed, outcome
 from graticule import (
     Grid,
     create_language_model,
@@ -50,7 +50,7 @@ ENCODINGS = st.one_of(
 
 
 @fuzzed(150)
-@given(st.data())
+@given(data=st.data())
 def test_any_arguments_make_a_model_that_runs_or_an_error_that_names_one(data):
     name = data.draw(st.sampled_from(SMALL))
     known = [*list_arguments(name), *POSITION]
@@ -112,7 +112,7 @@ WAYS = st.sampled_from([load_checkpoint, transfer])
 
 
 @fuzzed(150)
-@given(st.data())
+@given(data=st.data())
 def test_a_file_with_edited_bytes_is_refused_or_gives_finite_weights(data, target, folder):
     suffix = data.draw(st.sampled_from(["pth", "safetensors"]))
     path = folder / f"weights.{suffix}"
@@ -125,7 +125,7 @@ def test_a_file_with_edited_bytes_is_refused_or_gives_finite_weights(data, targe
 
 
 @fuzzed(80)
-@given(st.data())
+@given(data=st.data())
 def test_a_safetensors_header_that_says_anything_is_refused_or_gives_finite_weights(data, target, folder):
     path = folder / "header.safetensors"
     save_file(target.state_dict(), path, metadata={"grids": "{}"})
@@ -161,7 +161,7 @@ def tensors(data, own):
 
 
 @fuzzed(150)
-@given(st.data())
+@given(data=st.data())
 def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, target, folder):
     state = published_state_dict(target) if data.draw(st.booleans()) else target.state_dict()
     for _ in range(data.draw(st.integers(1, 3))):

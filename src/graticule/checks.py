@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from graticule.names import known_name
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -41,27 +43,28 @@ class Range:
 
 
 _CHANNELS = Range(1, 2**20)
+_MANY = Range(most=2**20)  # the least is a rule of each
 _SIDE = Range(1, 2**16)
 _POSITIVE = Range(0, 1e9, open=True)
 _SHARE = Range(share=True)
 #: The range of a number by the name of its argument, which means the same everywhere. The upper ends are far beyond
 #: any model; they keep what is built from numbers that no machine can count to.
 RANGES: dict[str, Range] = {
-    **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "head_dim", "token_dim", "hidden", "clip"), _CHANNELS),
-    **dict.fromkeys(("num_heads", "groups", "in_chans", "kernel"), Range(1, 2**16)),
-    **dict.fromkeys(("img_size", "patch_size", "window", "windows", "window_size", "sr_ratios"), _SIDE),
+    **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim", "hidden"), _CHANNELS),
+    **dict.fromkeys(("num_heads", "groups", "in_chans"), Range(1, 2**16)),
+    **dict.fromkeys(("img_size", "patch_size", "window", "window_size"), _SIDE),
     **dict.fromkeys(("depth", "depths", "num_blocks", "conv_layers"), Range(1, 1000)),
     "layers": Range(most=1000),
     **dict.fromkeys(("prefix", "reg_tokens"), Range(0, 2**16)),
-    "shaw_clip": _CHANNELS,
+    **dict.fromkeys(
+        ("windows", "sr_ratios", "head_dim", "clip", "shaw_clip", "kernel", "buckets", "max_distance"), _MANY
+    ),
     "num_classes": Range(0, 2**24),
     "vocab_size": Range(1, 2**28),
     "context": Range(1, 2**24),
-    "buckets": Range(1, 2**16),
-    "max_distance": Range(1, 2**16),
     **dict.fromkeys(("mlp_ratio", "mlp_ratios"), Range(0, 1000, open=True)),
     **dict.fromkeys(("temperature", "ratio", "eps", "qk_scale", "scale", "embed_scale"), _POSITIVE),
-    **dict.fromkeys(("std", "table_std"), Range(0, 1e9)),
+    **dict.fromkeys(("std", "table_std"), _POSITIVE),
     **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
     **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path"), _SHARE),
 }
@@ -107,10 +110,13 @@ def check(name: str, value: Any, kind: Any) -> None:
         ValueError: if it is out of range, or none of the choices.
     """
     if not any(_is(value, one) for one in _alternatives(kind)):
+        choices = [
+            word for one in _alternatives(kind) if typing.get_origin(one) is Literal for word in typing.get_args(one)
+        ]
+        if choices and isinstance(value, str):
+            known_name(name, value, choices)
         words = [word for one in _alternatives(kind) for word in _words(one)]
-        choices = all(typing.get_origin(one) is Literal or one is type(None) for one in _alternatives(kind))
-        rule = f"`{name}` must be {' or '.join(dict.fromkeys(words))}, got {shown(value)}."
-        raise ValueError(rule) if choices and isinstance(value, str) else TypeError(rule)
+        raise TypeError(f"`{name}` must be {' or '.join(dict.fromkeys(words))}, got {shown(value)}.")
     for number in value if isinstance(value, list | tuple | range) else [value]:
         if isinstance(number, numbers.Real) and not isinstance(number, bool):
             if not math.isfinite(number):
@@ -166,7 +172,7 @@ def _words(kind: Any) -> list[str]:
     """Say what a type asks for."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
-        return [str(one) for one in inner]
+        return [f"one of {', '.join(map(str, inner))}"]
     if origin is tuple and inner[-1:] != (...,):
         return [f"{len(inner)} of them"] if inner == (int,) * len(inner) else [f"{len(inner)} values"]
     if origin in (tuple, list, collections.abc.Sequence):

@@ -42,7 +42,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         for name, count, least in (("height", self.height, 1), ("width", self.width, 1), ("prefix", self.prefix, 0)):
-            if isinstance(count, bool | float | str | None):
+            if isinstance(count, bool) or not hasattr(count, "__index__"):
                 raise TypeError(f"`{name}` must be a whole number, got {count!r}.")
             if count < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {count}.")

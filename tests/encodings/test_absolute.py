@@ -124,7 +124,7 @@ def test_two_learnable_tables_are_drawn_apart():
     [
         (Sinusoidal1d, 5, "`dim` must be a multiple of 2 .*got 5"),
         (Sinusoidal2d, 6, "`dim` must be a multiple of 4 .*got 6"),
-        (Learnable, 0, "`dim` must be positive, got 0"),
+        (Learnable, 0, "`dim` must be at least 1, got 0"),
     ],
 )
 def test_a_dim_that_the_formula_cannot_fill_is_refused(kind, dim, rule):

@@ -453,8 +453,8 @@ def test_one_peg_serves_every_grid():
         ({"kernel": 2}, "`kernel` must be odd, so that it has a centre, got 2"),
         ({"kernel": 0}, "`kernel` must be odd.*got 0"),
         ({"kernel": -1}, "`kernel` must be odd.*got -1"),
-        ({"convolution": "depth"}, "`convolution` must be one of depthwise, separable, dense, got 'depth'"),
-        ({"padding": "same"}, "`padding` must be one of zeros, circular, replicate, reflect, none, got 'same'"),
+        ({"convolution": "depth"}, "`convolution` must be one of depthwise, separable, dense; got 'depth'"),
+        ({"padding": "same"}, "`padding` must be one of zeros, circular, replicate, reflect, none; got 'same'"),
         ({"layers": 0}, "`layers` must be at least 1, got 0"),
     ],
 )

@@ -164,7 +164,7 @@ def test_without_qkv_bias_zero_tokens_stay_at_the_bias_of_the_projection():
 
 @pytest.mark.parametrize("heads", [0, 5])
 def test_heads_that_do_not_divide_the_channels_are_refused(heads):
-    with pytest.raises(ValueError, match=f"`embed_dim` must be a multiple of `num_heads`, got 24 with {heads} heads"):
+    with pytest.raises(ValueError, match=f"`num_heads`.*, got (24 with )?{heads}"):
         Attention(D, heads)
 
 

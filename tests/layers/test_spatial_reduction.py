@@ -135,7 +135,7 @@ def test_weights_and_outputs_are_dropped_in_training_alone():
 
 @pytest.mark.parametrize("heads", [0, 5])
 def test_heads_that_do_not_divide_the_channels_are_refused(heads):
-    with pytest.raises(ValueError, match=f"`embed_dim` must be a multiple of `num_heads`, got 24 with {heads} heads"):
+    with pytest.raises(ValueError, match=f"`num_heads`.*, got (24 with )?{heads}"):
         SpatialReductionAttention(D, heads)
 
 

@@ -78,8 +78,6 @@ class GMlp(Pyramid):
         act_layer: type[nn.Module] | None = None,
     ) -> None:
         norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
         mixed = int(embed_dim * mlp_ratio) // (1 if combine == "nonsplit" else 2)
         if groups < 1 or mixed % groups:
             raise ValueError(f"`groups` must divide the {mixed} channels that are mixed, got {groups}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,13 +107,6 @@ class LanguageModel(nn.Module):
         block_layer: Callable[..., nn.Module] = Block,
     ) -> None:
         super().__init__()
-        for name, value in (("vocab_size", vocab_size), ("context", context), ("depth", depth)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` must be a whole number of at least 1, got {value}.")
-        if not 0 < embed_scale < math.inf:
-            raise ValueError(f"`embed_scale` must be positive and finite, got {embed_scale}.")
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
         norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
         act_layer = act_layer or nn.GELU
         self.vocab_size = vocab_size

@@ -105,8 +105,6 @@ class PosMlp(Pyramid):
         act_layer: type[nn.Module] | None = None,
     ) -> None:
         norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
         for name, kind, known in (
             ("patch_embedding", patch_embedding, ("conv", "linear")),
             ("stem_norm", stem_norm, get_args(ConvNorm)),

@@ -79,8 +79,6 @@ class PyramidVisionTransformer(Pyramid):
         act_layer: type[nn.Module] | None = None,
     ) -> None:
         class_token = check_class_token(global_pool, class_token)
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
         norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
         if not len(mlp_ratios) == len(sr_ratios) == len(depths):
             raise ValueError(

@@ -88,10 +88,6 @@ class SwinTransformer(Pyramid):
         norm_layer: Callable[[int], nn.Module] | None = None,
     ) -> None:
         norm: Any = norm_layer or nn.LayerNorm
-        if not isinstance(window_size, int) or window_size < 1:
-            raise ValueError(f"`window_size` must be a whole number of at least 1, got {window_size}.")
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(f"`drop_path_rate` must be in [0, 1), got {drop_path_rate}.")
         dims = [embed_dim << stage for stage in range(len(depths))]
         super().__init__(
             position,

@@ -68,6 +68,10 @@ def run(arguments: list[str]) -> int:
         recipe, resume = options.recipe, options.auto_resume
         if resume and options.output is None:
             raise ValueError("`--auto-resume` must have --output, the folder to go on in, got none.")
+        repeats = arguments[0] not in list_recipes() and Run(Path(arguments[0])).recipe_file.is_file()
+        if repeats and (changed := Run.open(arguments[0]).changed_surroundings()):
+            what = printable(f"those of {arguments[0]}: {', '.join(changed)}")
+            print(f"graticule: warning: the weights may differ from {what}.", file=sys.stderr)
         name = f"{Path(arguments[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         run = Run(output_folder(options.output, Path()) if options.output else _shared(Path("runs") / name))
     already = run.finished

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from typing import get_args
 
@@ -30,8 +29,6 @@ class AbsoluteEncoding(nn.Module, ABC):
     @checked
     def __init__(self, grid: Grid, dim: int) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"`dim` must be positive, got {dim}.")
         self.grid = grid
         self.dim = dim
 
@@ -75,8 +72,6 @@ class Learnable(AbsoluteEncoding):
             raise ValueError(
                 f"`interpolation` must be one of {', '.join(get_args(Interpolation))}, got {interpolation!r}."
             )
-        if not isinstance(std, int | float) or not 0 < std < math.inf:
-            raise ValueError(f"`table_std` must be a positive and finite number, got {std!r}.")
         self.std = std
         self.interpolation: Interpolation = interpolation
         self.pos_embed = nn.Parameter(torch.empty(1, grid.tokens, dim))

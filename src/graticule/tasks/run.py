@@ -16,19 +16,22 @@ from graticule.tasks.build import build_data, build_model, data_sizes, read_reci
 from graticule.tasks.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.tasks.machines import load_weights
 from graticule.tasks.metric import Metric
+from graticule.tasks.surroundings import changed_surroundings
 from graticule.tasks.text_recipe import TextRecipe
 from graticule.tasks.training_recipe import TrainingRecipe
 from graticule.typed import Count, Finite, NotNegative, Number, Whole, read_typed
 
 
 class _Described(TypedDict):
-    """What recipe.json holds beside versions and machine."""
+    """The contents of recipe.json."""
 
     recipe: dict[str, Any]
     num_classes: Count
     channels: Count
     class_names: NotRequired[tuple[str, ...]]
     vocabulary: NotRequired[str]
+    versions: NotRequired[dict[str, Any]]
+    machine: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,10 @@ class Run:
                     f"`folder` must hold the files of its run itself, got {str(path)!r}, a link out of it; copy there "
                     "what it leads to, or remove it."
                 )
+
+    def changed_surroundings(self) -> list[str]:
+        """List the versions and numbers of threads that are not as the run recorded them."""
+        return changed_surroundings(self._described())
 
     def check_recipe(self, recipe: TrainingRecipe) -> None:
         """Check that a run that is here was made by `recipe`, on whatever machines.

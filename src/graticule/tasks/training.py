@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 import threading
 import time
 import warnings
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -41,11 +38,11 @@ from graticule.tasks.machines import build_strategy, check_trainer, read_rest, s
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.run import Run
 from graticule.tasks.start import start
+from graticule.tasks.surroundings import surroundings
 from graticule.tasks.task import Task
 from graticule.tasks.text_recipe import TextRecipe
 from graticule.tasks.training_recipe import TrainingRecipe
 
-_VERSIONS = ("graticule", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
 #: What Lightning warns of and is meant here: a resumed run, small images without workers, its own use of torch.
 _EXPECTED_WARNINGS = (
     r"Checkpoint directory .* exists and is not empty",
@@ -320,8 +317,7 @@ def _describe(recipe: TrainingRecipe, data: Any, model: nn.Module) -> dict[str, 
         ),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _VERSIONS}},
-        "machine": {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
+        **surroundings(),
     }
 
 
