@@ -324,9 +324,9 @@ def test_what_is_no_text_is_refused(tokens, message):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"vocab_size": 0}, "`vocab_size` must be (a whole number of )?at least 1, got 0"),
-        ({"context": 0}, "`context` must be (a whole number of )?at least 1, got 0"),
-        ({"depth": 0}, "`depth` must be (a whole number of )?at least 1, got 0"),
+        ({"vocab_size": 0}, r"`vocab_size` must be (a whole number of )?at least 1, got 0"),
+        ({"context": 0}, r"`context` must be (a whole number of )?at least 1, got 0"),
+        ({"depth": 0}, r"`depth` must be (a whole number of )?at least 1, got 0"),
         ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
         ({"embed_scale": 0.0}, "`embed_scale` must be positive, got 0.0"),
         ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
@@ -341,7 +341,7 @@ def test_what_is_no_model_is_refused(kwargs, message):
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"`name` must be one of lm_nano.*got 'lm_nono'; did you mean 'lm_nano'"):
         graticule.create_language_model("lm_nono", vocab_size=5)
-    with pytest.raises(ValueError, match="`context` must be (a whole number of )?at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"`context` must be (a whole number of )?at least 1, got 0"):
         small().set_context(0)
 
 
