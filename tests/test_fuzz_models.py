@@ -160,7 +160,7 @@ def tensors(data, own):
     return value.transpose(0, -1) if kind == "turned" and value.ndim > 1 else value
 
 
-@fuzzed(150)
+@fuzzed(80)
 @given(data=st.data())
 def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, target, folder):
     state = published_state_dict(target) if data.draw(st.booleans()) else target.state_dict()

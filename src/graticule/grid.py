@@ -157,8 +157,7 @@ class Grid:
     def offsets(self, device: torch.device | str | None = None) -> Tensor:
         """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), int64, as (dy, dx)."""
         place = self.coordinates(device)
-        if place.device.type == "cpu":
-            check_memory("grid", f"what is said of every pair of its {self.patches:,} patches", 16 * self.patches**2)
+        check_memory("grid", f"what is said of every pair of its {self.patches:,} patches", 16 * self.patches**2)
         return place[:, None] - place[None, :]
 
     def distances(self, device: torch.device | str | None = None) -> Tensor:

@@ -38,7 +38,8 @@ def register(module: str, name: str, build: Callable[..., nn.Module], backbone: 
 
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         check_arguments(kwargs, [*_arguments(backbone), *CHOICES, *_OF_TIMM], name)
-        return build_within_memory(partial(build, pretrained, **kwargs))
+        # published weights are of sizes that are known, and would be fetched twice
+        return build(True, **kwargs) if pretrained else build_within_memory(partial(build, False, **kwargs))
 
     entry.__name__ = entry.__qualname__ = registry_name(name)
     entry.__module__ = module

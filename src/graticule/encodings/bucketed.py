@@ -74,10 +74,8 @@ class BucketedBias(nn.Module):
         bias = self._of_axis(self.relative_attention_bias, grid.width)
         if self.relative_attention_bias_y is None:
             return grid.with_prefix_bias(bias)
-        if bias.device.type == "cpu":
-            check_memory(
-                "grid", f"a bias for every pair of its {grid.patches:,} patches", 4 * self.num_heads * grid.patches**2
-            )
+        pairs = f"a bias for every pair of its {grid.patches:,} patches"
+        check_memory("grid", pairs, 4 * self.num_heads * grid.patches**2)
         rows = self._of_axis(self.relative_attention_bias_y, grid.height)
         both = rows[:, :, None, :, None] + bias[:, None, :, None, :]  # (h, H, W, H, W)
         return grid.with_prefix_bias(both.flatten(3).flatten(1, 2))
