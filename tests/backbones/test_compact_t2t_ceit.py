@@ -318,11 +318,11 @@ def test_two_convolutions_each_with_relu_and_pooling_make_ccts_tokens():
 
 
 def test_a_tokenizer_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="`tokenizer` must be 'patches' or 'convolutions', got 'splits'"):
+    with pytest.raises(ValueError, match="`tokenizer` must be one of patches, convolutions; got 'splits'"):
         build("cct", tokenizer="splits")
     with pytest.raises(ValueError, match="`patch_size` must be square and `layers` at least 1"):
         build("cct", patch_size=(3, 5))
-    with pytest.raises(ValueError, match="`patch_size` must be square and `layers` at least 1"):
+    with pytest.raises(ValueError, match="`conv_layers` must be at least 1, got 0"):
         build("cct", conv_layers=0)
     with pytest.raises(ValueError, match="`patch_size` must stay 3 x 3 in ConvolutionalTokenizer, got 5 x 5"):
         build("cct").set_input_size(32, 5)
@@ -485,7 +485,7 @@ def test_a_patch_other_than_16_and_an_unknown_kind_of_tokens_are_refused_by_t2t(
         build("t2t", patch_size=8)
     with pytest.raises(ValueError, match="`patch_size` must stay 16 x 16 in TokensToToken, got 8 x 8"):
         build("t2t").set_input_size(64, 8)
-    with pytest.raises(ValueError, match="`tokens_type` must be 'performer' or 'transformer', got 'convolution'"):
+    with pytest.raises(ValueError, match="`tokens_type` must be one of performer, transformer; got 'convolution'"):
         build("t2t", tokens_type="convolution")
 
 

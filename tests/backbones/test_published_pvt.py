@@ -335,5 +335,5 @@ def test_tables_are_resampled_bilinearly_on_the_way_as_in_pvts_code(size):
 
 
 def test_an_unknown_interpolation_is_refused():
-    with pytest.raises(ValueError, match="`interpolation` must be one of bicubic, bilinear, got 'nearest'"):
+    with pytest.raises(ValueError, match="`interpolation` must be one of bicubic, bilinear; got 'nearest'"):
         pvt(interpolation="nearest")
