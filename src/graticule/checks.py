@@ -149,6 +149,8 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 def _is(value: Any, kind: Any) -> bool:
     """Whether a value is of an annotated type; what cannot be asked at run time is taken for true."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
     if origin is Literal:
         return any(type(value) is type(one) and value == one for one in inner)
     if origin is tuple and inner[-1:] != (...,):

@@ -736,8 +736,8 @@ def test_code_in_a_checkpoint_does_not_run(format, tmp_path):
         ({}, "must map names to tensors"),
         ({"model": {}}, "must map names to tensors"),
         ({"epoch": 3}, "must map names to tensors"),
-        (3, "`source` must be a path or a mapping"),
-        (None, "`source` must be a path or a mapping"),
+        (3, "`source` must be a string or Path or Mapping"),
+        (None, "`source` must be a string or Path or Mapping"),
         ({"head.weight": torch.zeros(5, 24)}, "no weight of its blocks does; it has none of them"),
     ],
 )
