@@ -228,9 +228,8 @@ def test_eta_leaves_the_later_layers_of_a_relative_bias_empty():
         ({"shaw_clip": 8}, r"`shaw_clip` must be left out without encoding 'shaw', got 8 with 'learnable'"),
         ({"encoding": "shaw", "shaw_clip": 0}, r"`shaw_clip` must be at least 1, got 0"),
         ({"encoding": "sinusoidal_2d", "table_std": 1.0}, r"`table_std` must be left out without .*'sinusoidal_2d'"),
-        ({"table_std": 0.0}, r"`table_std` must be a positive and finite number, got 0.0"),
-        ({"table_std": float("inf")}, r"`table_std` must be a positive and finite number, got inf"),
-        ({"table_std": "1"}, r"`table_std` must be a positive and finite number, got '1'"),
+        ({"table_std": 0.0}, r"`table_std` must be positive, got 0.0"),
+        ({"table_std": float("inf")}, r"`table_std` must be finite, got inf"),
         ({"encoding": "shaw", "joined_layers": 0}, r"`joined_layers` must be from 1 to .*3, got 0"),
     ],
 )

@@ -363,9 +363,7 @@ def test_the_small_models_take_a_product_by_name(name):
 def test_a_product_that_is_none_is_refused_by_name(product):
     with pytest.raises((ValueError, TypeError), match=r"`product` must be one of auto, matrix, displacement[,;] got"):
         MixingPosition([LearnableMixing(Grid(3, 4))], product=product)
-    with pytest.raises(
-        (ValueError, TypeError), match=r"token_mixing.product` must be one of auto, matrix, displacement"
-    ):
+    with pytest.raises((ValueError, TypeError), match=r"token_mixing.product` must be"):
         graticule.create_model("gmlp_s16_224", encoding="ggqpe", token_mixing={"product": product}, **GMLP)
 
 
