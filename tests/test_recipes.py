@@ -244,7 +244,7 @@ def released_settings(recipe, gpus=4):
         "scale": list(augmentation.scale),
         "sched": "cosine" if is_cosine(recipe, optimizer, schedule) else None,
         "smoothing": recipe.label_smoothing,
-        "random_interpolation": True if augmentation.random_interpolation else augmentation.interpolation,
+        "train_interpolation": "random" if augmentation.random_interpolation else augmentation.interpolation,
         "warmup_epochs": recipe.warmup_epochs,
         "warmup_lr": recipe.warmup_lr,
         "weight_decay": {group["weight_decay"] for group in optimizer.param_groups}.difference({0}).pop(),
