@@ -1,6 +1,7 @@
 """Position correlations of the other families: norms on the stream, stages, and what a merged table looks like."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -446,7 +447,7 @@ def test_the_command_writes_what_it_says_and_a_sheet_a_stage(capsys, tmp_path, m
     written = {tmp_path / "found" / f"{name}{end}" for name in names for end in (".png", ".npz")}
     assert set((tmp_path / "found").iterdir()) == written
     (line,) = [line for line in out.splitlines() if line.startswith("wrote ")]
-    assert set(line.removeprefix("wrote ").split(" and ")) == {str(path) for path in written}
+    assert set(re.split(", | and ", line.removeprefix("wrote "))) == {str(path) for path in written}
     told = ["stage 1, 8 x 8 tokens", "stage 2, 4 x 4 tokens"] if stages == 2 else []
     assert [line for line in out.splitlines() if line.startswith("stage ")] == told
     assert out.count("locality over the layers: a range of") + out.count("nothing to compare") == stages

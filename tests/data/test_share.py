@@ -241,7 +241,7 @@ def test_a_data_module_of_a_share_that_is_none_is_refused(options, said):
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.5, 50, float("nan")])
 def test_a_recipe_of_a_share_that_is_none_is_refused_at_once(share):
-    with pytest.raises(ValueError, match=r"`train_share` must be in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"`train_share` must be (greater than 0|at most 1|a finite number), got"):
         Recipe(train_share=share)
 
 

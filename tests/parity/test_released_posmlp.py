@@ -247,9 +247,9 @@ def test_tables_are_drawn_with_the_std_that_the_released_code_means():
 
 
 def test_an_unknown_start_is_refused():
-    with pytest.raises(ValueError, match="`start` must be one of released, spread, got 'gmlp'"):
+    with pytest.raises(ValueError, match="`start` must be one of released, spread; got 'gmlp'"):
         QuadraticMixing(Grid(3, 3), start="gmlp")
-    with pytest.raises(ValueError, match="`start` must be one of released, spread"):
+    with pytest.raises(ValueError, match=r"`token_mixing\.start` must be 'released' or 'spread', got 'zero'"):
         build_position(Grid(3, 3), dim=8, depth=1, num_heads=2, encoding="ggqpe", token_mixing={"start": "zero"})
 
 
