@@ -23,10 +23,9 @@ from torch import nn
 from turns import Step, in_turns, inference_step, print_ratios, training_step
 
 import graticule
-from graticule.encodings import DenseMixing, QuadraticMixing
+from graticule.encodings import DenseMixing, MixingPosition, QuadraticMixing
 from graticule.grid import Grid
 from graticule.layers import GatingUnit
-from graticule.position import MixingPosition
 
 #: Side of a window, channels that are mixed, groups, windows an image.
 SHAPES = {

@@ -24,7 +24,7 @@ from turns import in_turns, inference_step, print_ratios, training_step
 
 import graticule
 
-FIVE = {"places": range(5)}
+FIVE = "peg(places=[0, 1, 2, 3, 4])"
 
 
 class NaivePeg(nn.Module):
@@ -54,10 +54,10 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "deit": lambda: graticule.create_model("deit_tiny_patch16_224"),
     "deit again": lambda: graticule.create_model("deit_tiny_patch16_224"),
     "cpvt": lambda: graticule.create_model("cpvt_tiny_patch16_224"),
-    "cpvt five": lambda: graticule.create_model("cpvt_tiny_patch16_224", peg=FIVE),
-    "naive five": lambda: naive("cpvt_tiny_patch16_224", peg=FIVE),
-    "cpvt GAP five": lambda: graticule.create_model("cpvt_tiny_gap_patch16_224", peg=FIVE),
-    "naive GAP five": lambda: naive("cpvt_tiny_gap_patch16_224", peg=FIVE),
+    "cpvt five": lambda: graticule.create_model("cpvt_tiny_patch16_224", encoding=FIVE),
+    "naive five": lambda: naive("cpvt_tiny_patch16_224", encoding=FIVE),
+    "cpvt GAP five": lambda: graticule.create_model("cpvt_tiny_gap_patch16_224", encoding=FIVE),
+    "naive GAP five": lambda: naive("cpvt_tiny_gap_patch16_224", encoding=FIVE),
 }
 PAIRS = [("deit", name) for name in BUILDERS if name != "deit"] + [
     ("naive five", "cpvt five"),

@@ -24,10 +24,9 @@ from matplotlib.ticker import FuncFormatter
 from turns import Step, in_turns
 
 import graticule
-from graticule.encodings import QuadraticMixing
+from graticule.encodings import MixingPosition, QuadraticMixing
 from graticule.grid import Grid
 from graticule.layers import mix_tokens
-from graticule.position import MixingPosition
 from graticule.tasks.cost import inference_cost
 
 CHANNELS, GROUPS = 96, 4

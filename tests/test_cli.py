@@ -168,10 +168,11 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
         (["attention", "nowhere"], "is not there"),
         (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
         (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),
-        (["compare", "digits_quick", "--choices", "encoding=peg,peg.places=0 6"], "`places`"),
+        (["compare", "digits_quick", "--choices", "encoding=peg(places=[0, 6])"], "`places`"),
         (["compare", "digits_quick", "--choices", "encoding=pge"], "did you mean 'peg'"),
-        (["train", "digits_quick", "--encoding", "peg", "--peg.kernel", 4], "`kernel` must be odd"),
-        (["train", "digits_quick", "--peg.kernel", 5], "`peg` must be left out"),
+        (["compare", "digits_quick", "--choices", "encoding=peg + learnabel"], "did you mean 'learnable'"),
+        (["train", "digits_quick", "--encoding", "peg(kernel=4)"], "`kernel` must be odd"),
+        (["train", "digits_quick", "--encoding", "learnable(kernel=5)"], "must not have the option 'kernel'"),
     ],
 )
 def test_a_mistake_in_a_look_is_named_and_nothing_is_written(capsys, tmp_path, trained, monkeypatch, arguments, said):
@@ -185,16 +186,16 @@ def test_a_mistake_in_a_look_is_named_and_nothing_is_written(capsys, tmp_path, t
 
 def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path):
     options = ("--quick", "--seeds", 0, "--sizes", 20, "28x36", "--output", tmp_path)
-    choices = ("encoding=learnable", "encoding=peg,peg.places=0 1,peg.bias=False,global_pool=avg")
+    choices = ("encoding=learnable", "encoding=peg(places=[0, 1], bias=False),global_pool=avg")
     code, out, err = run_command(capsys, "compare", "digits_quick", "--choices", *choices, *options)
     assert code == 0, err
-    assert "28x36" in out and "peg.places=0 1" in out
+    assert "28x36" in out and "peg(places=[0, 1], bias=False)" in out
     assert out.count("no test: too few seeds") == 2  # of the training size, and of these sizes
     assert {"resolutions.md", "resolutions.json", "resolutions.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_a_learned_peg_stands_frozen_in_another_training(capsys, tmp_path, pegged):
-    frozen = ("--encoding", "peg", "--global-pool", "avg", "--peg.frozen", "--position-from", pegged.weights)
+    frozen = ("--encoding", "peg(frozen=True)", "--global-pool", "avg", "--position-from", pegged.weights)
     code, _, err = run_command(capsys, "train", "digits_quick", "--quick", *frozen, "--output", tmp_path / "run")
     assert code == 0, err
     learned = pegged.model().position.state_dict()
@@ -207,13 +208,13 @@ def test_a_learned_peg_stands_frozen_in_another_training(capsys, tmp_path, pegge
 
 
 def test_compare_makes_one_table_and_goes_on_where_it_stood(capsys, tmp_path):
-    command = ["compare", "digits_quick", "--choices", "joining=default", "joining=lape,joined-layers=3"]
+    command = ["compare", "digits_quick", "--choices", "joining=default", "joining=lape(layers=3)"]
     command += ["--seeds", "0", "1", "--quick", "--output", tmp_path]
     code, out, _ = run_command(capsys, *command)
-    assert code == 0 and "joining=lape,joined-layers=3" in out
+    assert code == 0 and "joining=lape(layers=3)" in out
     found = json.loads((tmp_path / "comparison.json").read_text())
     assert [len(scores) for scores in found["top1"].values()] == [2, 2]
-    assert found["parameters"]["joining=lape,joined-layers=3"] - found["parameters"]["joining=default"] == 3 * 2 * 64
+    assert found["parameters"]["joining=lape(layers=3)"] - found["parameters"]["joining=default"] == 3 * 2 * 64
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")}
     assert len(before) == 4
     code, again, _ = run_command(capsys, *command)
@@ -327,8 +328,8 @@ def test_a_repeated_run_says_what_its_weights_depend_on_and_has_changed(capsys, 
     ("options", "said"),
     [
         ("--img-size 30 28", ["`img_size`", "30", "28", "32"]),
-        ("--joining lape --joined-layers 9", ["`joined_layers`", "6", "9"]),
-        ("--joining lape --joined-layers 0", ["`joined_layers`", "0"]),
+        ("--joining lape(layers=9)", ["`layers`", "6", "9"]),
+        ("--joining lape(layers=0)", ["`layers`", "0"]),
         ("--joining unshared --encoding sinusoidal_1d", ["unshared", "sinusoidal_1d"]),
         ("--encoding learnabel", ["'learnabel'", "did you mean 'learnable'"]),
         ("--joining laep", ["'laep'", "did you mean 'lape'"]),

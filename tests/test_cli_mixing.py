@@ -343,7 +343,7 @@ def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path)
         ("--img-size 36 36", "nearest sizes are 32 and 40"),
         ("--encoding peg", "`mixing`"),
         ("--encoding glrpp", "did you mean 'glrpe'"),
-        ("--no-token-mixing.bias", "did you mean --token-mixing.bias or --token-mixing.no-bias"),
+        ("--encoding ggqpe(biass=False)", "did you mean 'bias'"),
         ("--train-share 0", "`train_share` must be greater than 0"),
         ("--share-seed -1", "`share_seed` must be at least 0"),
     ],
@@ -359,23 +359,22 @@ def test_what_a_vit_does_not_have_is_refused_too(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for options, said in (
         ("--model-kwargs windows=[4]", "`model_kwargs` must be one of"),
-        ("--token-mixing.form alpha", "`token_mixing` must be left out"),
+        ("--encoding learnable(form='alpha')", "must not have the option 'form'"),
     ):
         code, _, err = run_command(capsys, "train", "digits_quick", "--quick", *options.split())
         assert code == 1 and said in err and not list(tmp_path.iterdir())
 
 
 def test_a_form_that_there_is_not_is_answered_with_those_that_there_are(capsys, tmp_path):
-    given = ("--token-mixing.form", "beta", "--output", tmp_path / "run")
+    given = ("--encoding", "ggqpe(form='beta')", "--output", tmp_path / "run")
     code, out, err = run_command(capsys, "train", "digits_posmlp", "--quick", *given)
-    assert code == 2 and "gamma_gamma_t" in out + err and not (tmp_path / "run").exists()
+    assert code == 1 and not out and "gamma_gamma_t" in err and "'beta'" in err and not (tmp_path / "run").exists()
 
 
 def test_a_form_without_shift_and_bias_reaches_the_model(capsys, tmp_path):
-    form = ("--token-mixing.form", "alpha", "--token-mixing.no-bias", "--token-mixing.no-shift")
-    run = trained(tmp_path / "run", "digits_posmlp", *form)
-    mixing = run.recipe().token_mixing
-    assert (mixing.form, mixing.bias, mixing.shift) == ("alpha", False, False)
+    encoding = "ggqpe(form='alpha', bias=False, shift=False)"
+    run = trained(tmp_path / "run", "digits_posmlp", "--encoding", encoding)
+    assert run.recipe().encoding == encoding
     for one in mixing_maps(run.model()):
         assert one.bias is None and not one.centers.any()
         np.testing.assert_array_equal(one.matrices[:, 0, 0], one.matrices[:, 1, 1])
@@ -387,13 +386,14 @@ def test_a_form_without_shift_and_bias_reaches_the_model(capsys, tmp_path):
 
 
 def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
-    typed = ["--token-mixing.form", "gamma", "--token-mixing.product", "displacement", "--train-share", "0.5"]
-    typed += ["--share-seed", "3", "--model-kwargs", "gate_norm=true", "embed_dim=16", "--encoding", "learnable+ggqpe"]
+    encoding = "learnable + ggqpe(form='gamma', product='displacement')"
+    typed = ["--encoding", encoding, "--train-share", "0.5", "--share-seed", "3"]
+    typed += ["--model-kwargs", "gate_norm=true", "embed_dim=16"]
     run = trained(tmp_path / "run", "digits_posmlp", *typed)
     written = json.loads(run.recipe_file.read_text())["recipe"]
     recipe = Recipe.from_dict(written)
     assert recipe == run.recipe() and recipe.to_dict() == written
-    assert (recipe.token_mixing.form, recipe.token_mixing.product) == ("gamma", "displacement")
+    assert recipe.encoding == encoding
     assert (recipe.train_share, recipe.share_seed) == (0.5, 3)
     assert recipe.backbone_arguments() == {"gate_norm": True, "embed_dim": 16}
     assert run.model().embed_dims == (16, 32)
@@ -424,18 +424,18 @@ def test_compare_takes_lists_in_brackets_as_one_value(capsys, tmp_path):
 
 def test_compare_takes_forms_truth_values_and_several_arguments_of_the_backbone(capsys, tmp_path):
     choices = (
-        "token_mixing.form=alpha,token_mixing.bias=False,seed=0",
-        "model_kwargs=windows=[4,2] depths=[1,2] combine=add,token_mixing.shift=false",
+        "encoding=ggqpe(form='alpha', bias=False),seed=0",
+        "model_kwargs=windows=[4,2] depths=[1,2] combine=add,encoding=ggqpe(shift=False)",
     )
     command = ("compare", "digits_posmlp", "--quick", "--choices", *choices, "--seeds", 1, "--output", tmp_path)
     code, _, err = run_command(capsys, *command)
     assert code == 0, err
     first, second = (
         next(run for run in map(Run, tmp_path.glob("*/seed-1")) if run.folder.parent.name.startswith(name))
-        for name in ("token", "model")
+        for name in ("encoding", "model")
     )
-    assert first.recipe().token_mixing.form == "alpha" and not first.recipe().token_mixing.bias
-    assert first.recipe().token_mixing.shift and not second.recipe().token_mixing.shift
+    assert first.recipe().encoding == "ggqpe(form='alpha', bias=False)"
+    assert second.recipe().encoding == "ggqpe(shift=False)"
     model = second.model()
     assert model.windows == (4, 2) and model.depths == (1, 2)
     assert second.recipe().model_kwargs == ("windows=[4,2]", "depths=[1,2]", "combine=add")
@@ -445,10 +445,10 @@ def test_compare_takes_forms_truth_values_and_several_arguments_of_the_backbone(
     ("choice", "said"),
     [
         ("model_kwargs=windws=[4,2]", "did you mean 'windows'"),
-        ("model_kwargs=windows=[4,2", "`choices` must be like"),
+        ("model_kwargs=windows=[4,2", "`model_kwargs` must have JSON or a word"),
         ("model_kwargs=windows=[4,2],img_size", "`choices` must be like"),
         ("model_kwargs=img_size=[32,32]", "`model_kwargs` must be one of"),
-        ("token_mixing.forn=alpha", "did you mean --token-mixing.form"),
+        ("encoding=ggqpe(forn='alpha')", "did you mean 'form'"),
         ("patch_size=2", "`patch_size` must be left out"),
         ("encoding=relative_bias", "`encoding` must be one that PosMlp can use"),
     ],

@@ -84,11 +84,11 @@ def test_runs_tells_how_far_every_run_is_and_the_newest_is_last(capsys, folder):
     assert snapshot(folder) == before
 
 
-def test_runs_shows_the_standard_deviation_of_the_table_beside_the_joining(capsys, folder):
-    write_run(folder / "wide" / "seed-0", encoding="learnable", table_std=1.0)
+def test_runs_shows_the_options_of_the_encoding_and_of_the_joining(capsys, folder):
+    write_run(folder / "wide" / "seed-0", encoding="learnable(std=1.0)", joining="lape(layers=2)")
     _, out, _ = run_command(capsys, "runs", folder / "wide", "--json", folder / "list.json")
-    assert table(out)[1][3] == "learnable, default, std 1.0"
-    assert json.loads((folder / "list.json").read_text())[0]["table_std"] == 1.0
+    assert table(out)[1][3] == "learnable(std=1.0), lape(layers=2)"
+    assert json.loads((folder / "list.json").read_text())[0]["encoding"] == "learnable(std=1.0)"
 
 
 def test_a_run_that_is_being_trained_is_running(capsys, folder):

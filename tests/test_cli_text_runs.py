@@ -146,7 +146,9 @@ def test_an_option_that_cannot_be_is_named(capsys, tmp_path, options, said):
     assert all(text in err for text in said), err
 
 
-@pytest.mark.parametrize("option", ["--img-size 32 32", "--patch-size 4", "--peg.kernel 5", "--label-smoothing 0.1"])
+@pytest.mark.parametrize(
+    "option", ["--img-size 32 32", "--patch-size 4", "--augmentation.erasing 0.1", "--label-smoothing 0.1"]
+)
 def test_an_option_of_images_is_answered_with_those_of_text(capsys, tmp_path, option):
     folder = tmp_path / "run"
     code, _, err = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *option.split())

@@ -42,7 +42,7 @@ from graticule.layers.gating import mix_tokens
 from graticule.studies.matrix import SMALL, build
 from graticule.surgery import load_position, read_checkpoint, save_weights
 from graticule.tasks import Recipe, TextRecipe, build_model, cost, read_recipe, set_windows
-from tiny import draw
+from tiny import draw, having
 
 GATED = ("gMLP", "PosMLP")
 PYRAMIDS = ("PVT", "Swin", *GATED)
@@ -95,6 +95,7 @@ WITHOUT_A_MODEL = {
     *("cosine_similarity", "locality", "two_dimensionality", "curves", "convergence_plot", "length_plot"),
     *("resolution_plot", "save_figure", "sheet_layers", "build_position", "list_encodings", "list_joinings"),
     *("list_decompositions", "list_models", "list_language_models", "create_model"),
+    *("load_plugin", "register_backbone"),
 }
 
 
@@ -478,7 +479,7 @@ def test_the_standard_deviation_of_the_table_scales_what_is_drawn(family, joinin
     drawn = []
     for std in (0.01, 0.04):
         torch.manual_seed(2)
-        drawn.append(tables(build(family, encoding, joining, table_std=std)))
+        drawn.append(tables(build(family, having(encoding, learnable={"std": std}), joining)))
     assert len(drawn[0]) == len(drawn[1]) > 0
     for small, large in zip(*drawn, strict=True):
         torch.testing.assert_close(4 * small, large)
@@ -489,7 +490,7 @@ def test_the_standard_deviation_of_the_table_scales_what_is_drawn(family, joinin
 
 def test_a_language_model_draws_its_table_as_it_is_told():
     torch.manual_seed(2)
-    model = graticule.create_language_model("lm_nano", 11, context=64, table_std=0.5)
+    model = graticule.create_language_model("lm_nano", 11, context=64, encoding="learnable(std=0.5)")
     assert tables(model)[0].std().item() == pytest.approx(0.5, rel=0.05)
 
 
@@ -579,11 +580,11 @@ def test_a_module_that_is_no_backbone_is_refused_by_name():
 @pytest.mark.parametrize(
     ("recipe", "sizes"),
     [
-        (Recipe(model="vit_nano_patch4_28", table_std=0.5), (10, 1)),
-        (TextRecipe(model="lm_nano", encoding="learnable", table_std=0.5), (65, 1)),
+        (Recipe(model="vit_nano_patch4_28", encoding="learnable(std=0.5)"), (10, 1)),
+        (TextRecipe(model="lm_nano", encoding="learnable(std=0.5)"), (65, 1)),
     ],
 )
 def test_a_recipe_passes_the_standard_deviation_of_the_table_on(recipe, sizes):
     assert tables(build_model(recipe, *sizes))[0].std().item() == pytest.approx(0.5, rel=0.1)
-    assert recipe.differences(dataclasses.replace(recipe, table_std=None)) == ["table_std"]
+    assert recipe.differences(dataclasses.replace(recipe, encoding="learnable")) == ["encoding"]
     assert read_recipe(recipe.to_dict()) == recipe

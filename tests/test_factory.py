@@ -8,8 +8,13 @@ import torch
 import graticule
 from graticule import Grid, LayerPosition, build_position
 from graticule.encodings import (
+    BeforeProjections,
+    BetweenBlocks,
+    BiasPosition,
     ConvolutionalProjection,
+    JoinedPosition,
     Learnable,
+    NoPosition,
     NormalizedBias,
     Peg,
     QueryKeyPeg,
@@ -17,12 +22,11 @@ from graticule.encodings import (
     ShawBias,
     Sinusoidal2d,
 )
-from graticule.factory import MIXING, PegOptions, peg_options
 from graticule.joining import Lape, Unshared
-from graticule.position import BeforeProjections, BetweenBlocks, BiasPosition, JoinedPosition, NoPosition
-from tiny import DEPTH, DIM, PAIRS, TOKENS, count, images, tiny
+from tiny import DEPTH, DIM, PAIRS, TOKENS, count, images, spec, tiny
 
 GRID = Grid(4, 4, prefix=1)
+TOKEN_MIXING = ("sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe")
 TABLE = TOKENS * DIM
 
 
@@ -34,7 +38,7 @@ def build(encoding="learnable", joining="default", **kwargs):
     ("encoding", "joining"), list(itertools.product(graticule.list_encodings(), graticule.list_joinings()))
 )
 def test_a_pair_is_built_or_refused_with_a_reason(encoding, joining):
-    if encoding in MIXING and joining == "default":
+    if encoding in TOKEN_MIXING and joining == "default":
         flat = Grid(4, 4)  # tokens without a place cannot be mixed by place
         given = build_position(flat, dim=24, depth=3, num_heads=3, encoding=encoding)(flat)
         weights = [one.mixing if isinstance(one.mixing, torch.Tensor) else one.mixing.weights for one in given]
@@ -48,31 +52,15 @@ def test_a_pair_is_built_or_refused_with_a_reason(encoding, joining):
             build(encoding, joining)
 
 
-def test_the_names_are_listed_in_the_order_of_the_papers():
-    assert graticule.list_encodings() == [
-        "none",
-        "learnable",
-        "sinusoidal_1d",
-        "sinusoidal_2d",
-        "relative_bias",
-        "continuous_bias",
-        "contextual_product",
-        "shaw",
-        "shared_relative_bias",
-        "bucketed_bias",
-        "alibi",
-        "rotary",
-        "rotary_mixed",
-        "rotary_1d",
-        "peg",
-        "convolutional_projection",
-        "sgu",
-        "lrpe",
-        "glrpe",
-        "lrpe_m",
-        "gqpe",
-        "ggqpe",
-    ]
+def test_the_names_are_listed():
+    assert graticule.list_encodings()[0] == "none"
+    assert set(graticule.list_encodings()) == {
+        *("none", "learnable", "sinusoidal_1d", "sinusoidal_2d"),
+        *("relative_bias", "shared_relative_bias", "continuous_bias", "contextual_product", "shaw"),
+        *("bucketed_bias", "alibi", "rotary", "rotary_mixed", "rotary_1d"),
+        *("peg", "convolutional_projection"),
+        *TOKEN_MIXING,
+    }
     assert graticule.list_joinings() == ["default", "shared", "unshared", "lape_sharing", "lape"]
     assert graticule.list_decompositions()[0] == "w"
     assert graticule.list_decompositions()[-1] == "layer_norm"
@@ -87,7 +75,7 @@ def test_names_become_the_classes_of_their_names():
     assert [type(bias) for bias in build("relative_bias", "lape").encodings] == [NormalizedBias] * DEPTH
     assert [type(bias) for bias in build("shaw").encodings] == [ShawBias] * DEPTH
     assert [type(peg) for peg in build("peg").pegs.values()] == [Peg]
-    assert [type(peg) for peg in build("peg", peg={"acts_on": "queries_keys"}).inputs.values()] == [QueryKeyPeg]
+    assert [type(peg) for peg in build("peg(acts_on='queries_keys')").inputs.values()] == [QueryKeyPeg]
     assert [type(p) for p in build("convolutional_projection").inputs.values()] == [ConvolutionalProjection]
 
 
@@ -131,21 +119,25 @@ def test_parameters_beyond_those_of_learnable_default(encoding, joining, extra):
 )
 def test_eta_joined_layers_have_eta_times_the_parameters_of_one(encoding, joining, each, less, eta):
     default = count(tiny("learnable", "default"))
-    assert count(tiny(encoding, joining, joined_layers=eta)) - default == each * eta - less
+    assert count(tiny(encoding, spec(joining, layers=eta))) - default == each * eta - less
 
 
 @pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
 def test_the_decompositions_add_0_1_d_2d_0_1_d_2d_a_layer(joining):
     default = count(tiny("learnable", "default"))
     counts = [
-        count(tiny("learnable", joining, decomposition=name)) - default for name in graticule.list_decompositions()
+        count(tiny("learnable", spec(joining, decomposition=name))) - default
+        for name in graticule.list_decompositions()
     ]
     assert counts == [DEPTH * own for own in (0, 1, DIM, 2 * DIM, 0, 1, DIM, 2 * DIM)]
 
 
 @pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
 def test_the_decomposition_layer_norm_is_lape(joining):
-    named, default = tiny("learnable", joining, decomposition="layer_norm").eval(), tiny("learnable", joining).eval()
+    named, default = (
+        tiny("learnable", spec(joining, decomposition="layer_norm")).eval(),
+        tiny("learnable", joining).eval(),
+    )
     default.load_state_dict(named.state_dict(), strict=True)
     x = images()
     assert torch.equal(named(x), default(x))
@@ -169,7 +161,7 @@ def test_the_order_of_the_names_does_not_matter():
 
 
 def test_eta_leaves_the_later_layers_of_a_relative_bias_empty():
-    positions = build("relative_bias", joined_layers=1)(GRID)
+    positions = build("relative_bias", "default(layers=1)")(GRID)
     assert positions[0].bias is not None
     assert positions[1:] == [LayerPosition()] * 2
 
@@ -180,23 +172,25 @@ def test_eta_leaves_the_later_layers_of_a_relative_bias_empty():
         ({"encoding": "learnabel"}, r"`encoding` must be one of .*got 'learnabel'; did you mean 'learnable'\?"),
         ({"encoding": "sinusoidal"}, r"got 'sinusoidal'; did you mean 'sinusoidal_\dd' or 'sinusoidal_\dd'"),
         ({"encoding": "learnable+relatve_bias"}, r"got 'relatve_bias'; did you mean 'relative_bias'"),
-        ({"encoding": ""}, r"`encoding` must be one of none, learnable, .*got ''"),
+        ({"encoding": ""}, r"`encoding` must be a name, .*got ''"),
         ({"joining": "lap"}, r"`joining` must be one of .*got 'lap'; did you mean 'lape'"),
-        ({"joining": "LaPE!?"}, r"`joining` must be one of default, shared, unshared, lape_sharing, lape; got"),
+        ({"joining": "LaPE!?"}, r"`joining` must be a name, .*got 'LaPE!\?'"),
+        ({"joining": "lape+default"}, r"`joining` must be one joining, got lape\+default"),
         (
-            {"joining": "lape", "decomposition": "layernorm"},
-            r"`decomposition` must be one of .*did you mean 'layer_norm'",
+            {"joining": "lape(decomposition='layernorm')"},
+            r"`decomposition` of joining lape must be .*'layer_norm'.*got 'layernorm'",
         ),
-        ({"decomposition": "norm"}, r"`decomposition` must go with .*joining 'lape' or 'lape_sharing'.*'default'"),
-        ({"joining": "shared", "decomposition": "norm"}, r"`decomposition` must go with .*'shared'"),
+        ({"joining": "default(decomposition='norm')"}, r"`joining` default must not have the option 'decomposition'"),
+        ({"joining": "shared(decomposition='norm')"}, r"the options are layers"),
         (
-            {"encoding": "relative_bias", "joining": "lape", "decomposition": "norm"},
-            r"`decomposition` must go with an absolute encoding .*'relative_bias'",
+            {"encoding": "relative_bias", "joining": "lape(decomposition='norm')"},
+            r"`decomposition` must go with an absolute encoding",
         ),
-        ({"joined_layers": 2}, r"`joined_layers` must be left out with joining 'default'.*got 2"),
-        ({"joining": "lape", "joined_layers": 0}, r"`joined_layers` must be from 1 to .*3, got 0"),
-        ({"joining": "lape", "joined_layers": 4}, r"`joined_layers` must be from 1 to .*3, got 4"),
-        ({"encoding": "relative_bias", "joined_layers": 4}, r"`joined_layers` must be from 1 to .*3, got 4"),
+        ({"joining": "lape(over='heads')"}, r"`over` must go with a relative bias"),
+        ({"joining": "default(layers=2)"}, r"`layers` must be left out with joining 'default'"),
+        ({"joining": "lape(layers=0)"}, r"`layers` must be from 1 to .*3, got 0"),
+        ({"joining": "lape(layers=4)"}, r"`layers` must be from 1 to .*3, got 4"),
+        ({"encoding": "relative_bias", "joining": "default(layers=4)"}, r"`layers` must be from 1 to .*3, got 4"),
         ({"encoding": "none", "joining": "lape"}, r"`joining` must be 'default' with encoding 'none'.*got 'lape'"),
         ({"encoding": "none+learnable"}, r"`encoding` must name each encoding once, and 'none' alone"),
         ({"encoding": "learnable+learnable"}, r"`encoding` must name each encoding once"),
@@ -212,35 +206,34 @@ def test_eta_leaves_the_later_layers_of_a_relative_bias_empty():
         ({"encoding": "peg", "joining": "shared"}, r"`joining` must be 'default' with encoding 'peg'.*got 'shared'"),
         (
             {"encoding": "peg+convolutional_projection", "joining": "lape"},
-            r"`joining` must be 'default' with encoding 'peg\+convolutional_projection'.*got 'lape'",
+            r"`joining` must be 'default' with encoding 'peg \+ convolutional_projection'.*got 'lape'",
         ),
-        ({"encoding": "peg+shaw", "joining": "lape"}, r"`joining` must be 'default' with encoding 'shaw', got 'lape'"),
-        ({"encoding": "peg+relative_bias", "joining": "shared"}, r"`joining` must be 'default' or 'lape'.*'shared'"),
-        ({"encoding": "peg", "joined_layers": 1}, r"`joined_layers` must be left out with encoding 'peg', got 1"),
         (
-            {"encoding": "peg", "joining": "lape", "decomposition": "norm"},
-            r"`decomposition` must go with an absolute encoding .*'peg'",
+            {"encoding": "peg+shaw", "joining": "lape"},
+            r"`joining` must be 'default' with encoding 'peg \+ shaw'.*got 'lape'",
         ),
-        ({"encoding": "peg+learnable", "joined_layers": 2}, r"`joined_layers` must be left out with joining 'default'"),
-        ({"peg": {"kernel": 5}}, r"`peg` must be left out without encoding peg or .*_projection, got 'learnable'"),
-        ({"encoding": "none", "peg": {"places": [1]}}, r"`peg` must be left out without encoding peg .*got 'none'"),
-        ({"encoding": "shaw", "peg": PegOptions(bias=False)}, r"`peg` must be left out without encoding .*got 'shaw'"),
-        ({"shaw_clip": 8}, r"`shaw_clip` must be left out without encoding 'shaw', got 8 with 'learnable'"),
-        ({"encoding": "shaw", "shaw_clip": 0}, r"`shaw_clip` must be at least 1, got 0"),
-        ({"encoding": "sinusoidal_2d", "table_std": 1.0}, r"`table_std` must be left out without .*'sinusoidal_2d'"),
-        ({"table_std": 0.0}, r"`table_std` must be positive, got 0.0"),
-        ({"table_std": float("inf")}, r"`table_std` must be finite, got inf"),
-        ({"encoding": "shaw", "joined_layers": 0}, r"`joined_layers` must be from 1 to .*3, got 0"),
+        ({"encoding": "peg+relative_bias", "joining": "shared"}, r"`joining` must be 'default' or 'lape'.*'shared'"),
+        ({"encoding": "peg", "joining": "default(layers=1)"}, r"`layers` of the joining must be left out .*'peg'"),
+        ({"encoding": "none", "joining": "default(layers=2)"}, r"`layers` of the joining must be left out .*'none'"),
+        ({"encoding": "peg", "joining": "lape(decomposition='norm')"}, r"there is nothing to join, got 'lape'"),
+        (
+            {"encoding": "peg+learnable", "joining": "default(layers=2)"},
+            r"`layers` must be left out with joining 'defa",
+        ),
+        ({"encoding": "learnable(kernel=5)"}, r"`encoding` learnable must not have the option 'kernel': .* are std,"),
+        ({"encoding": "none(places=[1])"}, r"`encoding` none must not have the option 'places': it has no options"),
+        ({"encoding": "shaw(clip=0)"}, r"`clip` must be at least 1, got 0"),
+        ({"encoding": "shaw(clip=1.5)"}, r"`clip` of encoding shaw .*got 1.5"),
+        ({"encoding": "sinusoidal_2d(std=1.0)"}, r"must not have the option 'std': the options are temperature"),
+        ({"encoding": "learnable(std=0.0)"}, r"`std` must be positive, got 0.0"),
+        ({"encoding": "learnable(std=1e999)"}, r"`std` must be finite, got inf"),
+        ({"encoding": "learnable(std='1')"}, r"`std` of encoding learnable .*got '1'"),
+        ({"encoding": "shaw", "joining": "default(layers=0)"}, r"`layers` must be from 1 to .*3, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(kwargs, message):
     with pytest.raises(ValueError, match=message):
         build(**kwargs)
-
-
-def test_joined_layers_without_an_encoding_are_refused_by_their_own_name():
-    with pytest.raises(ValueError, match="`joined_layers`"):
-        build("none", joined_layers=2)
 
 
 @pytest.mark.parametrize(("encoding", "dim"), [("sinusoidal_1d", 25), ("sinusoidal_2d", 26)])
@@ -252,8 +245,6 @@ def test_a_dim_that_the_formula_cannot_fill_is_refused(encoding, dim):
 def test_as_many_encodings_as_the_joining_takes():
     with pytest.raises(ValueError, match="`encodings` must be as many as Unshared takes, 3, got 1"):
         JoinedPosition([Learnable(GRID, 24)], Unshared(3))
-    with pytest.raises(ValueError, match="`encoding` must be learnable where each layer has a table of its own"):
-        JoinedPosition([Sinusoidal2d(GRID, 24) for _ in range(3)], Unshared(3))
     with pytest.raises(ValueError, match="`encodings` must be from 1 to 3, one a layer, got 4"):
         BiasPosition([RelativeBias(GRID, 3) for _ in range(4)], 3)
 
@@ -286,14 +277,14 @@ def test_the_options_of_a_peg_are_those_of_cpvt_by_default():
 )
 def test_every_option_of_a_peg_has_its_effect(form, found):
     plain = build("peg")
-    assert found(build("peg", peg=form))
-    assert found(build("peg", peg=PegOptions(**form)))  # a mapping and the dataclass say the same
+    assert found(build(spec("peg", **form)))
+    assert found(build(Peg.options(**form)))  # text and an object of Python say the same
     assert not found(plain)
 
 
 def test_the_options_of_a_convolutional_projection_have_their_effect():
     form = {"places": (-1, 1), "kernel": 5, "padding": "circular", "bias": False, "frozen": True}
-    position = build("convolutional_projection", peg=form)
+    position = build(spec("convolutional_projection", **form))
     assert isinstance(position, BeforeProjections)
     assert list(position.inputs) == ["0", "2"]
     convolution = position.inputs["2"].k
@@ -305,44 +296,44 @@ def test_the_options_of_a_convolutional_projection_have_their_effect():
     "form", [{"convolution": "dense"}, {"layers": 2}, {"acts_on": "queries_keys"}, {"kernel": 5, "layers": 3}], ids=str
 )
 def test_options_that_a_convolutional_projection_has_not_are_refused(form):
-    with pytest.raises(ValueError, match=r"`peg` must name no more than places, kernel, padding, bias and frozen"):
-        build("convolutional_projection", peg=form)
+    known = "he options are kernel, padding, bias, places, frozen"
+    with pytest.raises(ValueError, match=f"`encoding` convolutional_projection must not have the option .*{known}"):
+        build(spec("convolutional_projection", **form))
 
 
-def test_a_place_may_be_given_as_a_number_or_as_any_sequence():
-    assert PegOptions(places=2).places == (2,)
-    assert PegOptions(places=[0, -1]).places == (0, -1)
-    assert PegOptions(places=[0, 1]) == PegOptions(places=(0, 1))
-    assert hash(PegOptions(places=[0, 1])) == hash(PegOptions(places=(0, 1)))
-    assert peg_options({}) == PegOptions()
-    assert peg_options({"places": 1, "bias": False}) == PegOptions(places=(1,), bias=False)
+def test_a_place_may_be_given_as_a_number_or_as_a_sequence():
+    assert list(build("peg(places=2)").pegs) == list(build("peg(places=[2])").pegs) == ["2"]
+    assert list(build("peg(places=(0, -1))").pegs) == ["first", "0"]
 
 
 def test_the_order_of_places_does_not_matter():
-    a, b = build("peg", peg={"places": (2, -1, 0)}), build("peg", peg={"places": (-1, 0, 2)})
+    a, b = build("peg(places=[2, -1, 0])"), build("peg(places=[-1, 0, 2])")
     assert list(a.state_dict()) == list(b.state_dict())
 
 
-@pytest.mark.parametrize("places", [(), [], (0, 0), (1, -1, 1), ("0",), "12", (0.5,)], ids=repr)
+@pytest.mark.parametrize("places", [(), [], (0, 0), (1, -1, 1)], ids=repr)
 def test_places_that_are_no_different_layers_are_refused(places):
-    with pytest.raises(ValueError, match=r"`peg.places(\[0\])?` must be .*, got"):
-        PegOptions(places=places)
-    with pytest.raises(ValueError, match=r"`peg.places(\[0\])?` must be"):
-        build("peg", peg={"places": places})
+    with pytest.raises(ValueError, match=r"`places` must be different layers, at least one, as \[0, 1, 2\], got"):
+        build(spec("peg", places=places))
+
+
+@pytest.mark.parametrize("places", [("0",), "12", (0.5,), None, True], ids=repr)
+def test_places_that_are_no_whole_numbers_are_refused(places):
+    with pytest.raises(ValueError, match="`places` of encoding peg must be"):
+        build(spec("peg", places=places))
 
 
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ({"place": 1}, r"`peg` must be one of places, kernel, .*got 'place'; did you mean 'places'"),
-        ({"kernel_size": 3}, r"`peg` must be one of .*got 'kernel_size'; did you mean 'kernel'\?"),
-        ({"pading": "zeros"}, r"got 'pading'; did you mean 'padding'\?"),
-        ({"kernel": 3, "xyzzy": 3}, r"`peg` must be one of .*; got 'xyzzy'\.$"),
-        ({"acts_on": "values"}, r"`peg.acts_on` must be 'tokens' or 'queries_keys', got 'values'"),
+        ({"place": 1}, r"`encoding` peg must not have the option 'place'; did you mean 'places'\?"),
+        ({"kernel_size": 3}, r"option 'kernel_size'; did you mean 'kernel'\?"),
+        ({"kernel": 3, "xyzzy": 3}, r"option 'xyzzy': the options are kernel, convolution, .*frozen\.$"),
+        ({"acts_on": "values"}, r"`acts_on` of encoding peg .*'tokens' or 'queries_keys'.*got 'values'"),
         ({"kernel": 4}, r"`kernel` must be odd, so that it has a centre, got 4"),
-        ({"convolution": "sparse"}, r"`peg.convolution` must be 'depthwise', 'separable' or 'dense', got 'sparse'"),
-        ({"padding": "same"}, r"`peg.padding` must be 'zeros', .*got 'same'"),
-        ({"layers": 0}, r"`peg.layers` must be at least 1, got 0"),
+        ({"convolution": "sparse"}, r"`convolution` of encoding peg .*'separable' or 'dense'.*got 'sparse'"),
+        ({"padding": "same"}, r"`padding` of encoding peg .*got 'same'"),
+        ({"layers": 0}, r"`layers` must be at least 1, got 0"),
         ({"places": (0, 3)}, r"`places` must be from -1, before the first of the 3 layers, to 2, got 3"),
         ({"places": -2}, r"`places` must be from -1, .* to 2, got -2"),
         ({"places": 2, "acts_on": "queries_keys"}, r"`places` must be from -1, .* to 1, got 2"),
@@ -351,30 +342,26 @@ def test_places_that_are_no_different_layers_are_refused(places):
 )
 def test_options_of_a_peg_that_cannot_be_are_refused_by_name(form, message):
     with pytest.raises(ValueError, match=message):
-        build("peg", peg=form)
+        build(spec("peg", **form))
 
 
 @pytest.mark.parametrize("place", [2, -2])
 def test_a_place_without_a_layer_behind_it_is_refused_for_a_convolutional_projection(place):
     with pytest.raises(ValueError, match=rf"`places` must be from -1, .* to 1, got {place}"):
-        build("convolutional_projection", peg={"places": place})
+        build(spec("convolutional_projection", places=place))
 
 
 def test_a_convolutional_projection_without_padding_is_refused():
     with pytest.raises(ValueError, match="`padding` must keep the grid's size where queries are convolved, got 'none'"):
-        build("convolutional_projection", peg={"padding": "none"})
+        build("convolutional_projection(padding='none')")
 
 
 def test_two_makers_of_the_inputs_of_one_layer_are_refused():
-    """A PEG of queries and keys beside a convolutional projection: its options do not fit both."""
-    with pytest.raises(ValueError, match="`peg` must name no more than"):
-        build("peg+convolutional_projection", peg={"acts_on": "queries_keys"})
-
-
-@pytest.mark.parametrize("form", [None, {}, PegOptions(), {"places": [0], "kernel": 3}], ids=repr)
-@pytest.mark.parametrize("encoding", ["none", "learnable", "shaw"])
-def test_options_that_say_nothing_new_go_with_any_encoding(encoding, form):
-    assert count(build(encoding, peg=form)) == count(build(encoding))
+    """A PEG of queries and keys at the place of a convolutional projection."""
+    both = build("peg(acts_on='queries_keys')+convolutional_projection")
+    with pytest.raises(ValueError, match="`inputs` must be given by one encoding at most"):
+        both(GRID)
+    build("peg(acts_on='queries_keys', places=1)+convolutional_projection")(GRID)
 
 
 @pytest.mark.parametrize("joining", graticule.list_joinings())
@@ -389,7 +376,7 @@ def test_beside_an_absolute_encoding_what_is_made_from_tokens_stays_as_it_is(con
 
 
 def test_joined_layers_are_those_of_the_table_beside_a_peg():
-    positions = build("peg+learnable", "lape", joined_layers=1, peg={"places": (0, 1, 2)})(GRID)
+    positions = build("peg(places=[0, 1, 2])+learnable", "lape(layers=1)")(GRID)
     assert [position.inner is not None for position in positions] == [True, False, False]
     assert [position.after is not None for position in positions] == [True] * 3
 
@@ -400,12 +387,12 @@ def test_lape_normalises_a_relative_bias_beside_a_peg():
 
 
 def test_eta_leaves_the_later_layers_without_shaws_bias():
-    positions = build("shaw", joined_layers=2)(GRID)
+    positions = build("shaw", "default(layers=2)")(GRID)
     assert [position.bias is not None for position in positions] == [True, True, False]
     assert callable(positions[0].bias)
 
 
 def test_shaw_shares_the_channels_of_a_head():
-    encoding = build("shaw", shaw_clip=3).encodings[0]
+    encoding = build("shaw(clip=3)").encodings[0]
     assert encoding.relative_position_x.shape == (7, DIM // 3)
     assert encoding.clip == 3

@@ -24,39 +24,60 @@ from graticule import (
     transfer,
 )
 from graticule.backbones import list_arguments
+from graticule.specs import Spec, parse_sum
 from tiny import draw, tiny
 
 REFUSED = (ValueError, TypeError)
 NUMBERS = st.one_of(SCALARS, st.floats(), st.integers(), st.lists(st.integers(-2, 9), max_size=4))
 SMALL = [name for name in list_models() if "nano" in name]
-#: Arguments of position, beside those of the backbone.
-POSITION = (
-    "joined_layers",
-    "shaw_clip",
-    "table_std",
-    "interpolation",
-    "bias_norm",
-    "decomposition",
-    "peg",
-    "token_mixing",
-)
 WORDS = st.sampled_from(
     ["learnable", "bicubic", "bilinear", "keys", "heads", "w", "norm", "conv", "avg", "token", "gate"]
 )
-FIELDS = st.sampled_from(["places", "kernel", "convolution", "layers", "padding", "bias", "form", "shift", "product"])
-ENCODINGS = st.one_of(
-    st.sampled_from(list_encodings()), st.lists(st.sampled_from(list_encodings()), max_size=2).map("+".join)
+#: Options of some names, which others do not have.
+OPTIONS = st.sampled_from(
+    [
+        *(
+            "places",
+            "kernel",
+            "convolution",
+            "layers",
+            "padding",
+            "bias",
+            "form",
+            "shift",
+            "product",
+            "frozen",
+            "acts_on",
+        ),
+        *("clip", "std", "interpolation", "temperature", "ratio", "hidden", "buckets", "decomposition", "over"),
+    ]
 )
+
+
+def named(names):
+    """Names with any options, as text."""
+    options = st.dictionaries(OPTIONS, st.one_of(NUMBERS, WORDS), max_size=2)
+    return st.builds(lambda name, given: str(Spec(name, given)), st.sampled_from(names), options)
+
+
+ENCODINGS = st.one_of(named(list_encodings()), st.lists(named(list_encodings()), max_size=2).map("+".join))
+
+
+@fuzzed(300)
+@given(st.one_of(st.text(), st.text("ab(+)=[]'\"1,._ -:*#\\", max_size=40), ENCODINGS.map(lambda text: text[1:])))
+def test_any_text_is_a_sum_of_specs_that_writes_itself_or_an_error_that_names_the_argument(text):
+    found = outcome(lambda: parse_sum(text, "encoding"), names="`encoding`", allowed=REFUSED)
+    if isinstance(found, tuple):
+        assert parse_sum(" + ".join(map(str, found))) == found
 
 
 @fuzzed(150)
 @given(data=st.data())
 def test_any_arguments_make_a_model_that_runs_or_an_error_that_names_one(data):
     name = data.draw(st.sampled_from(SMALL))
-    known = [*list_arguments(name), *POSITION]
-    values = st.one_of(NUMBERS, WORDS, st.dictionaries(FIELDS, st.one_of(NUMBERS, WORDS), max_size=2))
-    given = data.draw(st.dictionaries(st.sampled_from(known), values, max_size=2))
-    for argument, choices in (("encoding", ENCODINGS), ("joining", st.sampled_from(list_joinings()))):
+    values = st.one_of(NUMBERS, WORDS)
+    given = data.draw(st.dictionaries(st.sampled_from(list_arguments(name)), values, max_size=2))
+    for argument, choices in (("encoding", ENCODINGS), ("joining", named(list_joinings()))):
         if data.draw(st.booleans()):
             given[argument] = data.draw(choices)
     model = outcome(lambda: create_model(name, **given).eval(), names="`", allowed=REFUSED)

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from graticule import LayerPosition
-from graticule.joining import DECOMPOSITIONS, Default, Lape, LapeSharing, Scale, Shared, Unshared, bias_of
+from graticule.joining import DECOMPOSITIONS, Default, Lape, LapeSharing, Scale, Shared, Unshared
+from graticule.layer_position import bias_of
 
 DEPTH, TOKENS, DIM = 4, 7, 6
 
@@ -112,7 +113,7 @@ def test_eta_joins_the_first_layers_as_all_layers_would(kind, table):
 @pytest.mark.parametrize("eta", [0, -1, DEPTH + 1])
 @pytest.mark.parametrize("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
 def test_an_eta_outside_the_depth_is_refused(build, eta):
-    with pytest.raises(ValueError, match=rf"`joined_layers` must be from 1 to the depth of the model, 4, got {eta}"):
+    with pytest.raises(ValueError, match=rf"`layers` must be from 1 to the depth of the model, 4, got {eta}"):
         build(DEPTH, eta)
 
 
@@ -155,7 +156,7 @@ def test_a_decomposition_starts_as_its_norm_or_as_nothing(name, table):
 @pytest.mark.parametrize("kind", [Lape, LapeSharing])
 @pytest.mark.parametrize("name", DECOMPOSITIONS)
 def test_a_decomposition_stands_in_the_place_of_every_norm(kind, name, table):
-    joining = drawn(kind(DIM, DEPTH, decomposition=DECOMPOSITIONS[name]))
+    joining = drawn(kind(DIM, DEPTH, decomposition=name))
     w = table
     for position, own in zip(joining(table), joining.norms, strict=True):
         w = own(w if kind is Lape else table)
@@ -164,7 +165,7 @@ def test_a_decomposition_stands_in_the_place_of_every_norm(kind, name, table):
 
 @pytest.mark.parametrize("kind", [Lape, LapeSharing])
 def test_layer_norm_is_what_stands_there_by_default(kind, table):
-    named, default = drawn(kind(DIM, DEPTH, decomposition=DECOMPOSITIONS["layer_norm"])), kind(DIM, DEPTH).double()
+    named, default = drawn(kind(DIM, DEPTH, decomposition="layer_norm")), kind(DIM, DEPTH).double()
     default.load_state_dict(named.state_dict(), strict=True)
     assert all(torch.equal(a.inner, b.inner) for a, b in zip(named(table), default(table), strict=True))
 

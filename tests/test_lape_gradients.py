@@ -10,8 +10,9 @@ from torch import nn
 
 import graticule
 from graticule.encodings import RelativeBias
-from graticule.joining import DECOMPOSITIONS, Lape, LayerPosition
-from tiny import draw
+from graticule.joining import DECOMPOSITIONS, Lape
+from graticule.layer_position import LayerPosition
+from tiny import draw, spec
 
 DIM, DEPTH, EPS = 8, 6, 1e-6
 NORMS = [name for name in DECOMPOSITIONS if "norm" in name]
@@ -30,10 +31,14 @@ class PlainChain(Lape):
         return positions, table
 
 
-def model(depth, **kwargs):
+def lape(decomposition):
+    return spec("lape", decomposition=decomposition)
+
+
+def model(depth, joining="lape", **kwargs):
     torch.manual_seed(0)
     return graticule.create_model(
-        "vit_nano_patch4_28", img_size=12, embed_dim=16, num_heads=2, depth=depth, joining="lape", **kwargs
+        "vit_nano_patch4_28", img_size=12, embed_dim=16, num_heads=2, depth=depth, joining=joining, **kwargs
     )
 
 
@@ -72,15 +77,15 @@ def no_bias(of):
 
 CASES = {
     "sinusoidal_1d": ({"encoding": "sinusoidal_1d"}, None),
-    **{f"sinusoidal_2d-{name}": ({"encoding": "sinusoidal_2d", "decomposition": name}, None) for name in NORMS},
+    **{f"sinusoidal_2d-{name}": ({"encoding": "sinusoidal_2d", "joining": lape(name)}, None) for name in NORMS},
     "learnable": ({}, None),
-    **{f"no_class_row-{name}": ({"decomposition": name}, no_class_row) for name in NORMS},
+    **{f"no_class_row-{name}": ({"joining": lape(name)}, no_class_row) for name in NORMS},
     "no_table": ({}, no_table),
     "faint_table": ({}, faint_table),
     "no_bias": ({"encoding": "relative_bias"}, no_bias),
-    "no_bias-heads": ({"encoding": "relative_bias", "bias_norm": "heads"}, no_bias),
+    "no_bias-heads": ({"encoding": "relative_bias", "joining": "lape(over='heads')"}, no_bias),
     "continuous_bias": ({"encoding": "continuous_bias"}, None),
-    "continuous_bias-heads": ({"encoding": "continuous_bias", "bias_norm": "heads"}, None),
+    "continuous_bias-heads": ({"encoding": "continuous_bias", "joining": "lape(over='heads')"}, None),
 }
 
 
@@ -141,9 +146,9 @@ def test_a_pyramid_passes_the_chain_on_without_amplifying_a_zero_table():
 
 def chains(name="layer_norm"):
     torch.manual_seed(1)
-    ours = Lape(DIM, DEPTH, decomposition=DECOMPOSITIONS[name]).double()
+    ours = Lape(DIM, DEPTH, decomposition=name).double()
     draw(ours)
-    plain = PlainChain(DIM, DEPTH, decomposition=DECOMPOSITIONS[name]).double()
+    plain = PlainChain(DIM, DEPTH, decomposition=name).double()
     plain.load_state_dict(ours.state_dict())
     return ours, plain
 

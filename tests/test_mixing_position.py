@@ -9,11 +9,10 @@ from torch import Tensor
 import graticule
 import graticule.displacement
 from graticule import Grid, fold, unfold
-from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
-from graticule.joining import LayerPosition
+from graticule.encodings import DenseMixing, LearnableMixing, MixingPosition, MixingSum, QuadraticMixing
+from graticule.layer_position import LayerPosition
 from graticule.layers import mix_tokens
-from graticule.position import MixingPosition
-from tiny import draw, gradients
+from tiny import draw, gradients, spec
 
 GMLP = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 16, "num_blocks": 3, "groups": 4, "num_classes": 5}
 POSMLP = {
@@ -41,7 +40,7 @@ BUILDERS = {
 def built(name, encoding, product, **sizes):
     """A model in float64 and evaluation mode, all its parameters drawn, centres up to a few patches away."""
     torch.manual_seed(1)
-    model = draw(graticule.create_model(name, encoding=encoding, token_mixing={"product": product}, **sizes))
+    model = draw(graticule.create_model(name, encoding=spec(encoding, product=product), **sizes))
     with torch.no_grad():
         for part in model.position.modules():
             if isinstance(part, QuadraticMixing):
@@ -353,7 +352,8 @@ def test_the_small_models_take_a_product_by_name(name):
     assert_mixes_by("displacement", other_way.position(other_way.grid))
     x = image(by_matrix)
     torch.testing.assert_close(other_way(x), by_matrix(x), rtol=0, atol=1e-10)
-    graticule.create_model(name, token_mixing={"product": "displacement"})(x.float())  # its own encoding
+    own = "sgu" if name.startswith("gmlp") else "ggqpe"
+    graticule.create_model(name, encoding=spec(own, product="displacement"))(x.float())
 
 
 # What does not fit
@@ -363,8 +363,8 @@ def test_the_small_models_take_a_product_by_name(name):
 def test_a_product_that_is_none_is_refused_by_name(product):
     with pytest.raises((ValueError, TypeError), match=r"`product` must be one of auto, matrix, displacement[,;] got"):
         MixingPosition([LearnableMixing(Grid(3, 4))], product=product)
-    with pytest.raises((ValueError, TypeError), match=r"token_mixing.product` must be"):
-        graticule.create_model("gmlp_s16_224", encoding="ggqpe", token_mixing={"product": product}, **GMLP)
+    with pytest.raises(ValueError, match=r"`product` of encoding ggqpe .*'auto', 'matrix' or 'displacement'.*got"):
+        graticule.create_model("gmlp_s16_224", encoding=spec("ggqpe", product=product), **GMLP)
 
 
 def test_no_encodings_are_refused():

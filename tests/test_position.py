@@ -9,19 +9,25 @@ import torch
 from torch import nn
 
 from graticule import Grid, LayerPosition, build_position, fold, published_state_dict, unfold
-from graticule.encodings import ConvolutionalProjection, Learnable, Peg, QueryKeyPeg, RelativeBias, ShawBias
-from graticule.joining import Default, bias_of
-from graticule.position import (
+from graticule.encodings import (
     BeforeProjections,
     BetweenBlocks,
     BiasPosition,
     CombinedPosition,
+    ConvolutionalProjection,
     FoldedPosition,
     JoinedPosition,
+    Learnable,
     NoPosition,
+    Peg,
     PyramidPosition,
+    QueryKeyPeg,
+    RelativeBias,
+    ShawBias,
 )
-from tiny import DEPTH, draw, images, tiny
+from graticule.joining import Default
+from graticule.layer_position import bias_of
+from tiny import DEPTH, draw, having, images, spec, tiny
 
 GRID = Grid(3, 5, prefix=1)
 DIM, HEADS = 6, 3
@@ -228,7 +234,7 @@ def test_two_that_make_the_inputs_of_one_layer_are_refused_and_of_two_layers_are
 
 
 def test_a_combined_position_names_the_pegs_of_its_parts():
-    position = build_position(GRID, dim=12, depth=3, num_heads=3, encoding="peg+learnable", peg={"bias": False})
+    position = build_position(GRID, dim=12, depth=3, num_heads=3, encoding="peg(bias=False)+learnable")
     assert position.published_names() == {
         "pos_block.0.proj.0.weight": "parts.0.pegs.0.proj.0.weight",
         "pos_embed": "parts.1.encodings.0.pos_embed",
@@ -292,7 +298,7 @@ def test_every_stage_has_a_table_of_its_own_and_of_its_grid():
 
 
 def test_a_pyramid_counts_stages_in_published_names():
-    assert pyramid(peg={"bias": False}).published_names() == {
+    assert pyramid(encoding="peg(bias=False)").published_names() == {
         f"pos_block.{stage}.proj.0.weight": f"stages.{stage}.pegs.0.proj.0.weight" for stage in range(3)
     }
     assert pyramid("learnable").published_names() == {
@@ -304,7 +310,7 @@ def test_a_pyramid_counts_stages_in_published_names():
 
 def test_what_no_published_pyramid_has_has_no_published_name():
     """Several PEGs in a stage would take the names of the next stage's."""
-    two = pyramid("peg+learnable", peg={"places": (-1, 0)}).published_names()
+    two = pyramid("peg(places=(-1, 0))+learnable").published_names()
     assert sorted(two) == ["pos_embed1", "pos_embed2", "pos_embed3"]
 
 
@@ -346,11 +352,11 @@ def assert_stands_for(folded, original, dim=12):
 
 
 FOLDED = [
-    ("peg", {"peg": {"places": (-1, 0, 2)}}),
-    ("peg", {"peg": {"acts_on": "queries_keys"}}),
-    ("peg", {"peg": {"layers": 2}}),
+    ("peg(places=[-1, 0, 2])", {}),
+    ("peg(acts_on='queries_keys')", {}),
+    ("peg(layers=2)", {}),
     ("peg+learnable", {"joining": "lape"}),
-    ("learnable+peg", {"peg": {"places": -1}}),
+    ("learnable+peg(places=-1)", {}),
     ("convolutional_projection", {}),
     ("shaw", {}),
     ("shaw+relative_bias", {}),
@@ -413,7 +419,7 @@ def test_a_copy_of_a_folded_position_shares_nothing(encoding, kwargs):
 
 
 def test_a_folded_model_with_a_peg_computes_the_same_and_takes_new_weights():
-    model, other = (draw(tiny("peg+learnable", "lape", peg={"places": (-1, 1)})).double().eval() for _ in range(2))
+    model, other = (draw(tiny("peg(places=(-1, 1))+learnable", "lape")).double().eval() for _ in range(2))
     x = images(24, 40, dtype=torch.float64)
     expected, others = model(x), other(x)
     fold(model, (24, 40))
@@ -441,7 +447,7 @@ def shifted(x, shift):
 @pytest.mark.parametrize("places", [(-1,), (0,), (2,), (-1, 0, 1, 2)], ids=str)
 @pytest.mark.parametrize("form", [{}, {"kernel": 5}, {"convolution": "separable"}, {"layers": 2}], ids=str)
 def test_with_circular_padding_and_average_pooling_a_cyclic_shift_of_the_image_is_not_seen(form, places, shift):
-    model = pooled(peg={"places": places, "padding": "circular", **form})
+    model = pooled(encoding=spec("peg", places=places, padding="circular", **form))
     x = images(40, 64, dtype=torch.float64)
     assert_near(model(shifted(x, shift)), model(x))
 
@@ -449,17 +455,17 @@ def test_with_circular_padding_and_average_pooling_a_cyclic_shift_of_the_image_i
 @pytest.mark.parametrize("acts_on", ["tokens", "queries_keys"])
 @pytest.mark.parametrize("padding", ["zeros", "replicate", "reflect", "none"])
 def test_with_a_border_a_cyclic_shift_of_the_image_is_seen(padding, acts_on):
-    model = pooled(peg={"places": (-1, 0), "padding": padding, "acts_on": acts_on})
+    model = pooled(encoding=spec("peg", places=(-1, 0), padding=padding, acts_on=acts_on))
     x = images(40, 64, dtype=torch.float64)
     assert (model(shifted(x, (1, 2))) - model(x)).abs().max() > 1e-5
-    circular = pooled(peg={"places": (-1, 0), "padding": "circular", "acts_on": acts_on})
+    circular = pooled(encoding=spec("peg", places=(-1, 0), padding="circular", acts_on=acts_on))
     assert_near(circular(shifted(x, (1, 2))), circular(x))
 
 
 def test_a_convolutional_projection_with_circular_padding_does_not_see_a_cyclic_shift_and_with_zeros_does():
     x = images(40, 64, dtype=torch.float64)
     for padding, seen in (("circular", False), ("zeros", True)):
-        model = pooled("convolutional_projection", peg={"places": (-1, 0, 1), "padding": padding})
+        model = pooled(spec("convolutional_projection", places=(-1, 0, 1), padding=padding))
         assert bool((model(shifted(x, (1, 2))) - model(x)).abs().max() > 1e-5) == seen
         assert bool((model(shifted(x, (1, 2))) - model(x)).abs().max() < 1e-12) != seen
 
@@ -468,7 +474,7 @@ def test_a_convolutional_projection_with_circular_padding_does_not_see_a_cyclic_
 def test_zeros_are_seen_as_far_from_the_border_as_the_kernels_reach_and_the_inside_moves_with_the_image(
     kernel, layers, reach
 ):
-    model = pooled(size=80, peg={"places": -1, "kernel": kernel, "layers": layers})
+    model = pooled(size=80, encoding=spec("peg", places=-1, kernel=kernel, layers=layers))
     x, shift = images(80, 80, dtype=torch.float64), (1, 2)
     position = model.position(model.grid_of(x))[0]
     still, moved = (model.grid.to_map(position.enter(model.embed(y))) for y in (x, shifted(x, shift)))
@@ -511,28 +517,22 @@ def test_permuting_patches_moves_the_tokens_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    "kwargs",
+    "encoding",
     [
-        {"peg": {}},
-        {"peg": {"places": -1}},
-        {"peg": {"padding": "circular"}},
-        {"peg": {"acts_on": "queries_keys"}},
-        {"peg": {"kernel": 27}},
-        {"encoding": "convolutional_projection"},
-        {"encoding": "shaw"},
+        *("peg", "peg(places=-1)", "peg(padding='circular')", "peg(acts_on='queries_keys')", "peg(kernel=27)"),
+        *("convolutional_projection", "shaw"),
     ],
-    ids=str,
 )
-def test_the_order_of_the_patches_is_seen_with_an_encoding_of_content_and_not_without(kwargs):
+def test_the_order_of_the_patches_is_seen_with_an_encoding_of_content_and_not_without(encoding):
     x, order = images(24, 40, dtype=torch.float64), torch.randperm(15)
-    plain, model = pooled("none"), pooled(**kwargs)
+    plain, model = pooled("none"), pooled(encoding)
     assert_near(plain(permuted(x, order)), plain(x))
     assert (model(permuted(x, order)) - model(x)).abs().max() > 1e-6
 
 
 def test_a_kernel_of_one_patch_knows_no_order():
     x, order = images(24, 40, dtype=torch.float64), torch.randperm(15)
-    model = pooled(peg={"kernel": 1, "places": (-1, 0, 1, 2)})
+    model = pooled(encoding="peg(kernel=1, places=(-1, 0, 1, 2))")
     assert_near(model(permuted(x, order)), model(x))
 
 
@@ -540,7 +540,7 @@ def test_a_peg_of_queries_and_keys_does_not_reach_the_values():
     """Where queries are zero every key counts alike, and nothing else is left for such a PEG to act on."""
     changes = {}
     for acts_on in ("tokens", "queries_keys"):
-        model = pooled(peg={"acts_on": acts_on, "places": (-1, 0, 1)})
+        model = pooled(encoding=spec("peg", acts_on=acts_on, places=(-1, 0, 1)))
         for block in model.blocks:
             nn.init.zeros_(block.attn.qkv.weight.data[:24])
             nn.init.zeros_(block.attn.qkv.bias.data[:24])
@@ -554,7 +554,7 @@ def test_a_peg_of_queries_and_keys_does_not_reach_the_values():
 
 @pytest.mark.parametrize("place", [-1, 0, 1])
 def test_a_layer_with_a_peg_of_queries_and_keys_is_attention_with_three_inputs(place):
-    model = pooled(peg={"acts_on": "queries_keys", "places": place})
+    model = pooled(encoding=spec("peg", acts_on="queries_keys", places=place))
     grid = Grid(3, 5)
     attention, x = model.blocks[place + 1].attn, tokens(grid, 24)
     y = model.position.inputs[str(place + 1)].peg(x, grid)
@@ -571,7 +571,7 @@ def test_a_layer_with_a_peg_of_queries_and_keys_is_attention_with_three_inputs(p
 
 @pytest.mark.parametrize("places", [(-1,), (0,), (1, 2), (-1, 0, 1, 2)], ids=str)
 def test_a_model_with_pegs_is_its_blocks_with_pegs_between(places):
-    model = draw(tiny("learnable+peg", peg={"places": places})).double().eval()
+    model = draw(tiny(having("learnable+peg", peg={"places": places}))).double().eval()
     x = images(24, 40, dtype=torch.float64)
     grid = model.grid_of(x)
     table, pegs = model.position.parts[0].encodings[0], model.position.parts[1].pegs
@@ -595,7 +595,7 @@ FROZEN = [
 
 @pytest.mark.parametrize(("encoding", "form"), FROZEN, ids=[f"{e}-{f}" for e, f in FROZEN])
 def test_a_frozen_encoding_stays_as_it_was_drawn_and_the_rest_is_trained(encoding, form):
-    model = draw(tiny(encoding, peg={**form, "frozen": True}, global_pool="avg", class_token=False)).train()
+    model = draw(tiny(spec(encoding, **form, frozen=True), global_pool="avg", class_token=False)).train()
     own = {name for name, _ in model.named_parameters() if name.startswith("position.")}
     assert own
     assert {name for name, p in model.named_parameters() if not p.requires_grad} == own
@@ -605,28 +605,27 @@ def test_a_frozen_encoding_stays_as_it_was_drawn_and_the_rest_is_trained(encodin
     same = {name for name, value in model.named_parameters() if torch.equal(value, before[name])}
     assert same == own
     assert all(parameter.grad is None for parameter in model.position.parameters())
-    free = tiny(encoding, peg=form)
+    free = tiny(spec(encoding, **form))
     assert all(parameter.requires_grad for parameter in free.parameters())
 
 
 def test_beside_a_frozen_peg_a_table_is_trained():
-    model = tiny("peg+learnable", peg={"frozen": True})
+    model = tiny("peg(frozen=True)+learnable")
     assert [part.requires_grad for part in model.position.parts[0].parameters()] == [False, False]
     assert [part.requires_grad for part in model.position.parts[1].parameters()] == [True]
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "names"),
+    ("encoding", "names"),
     [
-        ({"peg": {"places": (-1, 1)}}, ["pegs.first.proj.0", "pegs.1.proj.0"]),
-        ({"peg": {"layers": 2}}, ["pegs.0.proj.0", "pegs.0.proj.1", "pegs.0.proj.3", "pegs.0.proj.4"]),
-        ({"peg": {"acts_on": "queries_keys"}}, ["inputs.1.peg.proj.0"]),
-        ({"encoding": "convolutional_projection"}, ["inputs.1.q", "inputs.1.k", "inputs.1.v"]),
+        ("peg(places=[-1, 1])", ["pegs.first.proj.0", "pegs.1.proj.0"]),
+        ("peg(layers=2)", ["pegs.0.proj.0", "pegs.0.proj.1", "pegs.0.proj.3", "pegs.0.proj.4"]),
+        ("peg(acts_on='queries_keys')", ["inputs.1.peg.proj.0"]),
+        ("convolutional_projection", ["inputs.1.q", "inputs.1.k", "inputs.1.v"]),
     ],
-    ids=str,
 )
-def test_no_parameter_of_a_conditional_encoding_decays(kwargs, names):
-    model = tiny(**{"encoding": "peg", **kwargs})
+def test_no_parameter_of_a_conditional_encoding_decays(encoding, names):
+    model = tiny(encoding)
     own = {f"position.{name}.{leaf}" for name in names for leaf in ("weight", "bias")}
     assert {name for name, _ in model.named_parameters() if name.startswith("position.")} == own
     assert own <= model.no_weight_decay()
@@ -634,7 +633,7 @@ def test_no_parameter_of_a_conditional_encoding_decays(kwargs, names):
 
 
 def test_published_names_of_a_peg_do_not_decay_and_load():
-    model, other = (draw(tiny("peg", peg={"places": (0, 2)})).double().eval() for _ in range(2))
+    model, other = (draw(tiny("peg(places=(0, 2))")).double().eval() for _ in range(2))
     published = published_state_dict(model)
     names = {f"pos_block.{i}.proj.0.{leaf}" for i in (0, 1) for leaf in ("weight", "bias")}
     assert names <= published.keys()

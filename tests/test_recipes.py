@@ -18,9 +18,8 @@ from torch import nn
 
 from graticule.data import build_mixup
 from graticule.data.digits import digits
-from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
+from graticule.encodings import Ggqpe, Glrpe, Gqpe, Lrpe, LrpeM, MixingPosition, Sgu
 from graticule.factory import list_decompositions
-from graticule.position import MixingPosition
 from graticule.recipes import list_recipes, load_recipe
 from graticule.tasks import Classification, Mixing, Recipe, TextRecipe, build_model, evaluate, read_recipe, train
 from graticule.tasks.distillation import Distillation
@@ -46,14 +45,7 @@ GATED = {
     "posmlp_base_imagenet": "posmlp_base",
     "gmlp_small_imagenet": "gmlp_s16",
 }
-MIXING = {
-    "sgu": DenseMixing,
-    "lrpe": LearnableMixing,
-    "lrpe_m": MixingSum,
-    "glrpe": LearnableMixing,
-    "gqpe": QuadraticMixing,
-    "ggqpe": QuadraticMixing,
-}
+MIXING = {"sgu": Sgu, "lrpe": Lrpe, "lrpe_m": LrpeM, "glrpe": Glrpe, "gqpe": Gqpe, "ggqpe": Ggqpe}
 #: Groups of every stage, where the encoding has several.
 GROUPS = {"digits_gmlp": [8], "digits_posmlp": [4, 8]}
 
@@ -480,7 +472,7 @@ def test_a_compact_transformer_is_normalized_as_the_data_set_that_it_is_trained_
 
 def test_what_a_recipe_names_in_its_docstring_exists():
     docs = {name: __import__(f"graticule.recipes.{name}", fromlist=["recipe"]).__doc__ for name in list_recipes()}
-    named = {found for doc in docs.values() for found in re.findall(r"decomposition=(\w+)", doc)}
+    named = {found for doc in docs.values() for found in re.findall(r"decomposition='(\w+)'", doc)}
     assert named and named <= set(list_decompositions())
     assert "swin_small_patch4_window7_224\n    --drop-path-rate 0.3" in docs["swin_tiny_imagenet"]  # Swin-S's own
 

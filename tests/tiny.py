@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import graticule
+from graticule.specs import Spec
 
 SIZE: dict[str, Any] = {
     "img_size": 32,
@@ -47,6 +48,16 @@ CHOICES = [
     ("learnable+rotary", "lape"),
     ("peg+learnable", "lape"),
 ]
+
+
+def spec(name: str, **options: Any) -> str:
+    """Write a name with options: spec("shaw", clip=4) is 'shaw(clip=4)'."""
+    return str(Spec(name, options))
+
+
+def having(encoding: str, **options: dict[str, Any]) -> str:
+    """Give options to names of a sum: having("peg+learnable", peg={"kernel": 5}) is 'peg(kernel=5)+learnable'."""
+    return "+".join(spec(name, **options.get(name, {})) for name in encoding.split("+"))
 
 
 def tiny(

@@ -15,18 +15,37 @@ if TYPE_CHECKING:
         list_language_models,
         list_models,
         published_state_dict,
+        register_backbone,
+    )
+    from graticule.encodings import (
+        AbsoluteEncoding,
+        BiasEncoding,
+        PatchBias,
+        PositionBuilder,
+        RotaryEncoding,
+        register_encoding,
     )
     from graticule.factory import build_position, list_decompositions, list_encodings, list_joinings
     from graticule.grid import Grid
-    from graticule.joining import LayerPosition
+    from graticule.joining import Joining, register_joining
+    from graticule.layer_position import LayerPosition
+    from graticule.plugins import load_plugin
+    from graticule.specs import Spec
     from graticule.surgery import Transfer, fold, load_checkpoint, transfer, unfold
 
 __version__ = "0.1.0"
 
 #: Where each public name is.
 _HOME = {
+    "AbsoluteEncoding": "encodings",
+    "BiasEncoding": "encodings",
     "Grid": "grid",
-    "LayerPosition": "joining",
+    "Joining": "joining",
+    "LayerPosition": "layer_position",
+    "PatchBias": "encodings",
+    "PositionBuilder": "encodings",
+    "RotaryEncoding": "encodings",
+    "Spec": "specs",
     "Transfer": "surgery",
     "build_position": "factory",
     "create_language_model": "backbones",
@@ -39,14 +58,25 @@ _HOME = {
     "list_language_models": "backbones",
     "list_models": "backbones",
     "load_checkpoint": "surgery",
+    "load_plugin": "plugins",
     "published_state_dict": "backbones",
+    "register_backbone": "backbones",
+    "register_encoding": "encodings",
+    "register_joining": "joining",
     "transfer": "surgery",
     "unfold": "surgery",
 }
 
 __all__ = [
+    "AbsoluteEncoding",
+    "BiasEncoding",
     "Grid",
+    "Joining",
     "LayerPosition",
+    "PatchBias",
+    "PositionBuilder",
+    "RotaryEncoding",
+    "Spec",
     "Transfer",
     "build_position",
     "create_language_model",
@@ -59,7 +89,11 @@ __all__ = [
     "list_language_models",
     "list_models",
     "load_checkpoint",
+    "load_plugin",
     "published_state_dict",
+    "register_backbone",
+    "register_encoding",
+    "register_joining",
     "transfer",
     "unfold",
 ]

@@ -56,15 +56,13 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("depth", "depths", "num_blocks", "conv_layers"), Range(1, 1000)),
     "layers": Range(most=1000),
     **dict.fromkeys(("prefix", "reg_tokens"), Range(0, 2**16)),
-    **dict.fromkeys(
-        ("windows", "sr_ratios", "head_dim", "clip", "shaw_clip", "kernel", "buckets", "max_distance"), _MANY
-    ),
+    **dict.fromkeys(("windows", "sr_ratios", "head_dim", "clip", "kernel", "buckets", "max_distance"), _MANY),
     "num_classes": Range(0, 2**24),
     "vocab_size": Range(1, 2**28),
     "context": Range(1, 2**24),
     **dict.fromkeys(("mlp_ratio", "mlp_ratios"), Range(0, 1000, open=True)),
     **dict.fromkeys(("temperature", "ratio", "eps", "qk_scale", "scale", "embed_scale"), _POSITIVE),
-    **dict.fromkeys(("std", "table_std"), _POSITIVE),
+    "std": _POSITIVE,
     **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
     **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path"), _SHARE),
 }

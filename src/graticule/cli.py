@@ -14,6 +14,7 @@ from importlib import import_module
 
 from graticule.checks import printable
 from graticule.names import known_name
+from graticule.plugins import load_named_plugins
 
 #: What there is, and what it is for; each is a module of graticule.commands, imported when it is asked for.
 COMMANDS = {
@@ -43,6 +44,7 @@ came of it.
 {_LIST}
 
 graticule COMMAND --help says more. To begin: graticule train digits_quick
+Every command takes --plugin FILE.py, a file of yours that registers encodings, joinings or backbones.
 An error is one line; GRATICULE_DEBUG=1 shows where it came from.
 """
 
@@ -94,6 +96,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     _quiet()
     _share_cores()
+    arguments = load_named_plugins(arguments)
     command = import_module(f"graticule.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
     return command.run(arguments[1:])
 

@@ -160,6 +160,11 @@ class Grid:
         check_memory("grid", f"what is said of every pair of its {self.patches:,} patches", 16 * self.patches**2)
         return place[:, None] - place[None, :]
 
+    def offset_index(self, device: torch.device | str | None = None) -> Tensor:
+        """Return the row of p_i - p_j in a table of all (2H-1)(2W-1) offsets, (H * W, H * W), int64."""
+        dy, dx = self.offsets(device).unbind(-1)
+        return (dy + self.height - 1) * (2 * self.width - 1) + dx + self.width - 1
+
     def distances(self, device: torch.device | str | None = None) -> Tensor:
         """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches."""
         return self.offsets(device).float().norm(dim=-1)

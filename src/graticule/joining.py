@@ -1,159 +1,22 @@
-"""How position information reaches each layer: `LayerPosition`, the joinings and the decompositions of LaPE."""
+"""How position information reaches each layer: the joinings, and the decompositions of LaPE."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from graticule.checks import checked
-from graticule.displacement import Displacements
+from graticule.layer_position import LayerPosition
+from graticule.names import known_name
+from graticule.registries import Registry, options_of
+from graticule.specs import Spec
 
-Function = Callable[[Tensor], Tensor]
-BiasFunction = Callable[..., Tensor]
-
-
-class LayerPosition(NamedTuple):
-    """All that a layer needs to know of position. Every field may be None.
-
-    What depends on parameters and grid alone is a tensor; what depends on the tokens is a function of them.
-
-    pre: (N, D), added to the residual stream before the layer.
-    before: takes the stream that enters the layer, `pre` added, (B, N, D) -> (B, N, D).
-    inner: (N, D), added after the layer's first norm, before attention.
-    inputs: makes what queries, keys and values are projected from, (B, N, D) -> three of (B, N, D), out of the
-        normalised tokens.
-    bias: (heads, N, N), added to the attention logits; or a function of the scaled queries that makes it,
-        (B, heads, N, d) -> (B, heads, N, N). It takes `start` and `stop` as well: then the queries are those of n
-        tokens from `start` on, and the bias is for the keys of those before `stop`.
-    rotary: (N, 2d) or (heads, N, 2d), sines then cosines, by which queries and keys are turned.
-    after: takes the stream that leaves the layer, (B, N, D) -> (B, N, D).
-    mixing: the weights by which a gating unit mixes the patches of its grid or window: (groups, N, N), or
-        `Displacements` where they depend on displacements alone.
-    gate: (N,), added to every channel of the mixed tokens.
-
-    `pre`, `before` and `after` stand between blocks: `enter` and `leave` apply them.
-    """
-
-    pre: Tensor | None = None
-    inner: Tensor | None = None
-    bias: Tensor | BiasFunction | None = None
-    rotary: Tensor | None = None
-    before: Function | None = None
-    inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
-    after: Function | None = None
-    mixing: Tensor | Displacements | None = None
-    gate: Tensor | None = None
-
-    def enter(self, x: Tensor) -> Tensor:
-        """Take the stream x: (B, N, D) to what enters the layer."""
-        if self.pre is not None:
-            x = x + self.pre
-        return x if self.before is None else self.before(x)
-
-    def leave(self, x: Tensor) -> Tensor:
-        """Take what the layer makes, x: (B, N, D), to the stream behind it."""
-        return x if self.after is None else self.after(x)
-
-    def part(self, start: int, stop: int) -> LayerPosition:
-        """Return what the tokens from `start` on are told where there are none from `stop` on.
-
-        So a text that grows is told, token by token, what the whole one is.
-
-        Raises:
-            ValueError: if something acts on all the tokens at once, and has no part.
-        """
-        for field in ("before", "inputs", "after", "mixing", "gate"):
-            if getattr(self, field) is not None:
-                raise ValueError(f"`{field}` must be None for a part of the tokens: it takes all of them at once.")
-        return LayerPosition(
-            pre=None if self.pre is None else self.pre[start:stop],
-            inner=None if self.inner is None else self.inner[start:stop],
-            bias=None if self.bias is None else _part(self.bias, start, stop),
-            rotary=None if self.rotary is None else self.rotary[..., start:stop, :],
-        )
-
-    def merge(self, other: LayerPosition) -> LayerPosition:
-        """Take what both say: tensors and biases add up, functions of the stream follow one another.
-
-        Raises:
-            ValueError: if both turn queries and keys, make the inputs, or mix tokens.
-        """
-        for field in ("rotary", "inputs", "mixing"):
-            if getattr(self, field) is not None and getattr(other, field) is not None:
-                raise ValueError(f"`{field}` must be given by one encoding at most, got two.")
-        return LayerPosition(
-            pre=_sum(self.pre, other.pre),
-            inner=_sum(self.inner, other.inner),
-            bias=_sum(self.bias, other.bias),
-            rotary=self.rotary if other.rotary is None else other.rotary,
-            before=_chain(self.before, other.before),
-            inputs=self.inputs if other.inputs is None else other.inputs,
-            after=_chain(self.after, other.after),
-            mixing=self.mixing if other.mixing is None else other.mixing,
-            gate=_sum(self.gate, other.gate),
-        )
-
-
-class BiasSum(NamedTuple):
-    """A bias of two parts: one that can be folded, (heads, N, N), and a function of the scaled queries."""
-
-    constant: Tensor
-    function: BiasFunction
-
-    def __call__(self, queries: Tensor) -> Tensor:
-        """Make the bias, (B, heads, N, N), from the scaled queries, (B, heads, N, d)."""
-        return self.constant + self.function(queries)
-
-
-def bias_of(bias: Tensor | BiasFunction, queries: Tensor) -> Tensor:
-    """Return a bias as a tensor, made from the scaled queries (B, h, N, d) if it depends on them."""
-    return bias if isinstance(bias, Tensor) else bias(queries)
-
-
-def _sum(a: Any, b: Any) -> Any:
-    """Add what is there: two tensors, or two biases of which one at least is a function."""
-    if a is None or b is None:
-        return b if a is None else a
-    constants = [x.constant if isinstance(x, BiasSum) else x for x in (a, b) if isinstance(x, Tensor | BiasSum)]
-    functions = [x.function if isinstance(x, BiasSum) else x for x in (a, b) if not isinstance(x, Tensor)]
-    if not functions:
-        return a + b
-    function: Any = functions[0] if len(functions) == 1 else partial(_added, functions[0], functions[1])
-    return BiasSum(sum(constants[1:], constants[0]), function) if constants else function
-
-
-def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: Any) -> Tensor:
-    return first(queries, **part) + second(queries, **part)
-
-
-def _part(bias: Any, start: int, stop: int) -> Any:
-    """Rows from `start` to `stop` of a bias, and columns up to there."""
-    if isinstance(bias, Tensor):
-        return bias[:, start:stop, :stop]
-    if isinstance(bias, BiasSum):
-        return BiasSum(_part(bias.constant, start, stop), _part(bias.function, start, stop))
-    return partial(_moved, bias, start, stop)
-
-
-def _moved(
-    bias: BiasFunction, first: int, last: int, queries: Tensor, start: int = 0, stop: int | None = None
-) -> Tensor:
-    return bias(queries, start=first + start, stop=last if stop is None else stop)
-
-
-def _chain(first: Function | None, second: Function | None) -> Function | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return partial(_composed, first, second)
-
-
-def _composed(first: Function, second: Function, x: Tensor) -> Tensor:
-    return second(first(x))
+Decomposition = Literal["w", "scalar_w", "channel_w", "affine_w", "norm", "scalar_norm", "channel_norm", "layer_norm"]
 
 
 class Joining(nn.Module, ABC):
@@ -166,6 +29,11 @@ class Joining(nn.Module, ABC):
     `tables` says how many tables it joins: one, unless each layer has its own.
     """
 
+    #: Whether each layer has a table of its own.
+    per_layer: ClassVar[bool] = False
+    #: Whether it passes w to every layer anew, beside the residual stream or into it.
+    repeats: ClassVar[bool] = True
+
     @checked
     def __init__(self, depth: int, layers: int | None = None) -> None:
         super().__init__()
@@ -173,7 +41,7 @@ class Joining(nn.Module, ABC):
             raise ValueError(f"`depth` must be at least 1, got {depth}.")
         layers = depth if layers is None else layers
         if not 1 <= layers <= depth:
-            raise ValueError(f"`joined_layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
+            raise ValueError(f"`layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
         self.depth = depth
         self.layers = layers
 
@@ -181,6 +49,25 @@ class Joining(nn.Module, ABC):
     def tables(self) -> int:
         """How many tables `forward` takes."""
         return 1
+
+    @property
+    def bias_norm(self) -> Literal["keys", "heads"] | None:
+        """What a relative bias is normalized over; None to add it as it is.
+
+        Raises:
+            ValueError: if this joining is not for a bias.
+        """
+        raise ValueError(
+            f"`joining` must be 'default' or 'lape' with a relative bias, which every layer has of its own, got "
+            f"{JOININGS.name_of(type(self))!r}."
+        )
+
+    def check(self, joined: str | None, options: Collection[str]) -> None:
+        """Refuse options that have no effect on what is joined: a 'table', a 'bias', or nothing.
+
+        Raises:
+            ValueError: naming the option.
+        """
 
     def forward(self, *tables: Tensor) -> list[LayerPosition]:
         """Turn tables of (N, D) into one `LayerPosition` per layer."""
@@ -202,21 +89,49 @@ class Joining(nn.Module, ABC):
         return f"depth={self.depth}, layers={self.layers}"
 
 
+#: The joinings by name.
+JOININGS: Registry[type[Joining]] = Registry(
+    "joining", Joining, lambda cls: options_of(cls.__init__, frozenset({"self", "dim", "depth"}))
+)
+register_joining = JOININGS.register
+
+
+def build_joining(spec: Spec, dim: int, depth: int) -> Joining:
+    """Build a joining of `depth` layers for tables of `dim` channels."""
+    kind = JOININGS[spec.name]
+    wanted = inspect.signature(kind.__init__).parameters
+    known = {"dim": dim, "depth": depth}
+    return kind(**{name: value for name, value in known.items() if name in wanted}, **spec.options)
+
+
+@register_joining("default")
 class Default(Joining):
     """Adds w once, to the token embedding; it goes through the layers with the residual stream.
 
     Reference: ViT (Dosovitskiy et al., 2021), Eq. 1; LaPE (Yu et al., 2023), Eq. 2.
     """
 
-    @checked
-    def __init__(self, depth: int) -> None:
-        super().__init__(depth)
+    repeats = False
+
+    @property
+    def bias_norm(self) -> Literal["keys", "heads"] | None:
+        """None: a bias is added as it is."""
+        return None
+
+    def check(self, joined: str | None, options: Collection[str]) -> None:
+        """Refuse `layers` with a table, which is added once and so reaches every layer."""
+        if joined == "table" and "layers" in options:
+            raise ValueError(
+                "`layers` must be left out with joining 'default' and an absolute encoding: it is added once and "
+                "reaches every layer."
+            )
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w: (N, D) to the residual stream before the first layer."""
         return [LayerPosition(pre=tables[0])], None
 
 
+@register_joining("shared")
 class Shared(Joining):
     """Adds the same w to the residual stream before every layer.
 
@@ -228,11 +143,15 @@ class Shared(Joining):
         return [LayerPosition(pre=tables[0])] * self.layers, tables[0]
 
 
+@register_joining("unshared")
 class Unshared(Joining):
     """Adds one table per layer to the residual stream before that layer; for learnable tables.
 
     Reference: LaPE (Yu et al., 2023), section 4.5, "unshared PE".
     """
+
+    per_layer = True
+    repeats = False
 
     @property
     def tables(self) -> int:
@@ -244,6 +163,7 @@ class Unshared(Joining):
         return [LayerPosition(pre=table) for table in tables], None
 
 
+@register_joining("lape_sharing")
 class LapeSharing(Joining):
     r"""LaPE, first version: each layer normalizes the one w with its own norm.
 
@@ -255,26 +175,28 @@ class LapeSharing(Joining):
         dim: D.
         depth: number of layers.
         layers: eta, as in `Joining`.
-        decomposition: what replaces LN: builds a module from `dim` (`DECOMPOSITIONS`).
+        decomposition: what replaces LN, one of `DECOMPOSITIONS`.
     """
 
     @checked
     def __init__(
-        self,
-        dim: int,
-        depth: int,
-        layers: int | None = None,
-        decomposition: Callable[[int], nn.Module] | None = None,
+        self, dim: int, depth: int, layers: int | None = None, decomposition: Decomposition = "layer_norm"
     ) -> None:
         super().__init__(depth, layers)
-        build = decomposition or layer_norm
+        build = DECOMPOSITIONS[known_name("decomposition", decomposition, DECOMPOSITIONS)]
         self.norms = nn.ModuleList(build(dim) for _ in range(self.layers))
+
+    def check(self, joined: str | None, options: Collection[str]) -> None:
+        """Refuse `decomposition` without a table."""
+        if joined != "table" and "decomposition" in options:
+            raise ValueError("`decomposition` must go with an absolute encoding, got none.")
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add LN_l(w): (N, D) to the normalized tokens of layer l."""
         return [LayerPosition(inner=norm(tables[0])) for norm in self.norms], tables[0]
 
 
+@register_joining("lape")
 class Lape(LapeSharing):
     r"""LaPE: each layer normalizes the position embedding of the layer before, adds it, and passes it on.
 
@@ -299,8 +221,41 @@ class Lape(LapeSharing):
     The paper trains Swin so (Table 1) without saying how, and that code is not released; this is Eq. 11 read to
     the letter.
 
+    A relative bias gets a LayerNorm of its own in every layer (LaPE, 2022, appendix B), over the keys of a query or,
+    ours, over the heads.
+
     Reference: LaPE (Yu et al., 2023), Eq. 8-11.
+
+    Args:
+        dim: D.
+        depth: number of layers.
+        layers: eta, as in `Joining`.
+        decomposition: what replaces LN, one of `DECOMPOSITIONS`; for tables.
+        over: what a relative bias is normalized over.
     """
+
+    @checked
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        layers: int | None = None,
+        decomposition: Decomposition = "layer_norm",
+        over: Literal["keys", "heads"] = "keys",
+    ) -> None:
+        super().__init__(dim, depth, layers, decomposition)
+        self.over: Literal["keys", "heads"] = over
+
+    @property
+    def bias_norm(self) -> Literal["keys", "heads"] | None:
+        """What a relative bias is normalized over."""
+        return self.over
+
+    def check(self, joined: str | None, options: Collection[str]) -> None:
+        """Refuse `decomposition` without a table, and `over` with one."""
+        super().check(joined, options)
+        if joined != "bias" and "over" in options:
+            raise ValueError("`over` must go with a relative bias that is joined, without an absolute encoding.")
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w_{l+1}: (N, D) to the normalized tokens of layer l."""

@@ -52,7 +52,7 @@ def test_a_bias_beside_a_table_and_beside_one_of_the_queries_is_read_and_others_
     np.testing.assert_array_equal(both.bias, bias_maps(tiny("alibi")).bias)
     for encoding in ("learnable", "none", "shaw", "contextual_product", "rotary", "peg"):
         assert bias_maps(tiny(encoding)) is None
-    assert bias_maps(tiny("relative_bias", joined_layers=2)).layers == ((0,), (1,))
+    assert bias_maps(tiny("relative_bias", "default(layers=2)")).layers == ((0,), (1,))
 
 
 def test_a_window_has_the_maps_of_the_window_in_every_stage():
@@ -109,7 +109,7 @@ def test_a_sheet_has_a_row_per_map_and_two_panels_per_head(encoding, rows):
 
 
 def test_a_file_has_the_map_of_every_layer(tmp_path):
-    maps = bias_maps(tiny("relative_bias", joined_layers=2))
+    maps = bias_maps(tiny("relative_bias", "default(layers=2)"))
     with np.load(maps.save(tmp_path / "bias.npz")) as arrays:
         assert arrays["map_of_layer"].tolist() == [0, 1]
         np.testing.assert_array_equal(arrays["bias"], maps.bias)

@@ -6,9 +6,8 @@ import torch
 
 import graticule
 from graticule.analysis import Correlations, cosine_similarity, locality, position_correlations, two_dimensionality
-from graticule.encodings import Sinusoidal1d, Sinusoidal2d
+from graticule.encodings import CombinedPosition, Sinusoidal1d, Sinusoidal2d
 from graticule.grid import Grid
-from graticule.position import CombinedPosition
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1)]
 
@@ -242,7 +241,7 @@ def test_lape_is_read_as_it_is(joining, encoding):
 
 
 def test_layers_that_are_told_nothing_have_no_correlation():
-    found = position_correlations(nano(joining="lape", joined_layers=4))
+    found = position_correlations(nano(joining="lape(layers=4)"))
     assert found.sources == ("inner",) * 4 + (None, None)
     assert np.isfinite(found.similarity[:4]).all() and np.isnan(found.similarity[4:]).all()
     assert np.isfinite(found.locality[:4]).all() and np.isnan(found.locality[4:]).all()
@@ -253,11 +252,11 @@ def test_layers_that_are_told_nothing_have_no_correlation():
 
 
 def test_a_shared_table_stays_in_the_stream_behind_the_last_joined_layer():
-    assert position_correlations(nano(joining="shared", joined_layers=2)).sources == ("stream",) * 6
+    assert position_correlations(nano(joining="shared(layers=2)")).sources == ("stream",) * 6
 
 
 def test_a_layer_with_both_sees_their_sum():
-    model, other = nano(), nano(joining="lape", joined_layers=3)
+    model, other = nano(), nano(joining="lape(layers=3)")
     model.position = CombinedPosition([model.position, other.position])
     found = position_correlations(model)
     assert found.sources == ("stream + inner",) * 3 + ("stream",) * 3
@@ -323,7 +322,7 @@ def test_another_image_size_gives_another_grid():
 # To and from a file
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"joining": "unshared"}, {"joining": "lape", "joined_layers": 2}])
+@pytest.mark.parametrize("kwargs", [{}, {"joining": "unshared"}, {"joining": "lape(layers=2)"}])
 def test_a_file_brings_back_what_was_saved(tmp_path, kwargs):
     found = position_correlations(nano(**kwargs), untrained=2)
     path = found.save(tmp_path / "new" / "found.npz")
@@ -355,7 +354,7 @@ def test_arrays_of_another_grid_are_refused():
 
 
 def test_the_summary_has_a_row_for_the_table_for_each_layer_and_for_the_uniform_map():
-    columns, *rows = position_correlations(nano(joining="lape", joined_layers=5)).summary()
+    columns, *rows = position_correlations(nano(joining="lape(layers=5)")).summary()
     assert [row[0] for row in rows] == ["w", "1", "2", "3", "4", "5", "6", "uniform"]
     assert {len(row) for row in rows} == {len(columns)}
     assert rows[6] == ("6", "nothing", "-", "-", "-")

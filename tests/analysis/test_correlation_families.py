@@ -18,7 +18,7 @@ from graticule.analysis import (
     two_dimensionality,
 )
 from graticule.cli import main
-from tiny import draw
+from tiny import draw, spec
 
 COMPACT = ("vit_lite_2_4_32", "cvt_2_4_32", "cct_2_3x2_32")
 PYRAMIDS = ("swin", "pvt")
@@ -307,7 +307,7 @@ def test_another_image_size_is_that_of_every_stage(name, joining):
 
 
 def test_a_layer_behind_the_last_joined_one_of_its_stage_is_told_nothing():
-    model = pyramid("swin", joining="lape", joined_layers=1)
+    model = pyramid("swin", joining=spec("lape", layers=1))
     assert position_correlations(model, stage=0).sources == ("inner", None)
     assert np.isnan(position_correlations(model, stage=0).similarity[1]).all()
     assert position_correlations(model, stage=1).sources == ("inner",)

@@ -36,18 +36,18 @@ def test_a_class_token_without_position_does_not_change_either():
 
 def test_with_circular_padding_a_peg_is_exactly_equivariant_and_with_zeros_it_is_not():
     x = doubles(48, 40, batch=3)
-    around = translation_error(pooled("peg", peg={"places": (-1, 1), "padding": "circular"}), x)
-    zeros = translation_error(pooled("peg", peg={"places": (-1, 1)}), x)
+    around = translation_error(pooled("peg(places=(-1, 1), padding='circular')"), x)
+    zeros = translation_error(pooled("peg(places=(-1, 1))"), x)
     assert np.all(around.all_patches < 1e-12) and around.logits < 1e-12
     assert np.all(zeros.at_border > 1e-3) and zeros.logits > 1e-6
 
 
 def test_what_zero_padding_does_decays_from_the_border_inwards():
-    model = pooled("peg", peg={"places": (0,)}, img_size=112)
+    model = pooled("peg(places=(0,))", img_size=112)
     found = translation_error(model, doubles(112, 112, batch=3))
     first = found.profile(0)  # right behind the PEG: its 3 x 3 reaches one patch in
     assert first[0] > 1e-3 and np.nanmax(first[1:]) < 1e-12
-    stacked = translation_error(pooled("peg", peg={"places": (-1, 0), "layers": 1}, img_size=112), doubles(112, 112))
+    stacked = translation_error(pooled("peg(places=(-1, 0), layers=1)", img_size=112), doubles(112, 112))
     assert stacked.profile(0)[0] > stacked.profile(0)[2] > 0  # attention has carried it everywhere, but less
 
 

@@ -24,9 +24,9 @@ from graticule.analysis import (
     sheet_layers,
 )
 from graticule.displacement import Displacements
+from graticule.encodings import MixingPosition
 from graticule.grid import Grid
-from graticule.position import MixingPosition
-from tiny import draw, images, tiny
+from tiny import draw, images, spec, tiny
 
 ENCODINGS = ["sgu", "lrpe", "lrpe_m", "glrpe", "gqpe", "ggqpe"]
 QUADRATIC = ["gqpe", "ggqpe"]
@@ -182,7 +182,7 @@ def test_bias_maps_are_the_parameters_laid_out(name, encoding):
 
 @names
 def test_without_a_bias_there_is_no_map_of_it(name):
-    assert [one.bias for one in mixing_maps(gated(name, token_mixing={"bias": False}))] == [None] * 3
+    assert [one.bias for one in mixing_maps(gated(name, encoding="ggqpe(bias=False)"))] == [None] * 3
 
 
 @names
@@ -309,14 +309,14 @@ def test_without_a_quadratic_form_there_is_no_non_locality():
     ],
 )
 def test_non_locality_is_of_the_matrix_that_stands_in_the_quadratic_form(form, learned, expected):
-    model = gated(groups=2, num_blocks=1, token_mixing={"form": form})
+    model = gated(groups=2, num_blocks=1, encoding=spec("ggqpe", form=form))
     stages(model)[0].encodings[0].matrix.data = torch.tensor(learned, dtype=torch.float64)
     (one,) = mixing_maps(model)
     assert one.non_locality() == (pytest.approx(expected), 2)
 
 
 def test_a_wider_quadratic_form_looks_further_and_has_a_smaller_g():
-    model = gated(groups=2, num_blocks=2, token_mixing={"form": "alpha", "shift": False})
+    model = gated(groups=2, num_blocks=2, encoding="ggqpe(form='alpha', shift=False)")
     for encoding, alpha in zip(stages(model)[0].encodings, (4.0, 0.05), strict=True):
         encoding.matrix.data.fill_(alpha)
         encoding.center.data.zero_()
@@ -348,7 +348,7 @@ def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
 
 
 def test_what_a_layer_does_not_have_is_not_saved(tmp_path):
-    maps = mixing_maps(gated(encoding="glrpe", token_mixing={"bias": False}), layers=[1])
+    maps = mixing_maps(gated(encoding="glrpe(bias=False)"), layers=[1])
     with np.load(save_mixing(maps, tmp_path / "mixing.npz"), allow_pickle=False) as arrays:
         assert set(arrays) == {"layer2_weights", "layer2_logits"}
 
@@ -610,7 +610,7 @@ def test_a_saved_picture_is_not_blank(tmp_path, figure):
         (lambda maps: mixing_sheet(maps, groups=[4]), "`groups` must be from 0 to 3, got 4"),
         (lambda maps: mixing_sheet(maps, groups=[0, -1]), "got -1"),
         (lambda maps: bias_sheet([]), "`maps` must have a bias"),
-        (lambda maps: bias_sheet([one_map(np.ones((1, 2, 3)))]), "token_mixing.bias is off"),
+        (lambda maps: bias_sheet([one_map(np.ones((1, 2, 3)))]), "option `bias` of the encoding is off"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call, said):

@@ -15,11 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import graticule
 from graticule import Grid, published_state_dict
 from graticule.backbones.ceit import ClassAttentionOfLayers
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 from graticule.layers import CompactBlock, ConvolutionalTokenizer, TokensToToken
 from graticule.layers.leff import LocallyEnhancedFeedForward
 from graticule.layers.tokenizers import TokenPerformer, TokenTransformer
-from tiny import count, draw, gradients, images
+from tiny import count, draw, gradients, images, spec
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 FACTS = json.loads((GOLDEN / "facts.json").read_text())
@@ -509,7 +509,7 @@ def test_a_scale_of_the_logits_is_the_same_as_smaller_queries():
 
 @torch.no_grad()
 def test_lape_on_the_first_three_layers_of_t2t_leaves_the_others_without():
-    model = exact("t2t", depth=5, joining="lape", joined_layers=3)
+    model = exact("t2t", depth=5, joining=spec("lape", layers=3))
     given = model.position(model.grid)
     table = model.position.encodings[0](model.grid)
     for layer in range(3):

@@ -10,7 +10,7 @@ from timm.optim import create_optimizer_v2
 
 import graticule
 from graticule import Grid, fold, load_checkpoint, unfold
-from tiny import DEPTH, SIZE, count, draw, gradients, images
+from tiny import DEPTH, SIZE, count, draw, gradients, images, spec
 
 NAMES = [f"cpvt_{size}{gap}_patch16_224" for size in ("tiny", "small", "base") for gap in ("", "_gap")]
 SMALL = ["cpvt_tiny_patch16_224", "cpvt_tiny_gap_patch16_224"]
@@ -18,11 +18,11 @@ TOKEN, GAP = SMALL
 #: Forms of the encoding.
 PEGS = [
     {},
-    {"peg": {"places": [-1, 0, 1, 2]}},
-    {"peg": {"convolution": "separable", "kernel": 5, "places": [0, 2]}},
-    {"peg": {"padding": "circular"}},
-    {"peg": {"padding": "none"}},
-    {"peg": {"acts_on": "queries_keys"}},
+    {"encoding": "peg(places=[-1, 0, 1, 2])"},
+    {"encoding": "peg(convolution='separable', kernel=5, places=[0, 2])"},
+    {"encoding": "peg(padding='circular')"},
+    {"encoding": "peg(padding='none')"},
+    {"encoding": "peg(acts_on='queries_keys')"},
     {"encoding": "peg+learnable"},
     {"encoding": "peg+sinusoidal_2d", "joining": "lape"},
     {"encoding": "peg+relative_bias"},
@@ -88,7 +88,7 @@ def test_one_depthwise_peg_stands_behind_the_first_block(name):
 
 @pytest.mark.parametrize("places", [range(5), (0, 1, 2, 3, 4), [4, 3, 2, 1, 0]])
 def test_pegs_can_stand_behind_the_first_five(places):
-    model = cpvt(depth=6, peg={"places": places})
+    model = cpvt(depth=6, encoding=spec("peg", places=[*places]))
     assert list(model.position.pegs) == ["0", "1", "2", "3", "4"]
     given = model.position(model.grid)
     assert [position.after is not None for position in given] == [True] * 5 + [False]
@@ -100,19 +100,19 @@ def test_a_place_beyond_the_depth_is_refused_when_the_model_is_built(place):
     with pytest.raises(
         ValueError, match=f"`places` must be from -1, before the first of the 3 layers, to 2, got {place}"
     ):
-        cpvt(peg={"places": [0, place]})
+        cpvt(encoding=spec("peg", places=[0, place]))
 
 
 def test_unknown_options_of_a_peg_are_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"`peg` must be one of .*got 'place'; did you mean 'places'"):
-        cpvt(peg={"place": 0})
+    with pytest.raises(ValueError, match="`encoding` peg must not have the option 'place'; did you mean 'places'"):
+        cpvt(encoding="peg(place=0)")
 
 
 @small
 @pytest.mark.parametrize("places", [(0,), (-1,), (2,), (0, 1), (-1, 1, 2)])
 def test_the_stream_is_the_blocks_with_pegs_at_their_places(name, places):
     """The whole forward pass by hand, from the modules; the norm stands before the pooling."""
-    model = exact(name, peg={"places": places})
+    model = exact(name, encoding=spec("peg", places=[*places]))
     x = wide(24, 40)
     grid = Grid(3, 5, int(name == TOKEN))
     stream = model.patch_embed.proj(x).flatten(2).mT
@@ -299,7 +299,7 @@ def test_intermediates_are_what_leaves_each_layer(name, peg):
 @pytest.mark.parametrize("places", [(0,), (1,), (2,), (-1, 0, 1, 2)])
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_pruned_model_computes_the_same_wherever_its_pegs_stand(name, places, index):
-    model = exact(name, peg={"places": places})
+    model = exact(name, encoding=spec("peg", places=[*places]))
     x = wide(24, 40)
     (before,) = model.forward_intermediates(x, indices=[index], intermediates_only=True)
     assert model.prune_intermediate_layers([index]) == [index]
@@ -344,7 +344,7 @@ def test_a_state_dict_and_a_checkpoint_go_round(name, tmp_path):
 
 
 def test_pegs_are_published_under_the_names_of_twins_in_their_order():
-    published = graticule.published_state_dict(cpvt(peg={"places": [2, -1, 0]}))
+    published = graticule.published_state_dict(cpvt(encoding="peg(places=[2, -1, 0])"))
     found = sorted(key for key in published if key.startswith("pos_block"))
     assert found == [f"pos_block.{i}.proj.0.{leaf}" for i in range(3) for leaf in ("bias", "weight")]
     assert not any(key.startswith("position.") for key in published)
@@ -356,7 +356,7 @@ def test_pegs_are_published_under_the_names_of_twins_in_their_order():
 @small
 @pytest.mark.parametrize("places", [(0,), (-1,), (-1, 0, 1)])
 def test_a_gradient_reaches_every_parameter(name, places):
-    model = draw(cpvt(name, peg={"places": places})).double()
+    model = draw(cpvt(name, encoding=spec("peg", places=[*places]))).double()
     model(wide(24, 40)).square().sum().backward()
     for key, gradient in gradients(model).items():
         assert gradient is not None, key
@@ -373,7 +373,7 @@ def test_a_gradient_reaches_every_trainable_parameter_of_every_form(peg):
 
 
 def test_a_frozen_peg_gets_no_gradient_and_all_else_does():
-    model = draw(cpvt(peg={"frozen": True})).double()
+    model = draw(cpvt(encoding="peg(frozen=True)")).double()
     assert [key for key, p in model.named_parameters() if not p.requires_grad] == [
         "position.pegs.0.proj.0.weight",
         "position.pegs.0.proj.0.bias",
@@ -412,7 +412,7 @@ def test_the_forward_pass_is_one_graph_with_the_same_numbers(name, peg):
 
 @small
 def test_forward_and_backward_are_one_graph_with_the_same_gradients(name):
-    model = draw(cpvt(name, depth=2, peg={"places": [-1, 0]})).double()
+    model = draw(cpvt(name, depth=2, encoding="peg(places=[-1, 0])")).double()
     x = wide(24, 40)
     model(x).square().sum().backward()
     eager = copy.deepcopy(gradients(model))

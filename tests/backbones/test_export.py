@@ -45,7 +45,7 @@ def test_a_folded_model_is_exported_with_its_constants():
 
 
 def test_a_product_over_displacements_is_exported_too():
-    model = build("gMLP", "ggqpe", "default", token_mixing={"product": "displacement"}).double().eval()
+    model = build("gMLP", "ggqpe(product='displacement')", "default").double().eval()
     assert_any_batch_goes_in(model, "x", images(model, 2), images(model, 3))
 
 

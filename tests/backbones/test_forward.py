@@ -9,7 +9,7 @@ from torch import nn
 
 import graticule
 from graticule.backbones import VisionTransformer
-from tiny import CHOICES, CLASSES, DEPTH, DIM, PAIRS, draw, gradients, images, tiny
+from tiny import CHOICES, CLASSES, DEPTH, DIM, PAIRS, draw, gradients, images, spec, tiny
 
 choices = pytest.mark.parametrize(("encoding", "joining"), CHOICES)
 
@@ -198,7 +198,7 @@ def test_position_depends_on_the_grid_and_not_on_the_image(encoding, joining):
 @pytest.mark.parametrize("joining", ["shared", "unshared", "lape", "lape_sharing"])
 def test_the_stream_is_the_blocks_with_each_layers_position(joining):
     """The whole forward pass by hand, from the modules."""
-    model = draw(tiny("learnable", joining, joined_layers=2)).double().eval()
+    model = draw(tiny("learnable", spec(joining, layers=2))).double().eval()
     x = images(dtype=torch.float64)
     w = [encoding.pos_embed for encoding in model.position.encodings]
     stream = torch.cat([model.cls_token.expand(2, -1, -1), model.patch_embed.proj(x).flatten(2).transpose(1, 2)], 1)
@@ -281,7 +281,7 @@ def test_weights_are_drawn_as_deit_draws_them():
 
 def test_a_model_of_ones_own_position_can_be_built():
     """A backbone takes whatever builds a `Position`, without a name for it."""
-    from graticule.position import NoPosition
+    from graticule.encodings import NoPosition
 
     def build(grid, *, dim, depth, num_heads):
         assert (grid.tokens, dim, depth, num_heads) == (17, 24, 3, 3)

@@ -183,11 +183,11 @@ def test_what_acts_on_tokens_goes_beside_a_mixing_encoding(name, sizes, step):
         ),
         ("posmlp_tiny_224", {**POSMLP, "shift": True}, "`shift` must be one of swin, released or None, got True"),
         ("posmlp_tiny_224", {**POSMLP, "img_size": 48}, "nearest sizes are 32 and 64"),
-        ("posmlp_tiny_224", {**POSMLP, "token_mixing": {"form": "sigma"}}, "`token_mixing.form`"),
-        ("posmlp_tiny_224", {**POSMLP, "token_mixing": {"from": "gamma"}}, "did you mean 'form'"),
-        ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe+lrpe"}, "one mixing encoding at most"),
+        ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe(form='sigma')"}, "`form` of encoding ggqpe must be"),
+        ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe(from_='gamma')"}, "did you mean 'form'"),
+        ("posmlp_tiny_224", {**POSMLP, "encoding": "ggqpe+lrpe"}, "`mixing` must be given by one encoding at most"),
         ("vit_tiny_patch16_224", {"encoding": "ggqpe", "class_token": False, "global_pool": "avg"}, "`mixing`"),
-        ("deit_tiny_patch16_224", {"token_mixing": {"bias": False}}, "`token_mixing` must be left out"),
+        ("deit_tiny_patch16_224", {"encoding": "learnable(bias=False)"}, "must not have the option 'bias'"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(name, kwargs, said):

@@ -11,11 +11,13 @@ from timm.optim import param_groups_layer_decay
 import graticule
 from graticule import LayerPosition, build_position
 from graticule.backbones import LanguageModel
-from graticule.factory import CONDITIONAL, MIXING
 from tiny import CHOICES, PAIRS, count, draw
 
 WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
 SIZE = {"vocab_size": WORDS, "context": CONTEXT, "embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS}
+#: Those that see the tokens around a token, and those of gated MLPs.
+CONDITIONAL = ("peg", "convolutional_projection")
+MIXING = ("sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe")
 #: Every encoding with every joining that a text takes, and some at once.
 TEXTS = [
     *[(encoding, joining) for encoding, joining in CHOICES if not {*encoding.split("+")} & {*CONDITIONAL}],

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 import graticule
-from tiny import count
+from tiny import count, spec
 
 FACTS = json.loads((Path(__file__).parents[1] / "parity" / "golden" / "facts.json").read_text())
 DEIT = [row for row in FACTS if row.startswith("deit")]
@@ -61,7 +61,7 @@ def test_a_fixed_table_counts_and_is_not_trained():
 @pytest.mark.parametrize("eta", [1, 6, 12])
 def test_lape_adds_two_d_for_each_joined_layer(eta):
     default = FACTS["deit_tiny_patch16_224.default"]["parameters"]
-    assert count(full_size("deit_tiny_patch16_224", joining="lape", joined_layers=eta)) == default + 2 * 192 * eta
+    assert count(full_size("deit_tiny_patch16_224", joining=spec("lape", layers=eta))) == default + 2 * 192 * eta
 
 
 @pytest.mark.parametrize("row", PVT)
@@ -86,7 +86,7 @@ def test_a_pyramid_has_the_parameters_of_cpvts_table_13(row):
 
 
 def test_one_peg_has_the_parameters_of_cpvts_table_16_without_bias_and_of_table_8_with_it():
-    without = count(full_size("cpvt_tiny_patch16_224", peg={"bias": False}))
+    without = count(full_size("cpvt_tiny_patch16_224", encoding="peg(bias=False)"))
     assert without == FIGURES["params_exact"]["cpvt_tiny_peg0_without_bias"] == 5_681_320
     model = full_size("cpvt_tiny_patch16_224")
     assert count(model) == without + 192 == 5_681_512
@@ -119,7 +119,7 @@ def test_convolutional_projections_have_the_parameters_of_cpvts_table_16():
 
 def millions(name, **peg):
     """Parameters in millions, to one decimal, as printed."""
-    return round(count(full_size(name, peg=peg)) / 1e6, 1)
+    return round(count(full_size(name, encoding=spec("peg", **peg))) / 1e6, 1)
 
 
 @pytest.mark.parametrize(
@@ -129,24 +129,25 @@ def millions(name, **peg):
 def test_cpvts_table_12_has_separable_pegs_at_6_and_12_places(size, printed, told):
     """And not depth-wise ones at 5 and 11, as its text says, which come to `told`."""
     name = f"cpvt_{size}_patch16_224"
-    assert tuple(millions(name, convolution="separable", places=range(places)) for places in (6, 12)) == printed
-    counts = [count(full_size(name, peg={"places": range(places)})) for places in (5, 11)]
+    assert tuple(millions(name, convolution="separable", places=[*range(places)]) for places in (6, 12)) == printed
+    counts = [count(full_size(name, encoding=spec("peg", places=[*range(places)]))) for places in (5, 11)]
     assert tuple(round(n / 1e6, 2) for n in counts) == told
     assert all(round(n / 1e6, 1) != theirs for n, theirs in zip(counts, printed, strict=True))
 
 
 def test_the_parameters_of_a_peg_are_the_same_wherever_it_stands():
     first, last = (
-        full_size("cpvt_tiny_patch16_224", peg={"places": places}) for places in (range(-1, 5), range(6, 12))
+        full_size("cpvt_tiny_patch16_224", encoding=spec("peg", places=[*places]))
+        for places in (range(-1, 5), range(6, 12))
     )
     assert count(first) == count(last) == 5_679_592 + 6 * 1920
 
 
 def test_the_6_13_millions_of_cpvts_table_5_are_those_of_two_models():
     """Twelve separable 1 x 1 PEGs, or one stack of twelve dense 1 x 1 convolutions, batch norms and ReLUs."""
-    places = {"convolution": "separable", "kernel": 1, "places": range(12)}
+    places = {"convolution": "separable", "kernel": 1, "places": [*range(12)]}
     stack = {"convolution": "dense", "kernel": 1, "layers": 12}
-    counts = {count(full_size("cpvt_tiny_patch16_224", peg=form)) for form in (places, stack)}
+    counts = {count(full_size("cpvt_tiny_patch16_224", encoding=spec("peg", **form))) for form in (places, stack)}
     assert counts == {5_679_592 + 12 * 192 * (192 + 3)}
     assert round(counts.pop() / 1e6, 2) == 6.13
 
@@ -154,18 +155,18 @@ def test_the_6_13_millions_of_cpvts_table_5_are_those_of_two_models():
 def test_four_separable_layers_have_more_than_the_960_parameters_of_cpvts_section_4_4_on_top_of_a_table():
     """One has: 38,592 (printed as 38,952) - 192 * 14 * 14 = 960."""
     form = {"convolution": "separable", "bias": False}
-    one = count(full_size("cpvt_tiny_patch16_224", peg=form).position)
+    one = count(full_size("cpvt_tiny_patch16_224", encoding=spec("peg", **form)).position)
     assert one == 192 * 192 + 9 * 192 == 38_592
     assert one - 192 * 14 * 14 == 960
-    four = full_size("cpvt_tiny_patch16_224", peg={**form, "layers": 4}).position
+    four = full_size("cpvt_tiny_patch16_224", encoding=spec("peg", **form, layers=4)).position
     convolutions = sum(count(module) for module in four.modules() if isinstance(module, torch.nn.Conv2d))
     assert convolutions == 4 * one == 154_368
 
 
 def test_no_cpvt_base_of_cpvt_has_the_88_millions_of_its_table_4():
     assert FIGURES["params"]["cpvt_base"] == 88
-    forms = [("", {}), ("", {"places": range(5)}), ("_gap", {"places": range(5)})]
-    forms += [("", {"places": range(n), "convolution": "separable"}) for n in (5, 6)]
+    forms = [("", {}), ("", {"places": [0, 1, 2, 3, 4]}), ("_gap", {"places": [0, 1, 2, 3, 4]})]
+    forms += [("", {"places": [*range(n)], "convolution": "separable"}) for n in (5, 6)]
     found = [millions(f"cpvt_base{gap}_patch16_224", **form) for gap, form in forms]
     assert found == [86.4, 86.5, 86.5, 89.4, 90.0]
 

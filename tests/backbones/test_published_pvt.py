@@ -190,7 +190,7 @@ def test_our_own_checkpoints_go_round(name, joining, published, tmp_path):
 
 
 def test_several_pegs_a_stage_go_round_under_published_names():
-    kwargs = {"depths": [2, 2, 2, 2], "peg": {"places": [0, 1]}}
+    kwargs = {"depths": [2, 2, 2, 2], "encoding": "peg(places=[0, 1])"}
     first, second = draw(pvt("pvt_tiny_peg_gap", **kwargs)).eval(), pvt("pvt_tiny_peg_gap", **kwargs).eval()
     published = graticule.published_state_dict(first)
     assert len(published) == len(first.state_dict())
@@ -205,8 +205,8 @@ def test_several_pegs_a_stage_go_round_under_published_names():
         ("pvt_tiny", {"joining": "unshared"}),
         ("pvt_tiny", {"joining": "lape"}),
         ("pvt_tiny", {"encoding": "peg+learnable"}),
-        ("pvt_tiny_peg_gap", {"peg": {"places": [0, 1]}}),
-        ("pvt_tiny_peg_gap", {"peg": {"places": [-1, 0]}}),
+        ("pvt_tiny_peg_gap", {"encoding": "peg(places=[0, 1])"}),
+        ("pvt_tiny_peg_gap", {"encoding": "peg(places=[-1, 0])"}),
     ],
 )
 def test_a_name_of_the_public_codes_stands_for_the_stage_that_it_has_there(name, kwargs):
@@ -329,11 +329,11 @@ def test_tables_are_resampled_bilinearly_on_the_way_as_in_pvts_code(size):
     wide.load_state_dict(state)
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     torch.testing.assert_close(model(x), wide(x), rtol=0, atol=1e-12)
-    bicubic = pvt(interpolation="bicubic").double().eval()
+    bicubic = pvt(encoding="learnable(interpolation='bicubic')").double().eval()
     bicubic.load_state_dict(model.state_dict())
     assert (bicubic(x) - model(x)).abs().max() > 1e-6
 
 
 def test_an_unknown_interpolation_is_refused():
-    with pytest.raises(ValueError, match="`interpolation` must be one of bicubic, bilinear; got 'nearest'"):
-        pvt(interpolation="nearest")
+    with pytest.raises(ValueError, match=r"`interpolation` of encoding .*'bicubic' or 'bilinear'.*got 'nearest'"):
+        pvt(encoding="learnable(interpolation='nearest')")

@@ -15,8 +15,8 @@ from torch.export import Dim, export
 import graticule
 from graticule import Grid, fold, unfold
 from graticule.backbones.pvt import PyramidVisionTransformer
+from graticule.encodings import FoldedPosition
 from graticule.factory import build_position
-from graticule.position import FoldedPosition
 from tiny import draw, gradients, images
 
 SIZE = {
@@ -170,8 +170,8 @@ def test_an_unknown_pool_is_refused():
         ({"encoding": "learnable+relative_bias"}, "layer 0 `bias`"),
         ({"encoding": "shaw"}, "layer 0 `bias`"),
         ({"encoding": "convolutional_projection"}, "layer 1 `inputs`"),
-        ({"encoding": "convolutional_projection", "peg": {"places": -1}}, "layer 0 `inputs`"),
-        ({"encoding": "peg", "peg": {"acts_on": "queries_keys"}}, "layer 1 `inputs`"),
+        ({"encoding": "convolutional_projection(places=-1)"}, "layer 0 `inputs`"),
+        ({"encoding": "peg(acts_on='queries_keys')"}, "layer 1 `inputs`"),
     ],
 )
 def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, said):
@@ -197,7 +197,7 @@ def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, said)
         ({"sr_ratios": [8, 4, 0, 1]}, "`sr_ratios` must be at least 1 .* got 0 for 4 x 4 patches"),
         ({"sr_ratios": [8, 4, 8, 1]}, "`sr_ratios` must be .* no more than the sides .* got 8 for 4 x 4 patches"),
         ({"img_size": (64, 32), "sr_ratios": [8, 4, 4, 1]}, "`sr_ratios` must .* got 4 for 4 x 2 patches"),
-        ({"encoding": "peg", "peg": {"places": 1}}, "`places` must be from -1, .* 1 layers, to 0, got 1"),
+        ({"encoding": "peg(places=1)"}, "`places` must be from -1, .* 1 layers, to 0, got 1"),
         ({"pretrained": True}, "`pretrained` must be False for pvt_tiny: .* pvt_small_peg_gap and pvt_medium_peg_gap"),
     ],
 )

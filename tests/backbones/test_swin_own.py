@@ -17,7 +17,7 @@ from graticule import Grid, fold, published_state_dict, unfold
 from graticule.analysis import attention_maps
 from graticule.backbones import SwinTransformer
 from graticule.factory import build_position
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 from graticule.layers import WindowAttention
 from tiny import count, draw, gradients, images
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import graticule
 from graticule import fold
-from tiny import CHOICES, CLASSES, DEPTH, SIZE, draw, gradients, images, tiny
+from tiny import CHOICES, CLASSES, DEPTH, SIZE, draw, gradients, images, spec, tiny
 
 choices = pytest.mark.parametrize(("encoding", "joining"), CHOICES)
 
@@ -21,7 +21,7 @@ def test_timm_knows_every_model_by_its_prefix():
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_timm_creates_the_model_that_we_create(name):
-    options = {**SIZE, "encoding": "learnable", "joining": "lape", "joined_layers": 2}
+    options = {**SIZE, "encoding": "learnable", "joining": "lape(layers=2)"}
     created = []
     for create, known in ((timm.create_model, "graticule_" + name), (graticule.create_model, name)):
         torch.manual_seed(3)
@@ -214,9 +214,9 @@ def test_every_parameter_has_a_layer(encoding, joining):
 
 
 @pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
-@pytest.mark.parametrize("decomposition", [None, "scalar_norm"])
-def test_layer_decay_gives_the_norm_of_layer_l_the_rate_of_block_l(joining, decomposition):
-    model = tiny("learnable", joining, decomposition=decomposition)
+@pytest.mark.parametrize("options", [{}, {"decomposition": "scalar_norm"}], ids=str)
+def test_layer_decay_gives_the_norm_of_layer_l_the_rate_of_block_l(joining, options):
+    model = tiny("learnable", spec(joining, **options))
     groups = param_groups_layer_decay(
         model, 0.05, no_weight_decay_list=model.no_weight_decay(), layer_decay=0.5, verbose=False
     )

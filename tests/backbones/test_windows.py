@@ -7,11 +7,11 @@ import torch
 
 import graticule
 from graticule import Grid, fold, load_checkpoint, unfold
+from graticule.encodings import FoldedPosition, MixingPosition
 from graticule.encodings.mixing import resize_pairs
 from graticule.grid import resize_map
 from graticule.layers import mix_tokens
-from graticule.position import FoldedPosition, MixingPosition
-from tiny import count, draw
+from tiny import count, draw, spec
 
 SIZES = {
     "img_size": 64,  # grids of 16, 8, 4 and 2 patches a side
@@ -23,7 +23,7 @@ SIZES = {
 }
 MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
 RESAMPLED = ["sgu", "lrpe", "glrpe", "lrpe_m", "learnable+lrpe", "ggqpe"]  # the last has the bias of a place
-NO_BIAS = {"token_mixing": {"bias": False}}
+NO_BIAS = "ggqpe(bias=False)"
 LARGER, SMALLER, UNTILED = (8, 8, 4, 2), (2, 4, 2, 1), (6, 3, 3, 2)
 changes = pytest.mark.parametrize("windows", [LARGER, SMALLER, UNTILED], ids=["larger", "smaller", "untiled"])
 
@@ -71,9 +71,10 @@ def assert_windows(model, windows, grids=(16, 8, 4, 2)):
 @pytest.mark.parametrize("encoding", ["gqpe", "ggqpe"])
 @pytest.mark.parametrize("shift", [None, "swin", "released"])
 def test_a_quadratic_model_with_other_windows_is_the_one_built_with_them(windows, encoding, shift):
-    model = posmlp(encoding, shift=shift, **NO_BIAS)
+    encoding = spec(encoding, bias=False)
+    model = posmlp(encoding, shift=shift)
     state = state_of(model)
-    other = posmlp(encoding, shift=shift, windows=windows, **NO_BIAS)
+    other = posmlp(encoding, shift=shift, windows=windows)
     other.load_state_dict(state, strict=True)
     model.set_input_size(windows=windows)
     assert_windows(model, windows)
@@ -85,7 +86,7 @@ def test_a_quadratic_model_with_other_windows_is_the_one_built_with_them(windows
 
 @pytest.mark.parametrize("form", ["alpha", "gamma", "gamma_gamma_t"])
 def test_a_quadratic_model_loses_nothing_on_the_way_there_and_back(form):
-    model, x = posmlp(token_mixing={"bias": False, "form": form}), image()
+    model, x = posmlp(spec("ggqpe", bias=False, form=form)), image()
     before, state = model(x), state_of(model)
     model.set_input_size(windows=LARGER)
     assert not torch.allclose(model(x), before)
@@ -96,7 +97,7 @@ def test_a_quadratic_model_loses_nothing_on_the_way_there_and_back(form):
 
 
 def test_image_size_and_windows_change_together():
-    model, other = posmlp(**NO_BIAS), posmlp(img_size=(96, 64), windows=(6, 4, 3, 2), **NO_BIAS)
+    model, other = posmlp(NO_BIAS), posmlp(NO_BIAS, img_size=(96, 64), windows=(6, 4, 3, 2))
     other.load_state_dict(model.state_dict(), strict=True)
     model.set_input_size((96, 64), windows=(6, 4, 3, 2))
     assert model.img_size == (96, 64) and model.grid == Grid(24, 16)
@@ -129,7 +130,7 @@ def test_windows_of_the_same_sides_change_nothing():
 
 
 def test_after_a_change_tokens_mix_within_their_new_window_and_no_further():
-    model = posmlp(**NO_BIAS)
+    model = posmlp(NO_BIAS)
     model.set_input_size(windows=LARGER)
     moved = reached(model, 0, 0, place=(0, 0))
     assert moved[:8, :8].all() and moved.count_nonzero() == 64
@@ -151,7 +152,7 @@ def reached(model, stage, index, place):
 @pytest.mark.parametrize("window", [2, 4, 8])
 def test_shifted_windows_are_shifted_by_half_the_new_side(window):
     """The second block's windows begin at half a side; before them are parts of windows."""
-    model = posmlp(shift="swin", **NO_BIAS)
+    model = posmlp(NO_BIAS, shift="swin")
     model.set_input_size(windows=(window, 4, 4, 2))
     half = window // 2
     inside = reached(model, 0, 1, (half, half))
@@ -201,7 +202,7 @@ def cut(grid, window, index, shift):
 @pytest.mark.parametrize("encoding", MIXING)
 def test_no_token_takes_anything_from_beyond_its_window_or_the_border(encoding, product, windows, shift):
     """Weights are those of a whole window, cut, and behind a softmax normalized again; beyond, gradients are zeros."""
-    model = posmlp(encoding, windows=windows, shift=shift, token_mixing={"product": product})
+    model = posmlp(spec(encoding, product=product), windows=windows, shift=shift)
     layers, layer = model.position(model.grid), 0
     for stage, grid in enumerate(model.grid.pyramid(4)):
         window = grid.window(windows[stage])
@@ -362,11 +363,11 @@ def test_windows_larger_than_the_grid_have_its_shape_if_it_is_no_square():
 
 
 def test_a_window_that_was_larger_than_the_grid_grows_with_it():
-    model = posmlp(windows=(4, 4, 4, 7), **NO_BIAS)
+    model = posmlp(NO_BIAS, windows=(4, 4, 4, 7))
     assert mixing_of(model)[3].grid == Grid(2, 2)
     model.set_input_size(256)
     assert mixing_of(model)[3].grid == Grid(7, 7)
-    other = posmlp(windows=(4, 4, 4, 7), img_size=256, **NO_BIAS)
+    other = posmlp(NO_BIAS, windows=(4, 4, 4, 7), img_size=256)
     other.load_state_dict(model.state_dict(), strict=True)
     x = image(256, 256)
     torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-12)
@@ -399,9 +400,9 @@ def test_what_no_resampling_fits_is_refused_and_changes_nothing(tmp_path):
 
 
 def test_a_quadratic_checkpoint_of_other_windows_without_a_bias_fits_as_it_is(tmp_path):
-    source = posmlp(windows=LARGER, **NO_BIAS)
+    source = posmlp(NO_BIAS, windows=LARGER)
     torch.save(source.state_dict(), tmp_path / "model.pth")
-    model = load_checkpoint(posmlp(**NO_BIAS), tmp_path / "model.pth")
+    model = load_checkpoint(posmlp(NO_BIAS), tmp_path / "model.pth")
     assert_same_state(model, source.state_dict())
 
 
@@ -411,7 +412,7 @@ def test_a_quadratic_checkpoint_of_other_windows_without_a_bias_fits_as_it_is(tm
 @pytest.mark.parametrize("encoding", [*MIXING, "learnable+ggqpe"])
 @pytest.mark.parametrize("product", ["matrix", "displacement"])
 def test_a_folded_model_changes_windows_as_an_unfolded_one_does(encoding, product):
-    model, x = posmlp(encoding, token_mixing={"product": product}), image(64, 96)
+    model, x = posmlp(spec(encoding, product=product)), image(64, 96)
     twin = fold(copy.deepcopy(model))
     for made in (model, twin):
         made.set_input_size((64, 96), windows=LARGER)
@@ -488,7 +489,7 @@ def test_an_absolute_encoding_is_added_to_the_tokens_of_the_first_stage():
 
 
 def test_an_absolute_encoding_does_not_depend_on_the_windows_and_follows_the_image():
-    model = posmlp("learnable+ggqpe", **NO_BIAS)
+    model = posmlp(f"learnable+{NO_BIAS}")
     state = state_of(model)
     model.set_input_size(windows=LARGER)
     assert_same_state(model, state)
@@ -501,8 +502,12 @@ def test_an_absolute_encoding_does_not_depend_on_the_windows_and_follows_the_ima
 @torch.no_grad()
 @pytest.mark.parametrize(("shift", "height"), [("swin", 4), ("released", 2)])
 def test_an_axis_that_one_window_covers_is_shifted_by_the_released_code_alone(shift, height):
-    sizes = {"img_size": (16, 32), "windows": (4, 4), "token_mixing": {"bias": False}}
-    model = draw(graticule.create_model("posmlp_nano_32", encoding="lrpe", shift=shift, **sizes)).double().eval()
+    sizes = {"img_size": (16, 32), "windows": (4, 4)}
+    model = (
+        draw(graticule.create_model("posmlp_nano_32", encoding="lrpe(bias=False)", shift=shift, **sizes))
+        .double()
+        .eval()
+    )
     block, given = model.block(0, 1), model.position(model.grid)[1]
     x = torch.randn(1, 32, 32, dtype=torch.float64)
     changed = x.clone()

@@ -10,7 +10,7 @@ from graticule import Grid
 from graticule.encodings import Alibi
 from graticule.encodings.alibi import slopes
 from graticule.surgery import fold
-from tiny import draw, images, tiny
+from tiny import draw, images, spec, tiny
 
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)
 
@@ -88,11 +88,16 @@ def test_all_layers_share_one_bias_that_folds_into_one_constant():
 
 
 def test_it_takes_the_first_layers_only_and_no_joining():
-    position = graticule.build_position(BUILT, dim=12, depth=3, num_heads=3, encoding="alibi", joined_layers=2)
+    position = graticule.build_position(
+        BUILT, dim=12, depth=3, num_heads=3, encoding="alibi", joining=spec("default", layers=2)
+    )
     assert [given.bias is not None for given in position(BUILT)] == [True, True, False]
     for kwargs, message in (
-        ({"joining": "lape"}, "`joining` must be 'default' with encoding 'alibi', got 'lape'"),
-        ({"joined_layers": 4}, "`joined_layers` must be from 1 to .*3, got 4"),
+        (
+            {"joining": "lape"},
+            "`joining` must be 'default' with encoding 'alibi': there is nothing to join, got 'lape'",
+        ),
+        ({"joining": "default(layers=4)"}, "`layers` must be from 1 to .*3, got 4"),
     ):
         with pytest.raises(ValueError, match=message):
             graticule.build_position(BUILT, dim=12, depth=3, num_heads=3, encoding="alibi", **kwargs)

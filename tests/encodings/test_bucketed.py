@@ -116,7 +116,9 @@ def test_a_longer_text_begins_with_the_shorter():
 
 
 def test_all_layers_share_one_table():
-    position = graticule.build_position(TEXT, dim=12, depth=4, num_heads=3, encoding="bucketed_bias", joined_layers=3)
+    position = graticule.build_position(
+        TEXT, dim=12, depth=4, num_heads=3, encoding="bucketed_bias", joining="default(layers=3)"
+    )
     given = position(TEXT)
     assert sum(p.numel() for p in position.parameters()) == 32 * 3
     assert given[1].bias is given[0].bias and given[3].bias is None

@@ -18,7 +18,7 @@ from graticule.encodings import (
     RelativeBias,
     ShawBias,
 )
-from tiny import DEPTH, draw, images, tiny
+from tiny import DEPTH, draw, images, spec, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1), Grid(1, 6), Grid(5, 2, prefix=2)]
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
@@ -434,7 +434,7 @@ def test_what_is_the_same_for_all_heads_is_lost_in_a_norm_over_them():
 @biases
 def test_a_norm_over_one_head_is_refused(kind):
     one = RelativeBias(BUILT, 1) if kind == "relative" else ContinuousBias(BUILT, 1)
-    with pytest.raises(ValueError, match="`bias_norm` must be 'keys' where there is one head"):
+    with pytest.raises(ValueError, match="`over` must be 'keys' where there is one head"):
         HeadNormalizedBias(one)
 
 
@@ -452,18 +452,19 @@ def test_the_parameters_of_a_norm_over_the_heads_do_not_depend_on_the_grid(kind)
 
 @pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias"])
 @pytest.mark.parametrize(
-    ("choice", "kind"), [(None, NormalizedBias), ("keys", NormalizedBias), ("heads", HeadNormalizedBias)]
+    ("joining", "kind"),
+    [("lape", NormalizedBias), ("lape(over='keys')", NormalizedBias), ("lape(over='heads')", HeadNormalizedBias)],
 )
-def test_the_norm_of_a_bias_is_over_the_keys_unless_it_is_said_to_be_over_the_heads(encoding, choice, kind):
-    model = tiny(encoding, "lape", bias_norm=choice)
+def test_the_norm_of_a_bias_is_over_the_keys_unless_it_is_said_to_be_over_the_heads(encoding, joining, kind):
+    model = tiny(encoding, joining)
     assert [type(one) for one in model.position.encodings] == [kind] * DEPTH
-    beside = tiny(f"{encoding}+peg", "lape", bias_norm=choice)
+    beside = tiny(f"{encoding}+peg", joining)
     assert [type(one) for one in beside.position.parts[0].encodings] == [kind] * DEPTH
 
 
 @pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias"])
 def test_a_model_normalises_its_bias_over_the_heads(encoding):
-    model = draw(tiny(encoding, "lape", bias_norm="heads")).double().eval()
+    model = draw(tiny(encoding, "lape(over='heads')")).double().eval()
     told = model.position(model.grid)
     assert len(told) == DEPTH
     for given, one in zip(told, model.position.encodings, strict=True):
@@ -486,18 +487,22 @@ def test_a_model_normalises_its_bias_over_the_heads(encoding):
     ],
 )
 def test_a_norm_of_a_bias_without_lape_or_beside_a_table_is_refused(encoding, joining, norm):
-    with pytest.raises(ValueError, match="`bias_norm` must go with joining 'lape' and a relative bias without"):
-        tiny(encoding, joining, bias_norm=norm)
+    said = {
+        "default": "`joining` default must not have the option 'over'",
+        "lape": "`over` must go with a relative bias that is joined, without an absolute encoding",
+    }
+    with pytest.raises(ValueError, match=said[joining]):
+        tiny(encoding, spec(joining, over=norm))
 
 
 def test_an_unknown_norm_of_a_bias_is_answered_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"`bias_norm` must be one of keys, heads; got 'head'; did you mean 'heads'"):
-        tiny("relative_bias", "lape", bias_norm="head")
+    with pytest.raises(ValueError, match=r"`over` of joining lape must be .*'keys' or 'heads'.*got 'head'"):
+        tiny("relative_bias", "lape(over='head')")
 
 
 def test_a_model_of_one_head_is_told_to_norm_over_the_keys():
-    with pytest.raises(ValueError, match="`bias_norm` must be 'keys' where there is one head"):
-        tiny("relative_bias", "lape", bias_norm="heads", num_heads=1)
+    with pytest.raises(ValueError, match="`over` must be 'keys' where there is one head"):
+        tiny("relative_bias", "lape(over='heads')", num_heads=1)
     assert isinstance(tiny("relative_bias", "lape", num_heads=1).position.encodings[0], NormalizedBias)
 
 
@@ -535,7 +540,7 @@ def swin(**kwargs):
     return graticule.create_model("swin_tiny_patch4_window7_224", **{**small, **kwargs})
 
 
-@pytest.mark.parametrize("choice", [{}, {"joining": "lape"}, {"joining": "lape", "bias_norm": "heads"}], ids=str)
+@pytest.mark.parametrize("choice", [{}, {"joining": "lape"}, {"joining": "lape(over='heads')"}], ids=str)
 def test_loading_the_tables_of_other_windows_is_setting_the_windows(tmp_path, choice):
     model = draw(swin(**choice)).double().eval()
     torch.save(model.state_dict(), tmp_path / "model.pt")

@@ -9,9 +9,8 @@ from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embe
 
 import graticule
 from graticule import Grid
-from graticule.encodings import AxialRotary, MixedRotary
-from graticule.position import RotaryPosition
-from tiny import DEPTH, draw, images, tiny
+from graticule.encodings import AxialRotary, MixedRotary, RotaryPosition
+from tiny import DEPTH, draw, images, spec, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5), Grid(1, 6), Grid(7, 2, prefix=1), Grid(3, 4, prefix=2)]
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
@@ -368,7 +367,7 @@ def test_the_order_of_the_patches_matters_with_a_rotary_encoding_and_not_without
 
 @pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
 def test_joined_layers_are_the_first_ones_and_the_others_are_told_nothing(encoding):
-    model = tiny(encoding, joined_layers=2)
+    model = tiny(encoding, joining=spec("default", layers=2))
     told = model.position(model.grid)
     assert [given.rotary is not None for given in told] == [True, True, False]
     assert all(value is None for value in told[2])
@@ -379,8 +378,8 @@ def test_joined_layers_are_the_first_ones_and_the_others_are_told_nothing(encodi
 @pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
 @pytest.mark.parametrize("layers", [0, 4])
 def test_as_many_joined_layers_as_there_are_not_are_refused(encoding, layers):
-    with pytest.raises(ValueError, match=f"`joined_layers` must be from 1 to the depth of the model, 3, got {layers}"):
-        tiny(encoding, joined_layers=layers)
+    with pytest.raises(ValueError, match=f"`layers` must be from 1 to the depth of the model, 3, got {layers}"):
+        tiny(encoding, joining=spec("default", layers=layers))
 
 
 @pytest.mark.parametrize("joining", ["lape", "shared"])

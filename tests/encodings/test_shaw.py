@@ -7,7 +7,7 @@ import torch
 
 from graticule import Grid
 from graticule.encodings import ShawBias
-from tiny import DEPTH, draw, images, tiny
+from tiny import DEPTH, draw, images, spec, tiny
 
 GRID, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
 HEADS, DIM, BATCH = 2, 4, 2
@@ -232,7 +232,7 @@ def explicit(attention, encoding, x, grid):
 @pytest.mark.parametrize("clip", [1, 2, 8])
 @pytest.mark.parametrize("size", [(32, 32), (24, 40)])
 def test_a_model_with_shaw_is_one_with_explicit_shaw_attention(size, clip):
-    model = draw(tiny("shaw", shaw_clip=clip)).double().eval()
+    model = draw(tiny(spec("shaw", clip=clip))).double().eval()
     for table in model.position.parameters():
         torch.nn.init.normal_(table)
     x = images(*size, dtype=torch.float64)
@@ -272,7 +272,7 @@ def test_every_layer_has_tables_of_its_own(layer):
 
 def test_clip_is_eight_unless_said():
     assert [encoding.clip for encoding in tiny("shaw").position.encodings] == [8] * DEPTH
-    assert [encoding.clip for encoding in tiny("shaw", shaw_clip=3).position.encodings] == [3] * DEPTH
+    assert [encoding.clip for encoding in tiny("shaw(clip=3)").position.encodings] == [3] * DEPTH
     assert tiny("shaw").position.encodings[0].relative_position_y.shape == (17, 8)
 
 
@@ -295,16 +295,16 @@ def test_a_model_with_shaw_is_one_graph():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"shaw_clip": 0}, "`shaw_clip` must be at least 1, got 0"),
-        ({"shaw_clip": -3}, "`shaw_clip` must be at least 1, got -3"),
-        ({"joining": "lape"}, "`joining` must be 'default' with encoding 'shaw', got 'lape'"),
-        ({"joining": "shared"}, "`joining` must be 'default' with encoding 'shaw', got 'shared'"),
+        ({"encoding": "shaw(clip=0)"}, "`clip` must be at least 1, got 0"),
+        ({"encoding": "shaw(clip=-3)"}, "`clip` must be at least 1, got -3"),
+        ({"joining": "lape"}, "`joining` must be 'default' with encoding 'shaw': there is nothing to join, got 'lape'"),
         (
-            {"encoding": "none", "shaw_clip": 4},
-            "`shaw_clip` must be left out without encoding 'shaw', got 4 with 'none'",
+            {"joining": "shared"},
+            "`joining` must be 'default' with encoding 'shaw': there is nothing to join, got 'shared'",
         ),
-        ({"encoding": "learnable+relative_bias", "shaw_clip": 4}, "`shaw_clip` must be left out .*'learnable"),
-        ({"joined_layers": 4}, "`joined_layers` must be from 1 to .*3, got 4"),
+        ({"encoding": "none(clip=4)"}, "`encoding` none must not have the option 'clip': it has no options"),
+        ({"encoding": "learnable+relative_bias(clip=4)"}, "`encoding` relative_bias must not have the option 'clip'"),
+        ({"joining": "default(layers=4)"}, "`layers` must be from 1 to .*3, got 4"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(kwargs, message):
@@ -313,7 +313,7 @@ def test_what_cannot_be_is_refused_by_name(kwargs, message):
 
 
 def test_a_clip_of_zero_is_refused_by_the_encoding_too():
-    with pytest.raises(ValueError, match="`shaw_clip` must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`clip` must be at least 1, got 0"):
         ShawBias(GRID, HEADS, DIM, clip=0)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 from graticule.layers import GatedBlock, GatingUnit, mix_tokens
 
 

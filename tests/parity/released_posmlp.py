@@ -15,11 +15,10 @@ from torch import Tensor
 
 from graticule.backbones import GMlp, PosMlp, published_state_dict
 from graticule.displacement import Displacements
-from graticule.encodings import QuadraticMixing
+from graticule.encodings import MixingPosition, QuadraticMixing
 from graticule.factory import build_position
 from graticule.grid import Grid, Windows
 from graticule.layers import GatingUnit, mix_tokens
-from graticule.position import MixingPosition
 
 SOURCE = "Zhicaiwww/PosMLP"
 BLOCK = "levels.0.encoder.0."
@@ -35,11 +34,14 @@ def encoding_of(kwargs: dict[str, Any]) -> str:
     return "glrpe" if kwargs.get("pos_only", True) else "lrpe_m"
 
 
-def form_of(kwargs: dict[str, Any]) -> str:
-    """Name the form of the quadratic encoding."""
+def spec_of(kwargs: dict[str, Any]) -> str:
+    """Name the encoding of a gate, a quadratic one with its form."""
+    encoding = encoding_of(kwargs)
+    if encoding != "ggqpe":
+        return encoding
     if not kwargs.get("generalized", True):
-        return "alpha_released"
-    return "gamma_gamma_t" if kwargs.get("symmetric", True) else "gamma_released"
+        return "ggqpe(form='alpha_released')"
+    return "ggqpe(form='gamma_gamma_t')" if kwargs.get("symmetric", True) else "ggqpe(form='gamma_released')"
 
 
 def contiguous(half: int, groups: int, halves: int = 1) -> Tensor:
@@ -63,7 +65,7 @@ class Part:
         self.groups = kwargs.get("gamma", 1)
         combine = "nonsplit" if kwargs.get("chunks", 2) == 1 else "gate"
         self.model = PosMlp(
-            partial(build_position, encoding=encoding, token_mixing={"form": form_of(kwargs)}),
+            partial(build_position, encoding=spec_of(kwargs)),
             img_size=4 * side,
             embed_dim=dim,
             depths=(1,),
@@ -186,7 +188,7 @@ def pyramid_model(kwargs: dict[str, Any]) -> PosMlp:
     named = {"embed_dims": "embed_dim", "win_size": "windows", "gamma": "groups", "mlp_ratio": "mlp_ratios"}
     given = {own: kwargs[theirs] for theirs, own in named.items()}
     return PosMlp(
-        partial(build_position, encoding=encoding, token_mixing={"form": form_of(kwargs)}),
+        partial(build_position, encoding=spec_of(kwargs)),
         img_size=tuple(kwargs["img_size"]),
         depths=kwargs["depths"],
         num_classes=kwargs["num_classes"],

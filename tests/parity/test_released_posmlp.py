@@ -12,10 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
 from graticule import load_checkpoint, published_state_dict, transfer
-from graticule.encodings import DenseMixing, LearnableMixing, QuadraticMixing
+from graticule.encodings import DenseMixing, LearnableMixing, MixingPosition, QuadraticMixing
 from graticule.factory import build_position
 from graticule.grid import Grid
-from graticule.position import MixingPosition
 from tiny import count, draw
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,12 +32,12 @@ ROWS = {
     "posmlp_t.lrpe": (TINY, {"encoding": "lrpe", **NO_NORM}),
     "posmlp_t.glrpe": (TINY, {"encoding": "glrpe", **NO_NORM}),
     "posmlp_t.gqpe": (TINY, {"encoding": "gqpe"}),
-    "posmlp_t.form_alpha": (TINY, {"token_mixing": {"form": "alpha_released"}}),
-    "posmlp_t.form_gamma": (TINY, {"token_mixing": {"form": "gamma_released"}}),
+    "posmlp_t.form_alpha": (TINY, {"encoding": "ggqpe(form='alpha_released')"}),
+    "posmlp_t.form_gamma": (TINY, {"encoding": "ggqpe(form='gamma_released')"}),
     "posmlp_t.groups_4_8_16_32": (TINY, {"groups": (4, 8, 16, 32)}),
     "posmlp_t.window_28": (TINY, {"windows": (28, 14, 14, 7)}),
     "posmlp_t.window_7": (TINY, {"windows": (7, 14, 14, 7)}),
-    "posmlp_t.no_bias": (TINY, {"token_mixing": {"bias": False}}),
+    "posmlp_t.no_bias": (TINY, {"encoding": "ggqpe(bias=False)"}),
     "posmlp_t.ape": (TINY, {"encoding": "learnable+ggqpe"}),
     "posmlp_t.nonsplit": (TINY, {"combine": "nonsplit"}),
     "posmlp_t.sgu_linear_linear": (TINY, {"encoding": "sgu", "patch_embedding": "linear", "patch_merging": "linear"}),
@@ -229,7 +228,7 @@ def test_a_dense_matrix_starts_as_a_linear_layer_in_posmlp_and_near_the_identity
     small = {"encoding": "sgu", "depths": (1,) * 4}
     for name, std, bias, kwargs in (
         (TINY, 0.02, 0, small),
-        (TINY, 1e-6, 1, {**small, "token_mixing": {"start": "spread"}}),
+        (TINY, 1e-6, 1, {**small, "encoding": "sgu(std=1e-6, bias_start=1.0)"}),
         (GMLP, 1e-6, 1, {"num_blocks": 2}),
     ):
         found = drawn_encodings(name, **kwargs)
@@ -249,8 +248,8 @@ def test_tables_are_drawn_with_the_std_that_the_released_code_means():
 def test_an_unknown_start_is_refused():
     with pytest.raises(ValueError, match="`start` must be one of released, spread; got 'gmlp'"):
         QuadraticMixing(Grid(3, 3), start="gmlp")
-    with pytest.raises(ValueError, match=r"`token_mixing\.start` must be 'released' or 'spread', got 'zero'"):
-        build_position(Grid(3, 3), dim=8, depth=1, num_heads=2, encoding="ggqpe", token_mixing={"start": "zero"})
+    with pytest.raises(ValueError, match=r"`start` of encoding ggqpe must be .*'released' or 'spread'.*got 'zero'"):
+        build_position(Grid(3, 3), dim=8, depth=1, num_heads=2, encoding="ggqpe(start='zero')")
 
 
 # Weight decay
@@ -272,9 +271,7 @@ def test_what_mixes_tokens_decays_by_timms_rule_and_the_bias_does_not(name, enco
 
 
 def test_alpha_and_other_position_parameters_do_not_decay():
-    model = graticule.create_model(
-        GMLP, encoding="learnable+ggqpe", token_mixing={"form": "alpha_released"}, num_blocks=1
-    )
+    model = graticule.create_model(GMLP, encoding="learnable+ggqpe(form='alpha_released')", num_blocks=1)
     groups = create_optimizer_v2(model, "adamw", weight_decay=0.067).param_groups
     spared = {id(p) for group in groups if not group["weight_decay"] for p in group["params"]}
     names = {name.rpartition(".")[2] for name, p in model.position.named_parameters() if id(p) in spared}

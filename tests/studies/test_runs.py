@@ -286,9 +286,9 @@ def test_one_group_is_named_by_its_model_and_joining():
 
 def test_nested_values_and_keys_of_one_version_alone_tell_groups_apart():
     old = Recipe().to_dict()
-    del old["peg"]["bias"]
+    del old["mixing"]["mixup"]
     new = Recipe().to_dict()
-    assert group_seeds({"old": old, "new": new}) == {"peg.bias=-": ["old"], "peg.bias=True": ["new"]}
+    assert group_seeds({"old": old, "new": new}) == {"mixing.mixup=-": ["old"], "mixing.mixup=0.0": ["new"]}
 
 
 def test_a_group_that_would_have_a_long_name_is_named_by_its_first_run():

@@ -11,9 +11,19 @@ from torch import nn
 import graticule
 from graticule import fold, unfold
 from graticule.backbones import VisionTransformer
-from graticule.encodings import ContextualProduct, ConvolutionalProjection, Learnable, Peg, ShawBias
-from graticule.joining import Joining, LayerPosition
-from graticule.position import BiasPosition, FoldedPosition, JoinedPosition, Position
+from graticule.encodings import (
+    BiasPosition,
+    ContextualProduct,
+    ConvolutionalProjection,
+    FoldedPosition,
+    JoinedPosition,
+    Learnable,
+    Peg,
+    Position,
+    ShawBias,
+)
+from graticule.joining import Joining
+from graticule.layer_position import LayerPosition
 from tiny import CHOICES, DEPTH, DIM, SIZE, draw, images, tiny
 
 choices = pytest.mark.parametrize(("encoding", "joining"), CHOICES)

@@ -553,7 +553,7 @@ def test_a_module_of_which_the_weight_does_not_fit_is_new_as_a_whole():
 
 
 def test_a_peg_of_another_kernel_is_new_as_a_whole():
-    found = told(drawn("peg+learnable", peg={"kernel": 7}), drawn("peg+learnable").state_dict())
+    found = told(drawn("peg(kernel=7)+learnable"), drawn("peg+learnable").state_dict())
     assert with_status(found, "new") == {f"position.parts.0.pegs.0.proj.0.{what}" for what in ("weight", "bias")}
 
 

@@ -9,7 +9,7 @@ import torch
 
 import graticule
 from graticule.data import PADDING, TextModule
-from graticule.position import JoinedPosition
+from graticule.encodings import JoinedPosition
 from graticule.tasks import check_lengths, evaluate_text
 from tiny import draw
 

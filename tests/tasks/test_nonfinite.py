@@ -13,13 +13,12 @@ from test_parallel import PLAIN, SCRIPT, start
 from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.data.sampling import TensorImages
-from graticule.factory import PegOptions
 from graticule.surgery import read_checkpoint
 from graticule.tasks import Classification, Preempted, Recipe, Run, build_data, train
 from graticule.tasks.task import _MOST_SKIPPED
 
 #: A backbone with BatchNorm, whose statistics a bad image would spoil.
-NORMS = {"encoding": "peg", "peg": PegOptions(layers=2), "global_pool": "avg"}
+NORMS = {"encoding": "peg(layers=2)", "global_pool": "avg"}
 
 
 @pytest.fixture(scope="module", autouse=True)

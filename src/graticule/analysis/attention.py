@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graticule.checks import checked
+from graticule.encodings import NoPosition
 from graticule.files import write_bytes
 from graticule.grid import Grid
-from graticule.position import NoPosition
 
 Array = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from graticule.analysis.correlation import Array, layers_of, mean_distance, posi
 from graticule.backbones import LanguageModel
 from graticule.files import write_bytes
 from graticule.grid import Grid
-from graticule.joining import BiasSum
+from graticule.layer_position import BiasSum
 
 #: Columns of `BiasMaps.summary()`.
 COLUMNS = ("layers", "spread", "locality (patches)", "of uniform")

@@ -24,7 +24,8 @@ from graticule.checks import checked
 from graticule.encodings import AbsoluteEncoding, Learnable
 from graticule.files import write_bytes
 from graticule.grid import Grid
-from graticule.joining import LayerPosition, Scale
+from graticule.joining import Scale
+from graticule.layer_position import LayerPosition
 
 Array = NDArray[np.float64]
 

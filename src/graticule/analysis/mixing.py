@@ -14,10 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graticule.checks import checked
-from graticule.encodings import MixingEncoding, MixingSum, QuadraticMixing
+from graticule.encodings import (
+    FoldedPosition,
+    MixingEncoding,
+    MixingPosition,
+    MixingSum,
+    Position,
+    PyramidPosition,
+    QuadraticMixing,
+)
 from graticule.files import write_bytes
 from graticule.grid import Grid
-from graticule.position import FoldedPosition, MixingPosition, Position, PyramidPosition
 
 Array = NDArray[np.float64]
 

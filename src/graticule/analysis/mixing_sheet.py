@@ -120,7 +120,9 @@ def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:
     """
     held = [one for one in maps if one.bias is not None]
     if not held:
-        raise ValueError("`maps` must have a bias in one layer at least, got none (token_mixing.bias is off).")
+        raise ValueError(
+            "`maps` must have a bias in one layer at least, got none (option `bias` of the encoding is off)."
+        )
     columns = min(6, len(held))
     lines = math.ceil(len(held) / columns)
     figure = Figure(figsize=(1.4 + 1.5 * max(columns, 3), 0.8 + 1.75 * lines), layout="compressed")

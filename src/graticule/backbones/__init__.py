@@ -25,7 +25,7 @@ from graticule.backbones.language_sizes import (
 from graticule.backbones.posmlp import PosMlp
 from graticule.backbones.published import published_state_dict
 from graticule.backbones.pvt import PyramidVisionTransformer
-from graticule.backbones.registry import create_model, list_arguments, list_models
+from graticule.backbones.registry import create_model, list_arguments, list_models, register_backbone
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.t2t import T2tVisionTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
@@ -56,6 +56,7 @@ __all__ = [
     "posmlp_sizes",
     "published_state_dict",
     "pvt_sizes",
+    "register_backbone",
     "swin_sizes",
     "t2t_sizes",
     "vit_sizes",

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from graticule.backbones.vision_transformer import VisionTransformer, init_linear
 from graticule.checks import checked
+from graticule.encodings import PositionBuilder
 from graticule.layers import Attention, ImageToTokens, LeffBlock
-from graticule.position import PositionBuilder
 
 
 class CeitTransformer(VisionTransformer):

@@ -10,8 +10,8 @@ from torch import nn
 
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.checks import checked
+from graticule.encodings import PositionBuilder
 from graticule.layers import CompactBlock, ConvolutionalTokenizer, Patches
-from graticule.position import PositionBuilder
 
 #: Our names and those of its code.
 _NAMES = {

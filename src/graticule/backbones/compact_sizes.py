@@ -72,7 +72,6 @@ def _build(name: str, pretrained: bool = False, **kwargs: Any) -> CompactTransfo
     }
     if convolutions:
         given |= {"tokenizer": "convolutions", "conv_layers": int(convolutions)}
-    table = {"table_std": 0.2} if "learnable" in kwargs.get("encoding", "learnable").split("+") else {}
     if int(image) == 32 and kwargs.get("num_classes") == 100:
         kwargs["pretrained_cfg_overlay"] = {**_CIFAR100, **(kwargs.get("pretrained_cfg_overlay") or {})}
     return build_model_with_cfg(
@@ -81,7 +80,7 @@ def _build(name: str, pretrained: bool = False, **kwargs: Any) -> CompactTransfo
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        position=take_position(kwargs, **table),
+        position=take_position(kwargs, defaults={"learnable": {"std": 0.2}}),
         **{**given, **kwargs},
     )
 

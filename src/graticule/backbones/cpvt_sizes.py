@@ -21,7 +21,7 @@ _MODELS = {
 
 
 def _build(name: str, pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
-    """Build a CPVT with one PEG after the first block; with `peg={"places": range(5)}` after each of the first five.
+    """Build a CPVT with one PEG after the first block; with `encoding="peg(places=[0, 1, 2, 3, 4])"` five.
 
     With global average pooling the final norm is before it, as in the code of the same authors (Twins); in a ViT or
     DeiT it is after it by default, as in timm. So for CPVT's Table 3, which compares the class token with global

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.vision_transformer import VisionTransformer, init_linear
-from graticule.position import PositionBuilder
+from graticule.encodings import PositionBuilder
 
 
 class DistilledVisionTransformer(VisionTransformer):

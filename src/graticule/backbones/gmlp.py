@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from graticule.backbones.posmlp_released import released_names, to_own
 from graticule.backbones.pyramid import Pyramid
 from graticule.checks import checked
+from graticule.encodings import PositionBuilder
 from graticule.layers.gating import Combine, GatedBlock
-from graticule.position import PositionBuilder
 
 
 class GMlp(Pyramid):

@@ -10,8 +10,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs
 from graticule.backbones.gmlp import GMlp
 from graticule.backbones.registry import (
     gray_cfg,
+    has_softmax,
     imagenet_cfg,
-    no_gate_norm,
     register,
     registry_name,
     take_position,
@@ -36,7 +36,7 @@ _MODELS = {
 
 def _build(name: str, pretrained: bool = False, **kwargs: Any) -> GMlp:
     """Build a gMLP; behind a softmax ('gqpe', 'ggqpe') its gating units have no norm unless `gate_norm` says so."""
-    gate_norm = not no_gate_norm(kwargs.get("encoding", "sgu"))
+    gate_norm = not has_softmax(kwargs.get("encoding", "sgu"))
     return build_model_with_cfg(
         GMlp,
         registry_name(name),

@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 from graticule.backbones.published import register_names
 from graticule.backbones.vision_transformer import init_linear
 from graticule.checks import checked
+from graticule.encodings import FoldedPosition, Position, PositionBuilder, check_fields
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 from graticule.layers import Block, CausalAttention, KeyValueCache
-from graticule.position import FoldedPosition, Position, PositionBuilder, check_fields
 
 #: What an encoding may say to a layer, fields of `LayerPosition`: all that does not look ahead.
 TAKES = frozenset({"pre", "inner", "bias", "rotary"})
@@ -64,7 +64,7 @@ class LanguageModel(nn.Module):
     (Radford et al., 2019), the tied weights are Press and Wolf's (2017).
 
     Args:
-        position: builds what says to each layer where the tokens are (`graticule.position.PositionBuilder`).
+        position: builds what says to each layer where the tokens are (`graticule.encodings.PositionBuilder`).
         vocab_size: W, kinds of token.
         context: the number of tokens that position information is held for.
         embed_dim: D.

@@ -25,7 +25,7 @@ from graticule.backbones.published import (
     with_grids,
 )
 from graticule.checks import checked, printable
-from graticule.position import Position
+from graticule.encodings import Position
 
 #: What the readers raise for a file that is damaged or of another kind.
 _UNREADABLE = (

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from graticule.backbones.posmlp_released import released_names, to_own, to_released
 from graticule.backbones.pyramid import Pyramid
 from graticule.checks import checked
+from graticule.encodings import FoldedPosition, Position, PositionBuilder
 from graticule.grid import Grid, Windows
 from graticule.layers.convolutional_stem import (
     ConvNorm,
@@ -22,7 +23,6 @@ from graticule.layers.convolutional_stem import (
     LinearPatchMerging,
 )
 from graticule.layers.gating import Combine, GatedBlock
-from graticule.position import FoldedPosition, Position, PositionBuilder
 
 #: Which blocks shift their windows, and where: as Swin, or as the authors' code.
 Shift = Literal["swin", "released"]

@@ -22,8 +22,15 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from graticule.backbones.published import read_grids, with_grids
-from graticule.encodings import DenseMixing, Learnable, LearnableMixing, MixingEncoding, MixingSum, QuadraticMixing
-from graticule.position import MixingPosition
+from graticule.encodings import (
+    DenseMixing,
+    Learnable,
+    LearnableMixing,
+    MixingEncoding,
+    MixingPosition,
+    MixingSum,
+    QuadraticMixing,
+)
 
 Change = Callable[[Tensor], Tensor]
 #: Number of groups of a gating unit, by the prefix of its names in the released code.

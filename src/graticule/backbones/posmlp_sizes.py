@@ -10,8 +10,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs
 from graticule.backbones.posmlp import PosMlp
 from graticule.backbones.registry import (
     gray_cfg,
+    has_softmax,
     imagenet_cfg,
-    no_gate_norm,
     register,
     registry_name,
     take_position,
@@ -58,14 +58,14 @@ def _build(name: str, pretrained: bool = False, **kwargs: Any) -> PosMlp:
     given: dict[str, Any] = {"img_size": int(image), "in_chans": channels, "out_indices": (0, 1, 2, 3), **_SIZES[size]}
     if image == "384":
         given["windows"] = (12, 12, 24, 12)
-    given |= {"gate_norm": not no_gate_norm(kwargs.get("encoding", "ggqpe"))} | kwargs
+    given |= {"gate_norm": not has_softmax(kwargs.get("encoding", "ggqpe"))} | kwargs
     return build_model_with_cfg(
         PosMlp,
         registry_name(name),
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": given.pop("out_indices"), "feature_cls": "getter"},
-        position=take_position(given, encoding="ggqpe", identity_start=False),
+        position=take_position(given, "ggqpe", {"sgu": {"std": 0.02, "bias_start": 0.0}}),
         **given,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.position import Position
+from graticule.encodings import Position
 
 #: Buffers of references that are computed here.
 _COMPUTED = ("relative_position_index", "rel_indices")

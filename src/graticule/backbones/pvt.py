@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
 from graticule.checks import checked
+from graticule.encodings import PositionBuilder
 from graticule.layers import Block, SpatialReductionAttention
-from graticule.position import PositionBuilder
 
 
 class PyramidVisionTransformer(Pyramid):

@@ -39,7 +39,9 @@ def _build(name: str, pretrained: bool = False, **kwargs: Any) -> PyramidVisionT
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
-        position=take_position(kwargs, encoding="peg" if "peg" in forms else "learnable", interpolation="bilinear"),
+        position=take_position(
+            kwargs, "peg" if "peg" in forms else "learnable", {"learnable": {"interpolation": "bilinear"}}
+        ),
         **{"depths": _DEPTHS[size], "global_pool": "avg" if "gap" in forms else "token", **kwargs},
     )
 

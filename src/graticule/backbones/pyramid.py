@@ -17,10 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from graticule.backbones.published import register_names
 from graticule.backbones.vision_transformer import init_linear
 from graticule.checks import checked
-from graticule.encodings import MixingEncoding
+from graticule.encodings import MixingEncoding, PositionBuilder, PyramidPosition, check_fields
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
-from graticule.position import PositionBuilder, PyramidPosition, check_fields
+from graticule.layer_position import LayerPosition
 
 POOLS = ("", "token", "avg")
 

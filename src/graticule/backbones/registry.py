@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,12 @@ from torch import nn
 
 from graticule.backbones.load import load_checkpoint
 from graticule.checks import checked
+from graticule.encodings import ENCODINGS, PositionBuilder, TokenMixing
 from graticule.factory import build_position
 from graticule.memory import build_within_memory
 from graticule.names import known_name
-from graticule.position import PositionBuilder
+from graticule.plugins import note_registration, source_of
+from graticule.specs import Spec
 
 PREFIX = "graticule_"
 _backbones: dict[str, type[nn.Module]] = {}
@@ -48,6 +50,51 @@ def register(module: str, name: str, build: Callable[..., nn.Module], backbone: 
     _backbones[name] = backbone
 
 
+def register_backbone(
+    name: str, *, encoding: str = "learnable", **sizes: Any
+) -> Callable[[type[nn.Module]], type[nn.Module]]:
+    """Return a decorator that registers a backbone of yours as `name`, for `create_model`, timm and the command line.
+
+    The class takes `position`, a `PositionBuilder`, as its first argument; all others can be given by name.
+
+    Args:
+        name: of the model.
+        encoding: that of the model if none is given.
+        sizes: arguments of the class that make up this model; the decorator can be applied several times.
+
+    Raises:
+        ValueError: if `name` is no identifier, or another class has it.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"`name` of a backbone must be an identifier, as my_vit_tiny, got {name!r}.")
+
+    def add(cls: type[nn.Module]) -> type[nn.Module]:
+        known = _backbones.get(name)
+        if known is not None and (known.__qualname__, source_of(known)) != (cls.__qualname__, source_of(cls)):
+            raise ValueError(
+                f"`name` must be new, got {name!r}, which is the backbone {known.__qualname__} of "
+                f"{source_of(known) or known.__module__}."
+            )
+
+        def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+            if pretrained:
+                raise ValueError(f"`pretrained` must be False: {name} has no published weights.")
+            for given_by_timm in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
+                kwargs.pop(given_by_timm, None)
+            make: Any = cls
+            model = make(take_position(kwargs, encoding), **{**sizes, **kwargs})
+            if not hasattr(model, "pretrained_cfg"):
+                size = (getattr(model, "in_chans", 3), *getattr(model, "img_size", (224, 224)))
+                model.pretrained_cfg = imagenet_cfg(input_size=size, num_classes=getattr(model, "num_classes", 1000))
+            return model
+
+        register(cls.__module__, name, build, cls)
+        note_registration(cls)
+        return cls
+
+    return add
+
+
 def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
     """Make a timm configuration of a model for ImageNet at 224 pixels; `kwargs` override or add."""
     return {
@@ -70,13 +117,8 @@ def gray_cfg(size: int, **kwargs: Any) -> dict[str, Any]:
     return imagenet_cfg(**{**given, **kwargs})
 
 
-#: What `build_position` can be told beside what a backbone says itself.
-CHOICES = [
-    name
-    for name, parameter in inspect.signature(build_position).parameters.items()
-    if parameter.default is not inspect.Parameter.empty
-    and name not in ("window", "absolute", "merge", "merged", "causal")
-]
+#: The arguments of every model that say what its position is.
+CHOICES = ("encoding", "joining")
 
 
 #: What timm's `create_model` and builder take themselves, beside the arguments of a backbone.
@@ -101,22 +143,30 @@ def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> 
             )
 
 
-def take_position(kwargs: dict[str, Any], **defaults: Any) -> PositionBuilder:
-    """Take what is said of position out of the keyword arguments of a model, and make the builder of it.
+def take_position(
+    kwargs: dict[str, Any], encoding: str = "learnable", defaults: Mapping[str, Mapping[str, Any]] | None = None
+) -> PositionBuilder:
+    """Take `encoding` and `joining`, or `position` itself, out of the arguments of a model, and return the builder.
 
-    That is `position` itself, or the choices of `build_position`; `defaults` are those of the model.
+    Args:
+        kwargs: the arguments.
+        encoding: that of the model if none is given.
+        defaults: options that the model's family has of its own, by the name of the encoding.
     """
     given = {name: kwargs.pop(name) for name in CHOICES if name in kwargs}
     if "position" in kwargs:
         if given:
             raise ValueError(f"`position` must be given alone, without {', '.join(given)}.")
         return kwargs.pop("position")
-    return partial(build_position, **{**defaults, **given})
+    specs = ENCODINGS.specs(given.pop("encoding", encoding))
+    specs = tuple(Spec(spec.name, {**(defaults or {}).get(spec.name, {}), **spec.options}) for spec in specs)
+    return partial(build_position, encoding=specs, **given)
 
 
-def no_gate_norm(encoding: str) -> bool:
-    """Whether a gating unit is better without its norm: where a softmax stands in the encoding (PosMLP, 5.3)."""
-    return bool({"gqpe", "ggqpe"} & set(encoding.split("+")))
+def has_softmax(encoding: Any) -> bool:
+    """Whether an encoding mixes tokens by a softmax; a gating unit is better without its norm then (PosMLP, 5.3)."""
+    kinds = [ENCODINGS[spec.name] for spec in ENCODINGS.specs(encoding)]
+    return any(issubclass(kind, TokenMixing) and kind.softmax for kind in kinds)
 
 
 @checked
@@ -126,6 +176,11 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 @checked
+def backbone_of(name: str) -> type[nn.Module] | None:
+    """Return the class of model `name`; None if it is no backbone of images."""
+    return _backbones.get(name.removeprefix(PREFIX))
+
+
 def list_arguments(name: str) -> list[str]:
     """List the arguments of the backbone of model `name` that are numbers, words or truth values.
 
@@ -158,8 +213,8 @@ def create_model(name: str, pretrained: bool = False, checkpoint_path: str | Pat
         name: with or without the `graticule_` of timm's registry.
         pretrained: load the published weights, where timm has them on its hub.
         checkpoint_path: load the weights of this file, as `load_checkpoint` does.
-        **kwargs: `encoding`, `joining`, `joined_layers`, `decomposition`, `table_std`, `peg`, `shaw_clip`,
-            `token_mixing` (see `build_position`) and the arguments of the backbone.
+        **kwargs: `encoding` and `joining`, names with options as 'shaw(clip=4)' (see `build_position`), and the
+            arguments of the backbone.
 
     Raises:
         ValueError: for an unknown name or argument, with the nearest ones; for a checkpoint that cannot be read or
@@ -167,7 +222,7 @@ def create_model(name: str, pretrained: bool = False, checkpoint_path: str | Pat
         FileNotFoundError: if there is no such checkpoint.
 
     Example:
-        >>> model = create_model("deit_tiny_patch16_224", encoding="sinusoidal_2d", joining="lape", joined_layers=6)
+        >>> model = create_model("deit_tiny_patch16_224", encoding="sinusoidal_2d", joining="lape(layers=6)")
         >>> len(model.position.joining.norms)
         6
     """

@@ -9,8 +9,8 @@ from torch import nn
 
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.checks import checked
+from graticule.encodings import PositionBuilder
 from graticule.layers import TokensToToken
-from graticule.position import PositionBuilder
 
 
 class T2tVisionTransformer(VisionTransformer):

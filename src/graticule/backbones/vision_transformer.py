@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from graticule.backbones.published import register_names
 from graticule.checks import checked
+from graticule.encodings import PositionBuilder, check_fields
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 from graticule.layers import Attention, Block, Patches
-from graticule.position import PositionBuilder, check_fields
 
 POOLS = ("", "token", "avg", "avgmax", "max", "seq")
 #: What an encoding may say to a layer, fields of `LayerPosition`.
@@ -39,7 +39,7 @@ class VisionTransformer(nn.Module):
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
 
     Args:
-        position: builds what says to each layer where the tokens are (`graticule.position.PositionBuilder`).
+        position: builds what says to each layer where the tokens are (`graticule.encodings.PositionBuilder`).
         img_size: pixels, a side or (height, width).
         patch_size: pixels, a side or (height, width).
         in_chans: channels of the image.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,16 @@ from typing import TYPE_CHECKING
 import tyro
 
 from graticule.commands.kinds import check_kind
-from graticule.commands.options import choose_device, output_folder, parse, parse_sizes, print_table, print_written
+from graticule.commands.options import (
+    choose_device,
+    output_folder,
+    overridden,
+    parse,
+    parse_sizes,
+    print_table,
+    print_written,
+)
+from graticule.specs import split_outside
 
 if TYPE_CHECKING:
     from graticule.studies import Lengths, Resolutions
@@ -26,7 +34,7 @@ class Compare:
 
     A choice is overrides of the recipe, as on the command line of train, with commas between:
     graticule compare digits_quick --choices joining=default joining=lape encoding=sinusoidal_2d,joining=lape
-    Several values of one option have spaces between: "encoding=peg,peg.places=0 1 2"
+    Options of an encoding or joining: "encoding=peg(places=[0, 1, 2])" "encoding=shaw(clip=4)"
     An argument of the backbone: model_kwargs=windows=[8,4]
     """
 
@@ -59,13 +67,13 @@ def run(arguments: list[str]) -> int:
     base = base.quick() if options.quick else base
     choices = {}
     for choice in options.choices:
-        pairs = [pair.partition("=") for pair in re.split(r",(?![^\[]*\])", choice)]  # not those inside [ ]
+        pairs = [pair.strip().partition("=") for pair in split_outside(choice, ",")]
         if not all(key and equals for key, equals, _ in pairs):
-            raise ValueError(f"`choices` must be like joining=lape,joined_layers=3, got {choice!r}.")
+            raise ValueError(f"`choices` must be like encoding=learnable,joining=lape, got {choice!r}.")
         flags = [text for key, _, value in pairs for text in _flag(key, value)]
         if choice in choices:
             raise ValueError(f"`choices` must differ, got {choice!r} twice.")
-        choices[choice] = parse(type(base), "compare --choices", flags, default=base)
+        choices[choice] = overridden(base, flags, "compare --choices")
     for recipe in choices.values() if sizes else ():  # before any training
         check_sizes(build_model(recipe, 10, 1), sizes)
     for recipe in choices.values() if options.lengths else ():
@@ -112,4 +120,5 @@ def _flag(key: str, value: str) -> list[str]:
     truth = value.lower()
     if truth in ("true", "false"):
         return ["--" + ".".join([*group, name if truth == "true" else f"no-{name}"])]
-    return [f"--{'.'.join([*group, name])}", *value.split()]
+    values = [value] if key in ("encoding", "joining") else split_outside(value, " ")  # of which one text has spaces
+    return [f"--{'.'.join([*group, name])}", *values]

@@ -7,7 +7,7 @@ import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -65,6 +65,17 @@ def _check_order(kind: Any, name: str, arguments: Sequence[str]) -> None:
             f"`{wanted[0]}` must stand before --{option}, which takes every value up to the next option, got "
             f"--{option} {' '.join(values)}; write graticule {name} {last} --{option} {' '.join(before) or '...'}"
         )
+
+
+def overridden(recipe: Any, arguments: list[str], command: str) -> Any:
+    """Parse overrides of a recipe; a value that it refuses is an error of ours, not of the parser."""
+
+    @dataclasses.dataclass
+    class Overrides:
+        recipe: Any = dataclasses.field(default_factory=lambda: recipe)
+
+    Overrides.__annotations__["recipe"] = Annotated[type(recipe), tyro.conf.arg(name="")]
+    return parse(Overrides, command, arguments).recipe
 
 
 def option_names(kind: Any, prefix: str = "--") -> list[str]:

@@ -85,7 +85,6 @@ def _row(name: str, summary: Summary, mixed: bool) -> list[str]:
     """Make the row of a run; where metrics are `mixed`, its best score says which it is."""
     recipe, metric = summary.recipe, summary.metric
     joining = [str(recipe[key]) for key in ("encoding", "joining") if recipe.get(key)]
-    joining += [f"std {recipe['table_std']}"] if recipe.get("table_std") else []
     best = last = "-"
     if metric is not None and summary.best:
         unit = f" {metric.unit or metric.label}" if mixed else ""
@@ -115,7 +114,7 @@ def _record(name: str, summary: Summary) -> dict[str, Any]:
         "folder": str(summary.folder),
         "state": summary.state,
         "damage": summary.damage or None,
-        **{key: recipe.get(key) for key in ("task", "model", "encoding", "joining", "table_std", "seed")},
+        **{key: recipe.get(key) for key in ("task", "model", "encoding", "joining", "seed")},
         "epoch": summary.epoch,
         "epochs": summary.epochs,
         **scores,

@@ -1,26 +1,32 @@
-"""Absolute encodings: a table w of (N, D), one row for each token of a grid."""
+"""Absolute encodings: a table w of (N, D), one row per token of a grid; and how it is joined to the layers."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import get_args
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.checks import checked
-from graticule.grid import Grid, Interpolation
+from graticule.encodings.base import ENCODINGS, Encoding, NoPosition, Position, Site
+from graticule.grid import Grid
+from graticule.joining import Joining
+from graticule.layer_position import LayerPosition
 
 
-class AbsoluteEncoding(nn.Module, ABC):
-    """Makes the table w for a grid; how w reaches the layers is a joining's affair.
+class AbsoluteEncoding(Encoding):
+    """Makes the table w for a grid; a joining decides how w reaches the layers.
 
     The table of the grid that the encoding is built for is the parameter `pos_embed`, (1, N, D), under the
     name and in the shape that published checkpoints give it; a fixed one takes no gradient. Papers count it
     as parameters either way (LaPE, Table 7: 38K for a fixed table as for a learnable one).
     """
 
+    joined = "table"
+    #: Whether each layer can have a table of its own (joining 'unshared').
     learnable: bool
     #: Whether another grid's table is resampled from the one that is held, not computed.
     resampled: bool = False
@@ -49,41 +55,30 @@ class AbsoluteEncoding(nn.Module, ABC):
         self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
         self.grid = grid
 
+    def fit(self, table: Tensor, old: Grid) -> Tensor | None:
+        """Bring a table of a checkpoint, (N', D), made for `old`, to this grid; None where there is nothing to load."""
+        return None
+
+    @classmethod
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Build the table, or one per layer, and join it.
+
+        Raises:
+            ValueError: if the joining wants one per layer and they would all be the same.
+        """
+        if joining.per_layer and not cls.learnable:
+            raise ValueError(
+                f"`joining` must not be 'unshared' with the fixed encoding {ENCODINGS.name_of(cls)!r}: every layer's "
+                "table would be the same; use 'shared', or an encoding that is learned."
+            )
+        before = site.merged and joining.repeats  # then it is the table of the stage before
+        if not (before or site.absolute or joining.per_layer):
+            return NoPosition(site.depth)
+        count = 0 if before else joining.tables
+        return JoinedPosition([cls.build(site, site.grid, options) for _ in range(count)], joining)
+
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}, dim={self.dim}"
-
-
-class Learnable(AbsoluteEncoding):
-    """A free row for each token, prefix tokens included; drawn from a normal of `std` 0.02, cut at 2 (absolute).
-
-    At another grid the rows of the patches are resampled, bicubically with antialias unless `interpolation` says
-    otherwise, and the prefix rows kept.
-
-    Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
-    """
-
-    learnable = True
-    resampled = True
-
-    @checked
-    def __init__(self, grid: Grid, dim: int, std: float = 0.02, interpolation: Interpolation = "bicubic") -> None:
-        super().__init__(grid, dim)
-        if interpolation not in get_args(Interpolation):
-            raise ValueError(
-                f"`interpolation` must be one of {', '.join(get_args(Interpolation))}, got {interpolation!r}."
-            )
-        self.std = std
-        self.interpolation: Interpolation = interpolation
-        self.pos_embed = nn.Parameter(torch.empty(1, grid.tokens, dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the table anew."""
-        trunc_normal_(self.pos_embed, std=self.std)
-
-    def at(self, grid: Grid) -> Tensor:
-        """Return the table resampled for `grid`, (N, D); the gradient reaches the original rows."""
-        return self.grid.resize(self.pos_embed[0], grid, self.interpolation)
 
 
 class FixedEncoding(AbsoluteEncoding):
@@ -107,55 +102,73 @@ class FixedEncoding(AbsoluteEncoding):
         return self.formula(grid, self.pos_embed.device).to(self.pos_embed.dtype)
 
 
-class Sinusoidal1d(FixedEncoding):
-    r"""Sines and cosines of the place in the flattened sequence, prefix tokens included.
+class JoinedPosition(Position):
+    """An absolute encoding, or one per layer, and the joining that brings it to the layers.
 
-    .. math:: w_{p, 2k} = \sin(p\, T^{-2k / D}), \quad w_{p, 2k+1} = \cos(p\, T^{-2k / D})
-
-    Token p = 0 is the class token. Computed in float64 and rounded once; LaPE's released code rounds the
-    angle to float32 first, which differs by up to 1e-5 at p = 196. A checkpoint brings its own table.
-
-    Reference: Attention Is All You Need (Vaswani et al., 2017), section 3.5.
+    A later stage of a pyramid can have no encoding of its own: it joins the table of the stage before (`stage`).
     """
 
-    @checked
-    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
-        if dim % 2:
-            raise ValueError(f"`dim` must be a multiple of 2 (a sine and a cosine a frequency), got {dim}.")
-        super().__init__(grid, dim, temperature)
+    def __init__(self, encodings: Iterable[AbsoluteEncoding], joining: Joining) -> None:
+        super().__init__()
+        encodings = list(encodings)
+        if encodings and len(encodings) != joining.tables:
+            raise ValueError(
+                f"`encodings` must be as many as {type(joining).__name__} takes, {joining.tables}, "
+                f"got {len(encodings)}."
+            )
+        self.encodings = nn.ModuleList(encodings)
+        self.joining = joining
 
-    def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """Compute the table of `grid` in float64, (N, D)."""
-        place = torch.arange(grid.tokens, device=device, dtype=torch.float64)
-        return _waves(place, self.dim, self.temperature)
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return one `LayerPosition` per layer for `grid`, with (N, D) as `pre` or `inner`."""
+        return self.stage(grid, None)[0]
 
+    def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
+        """Join the tables of this stage, or `table` if it has none."""
+        if len(self.encodings):
+            return self.joining.stage(*[encoding(grid) for encoding in self.encodings])
+        if table is None:
+            raise ValueError("`table` must be that of the stage before for a stage without an encoding, got None.")
+        return self.joining.stage(table)
 
-class Sinusoidal2d(FixedEncoding):
-    r"""The first half of the channels encodes the column x, the second half the row y.
+    def set_grid(self, grid: Grid) -> None:
+        """Resample or recompute every table for `grid`."""
+        for encoding in cast("Iterable[Any]", self.encodings):
+            encoding.set_grid(grid)
 
-    .. math:: w_{(y, x)} = [s(x); s(y)], \quad s(t)_{2k} = \sin(t\, T^{-4k / D}),\ s(t)_{2k+1} = \cos(t\, T^{-4k / D})
+    def layer_lists(self) -> list[str]:
+        """The norms of LaPE, and the tables where each layer has one."""
+        norms = ["joining.norms"] if hasattr(self.joining, "norms") else []
+        return norms + ["encodings"] * self.joining.per_layer
 
-    Rows of prefix tokens are zero. This is the order of LaPE's released code, sines and cosines in turns;
-    timm's two-dimensional tables put all sines of an axis before its cosines, a known difference.
+    def published_names(self) -> dict[str, str]:
+        """`pos_embed` as DeiT and timm have it; `pos_embed0...` and `blocks.l.pe_norm` as LaPE's code."""
+        own_tables = self.joining.per_layer
+        names = {
+            f"pos_embed{i}" if own_tables else "pos_embed": f"encodings.{i}.pos_embed"
+            for i, encoding in enumerate(self.encodings)
+            if hasattr(encoding, "pos_embed")
+        }
+        for own, _ in self.joining.named_parameters():
+            if own.startswith("norms."):
+                _, layer, *_, leaf = own.split(".")
+                names[f"blocks.{layer}.pe_norm.{leaf}"] = f"joining.{own}"
+        return names
 
-    Reference: Attention Is All You Need (Vaswani et al., 2017), applied to each axis.
-    """
-
-    @checked
-    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
-        if dim % 4:
-            raise ValueError(f"`dim` must be a multiple of 4 (a sine and a cosine on two axes), got {dim}.")
-        super().__init__(grid, dim, temperature)
-
-    def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """Compute the table of `grid` in float64, (N, D)."""
-        y, x = grid.coordinates(device).double().unbind(-1)
-        half = [_waves(axis, self.dim // 2, self.temperature) for axis in (x, y)]
-        return grid.with_prefix_rows(torch.cat(half, -1))
-
-
-def _waves(place: Tensor, dim: int, temperature: float) -> Tensor:
-    """Interleave sin and cos of place * temperature^(-2k / dim); (n,) -> (n, dim)."""
-    rate = temperature ** (-torch.arange(0, dim, 2, device=place.device, dtype=place.dtype) / dim)
-    angle = place[:, None] * rate
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Bring a table to this grid: a learnable one is resampled, a formula needs none."""
+        if not name.endswith("pos_embed") or value.ndim < 2:
+            return value
+        encoding = self.get_submodule(name.rpartition(".")[0])
+        assert isinstance(encoding, AbsoluteEncoding)
+        if value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
+            return value
+        value = value.reshape(1, -1, encoding.dim)  # some are stored without the axis of one
+        grid = encoding.grid
+        old = grid.alike(value.shape[1] - grid.prefix, shape)
+        if old is None:  # it has another number of prefix tokens: the loader names the mismatch
+            return value if encoding.resampled else None
+        if old.shape == grid.shape:
+            return value
+        table = encoding.fit(value[0], Grid(*old.shape, grid.prefix))
+        return None if table is None else table[None]

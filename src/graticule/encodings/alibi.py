@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import BiasEncoding
 from graticule.grid import Grid
 
 
-class Alibi(nn.Module):
-    r"""Attention with linear biases: every head takes its slope times the distance off the logits; nothing is learned.
+@register_encoding("alibi")
+class Alibi(BiasEncoding):
+    r"""Subtracts one slope per head times the distance from the attention logits; nothing is learned.
 
     .. math:: b_{h, i, j} = -m_h |p_i - p_j|, \quad m_h = 2^{-8h / n}, \quad h = 1 \dots n
 
@@ -28,6 +31,8 @@ class Alibi(nn.Module):
         grid: the grid that the encoding is built for; nothing depends on it.
         num_heads: h.
     """
+
+    shared = True
 
     @checked
     def __init__(self, grid: Grid, num_heads: int) -> None:

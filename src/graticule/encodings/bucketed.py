@@ -9,12 +9,15 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import BiasEncoding
 from graticule.grid import Grid
 from graticule.memory import check_memory
 
 
-class BucketedBias(nn.Module):
-    r"""One learnable number a head for every bucket of offsets: exact nearby, logarithmic beyond, and then the same.
+@register_encoding("bucketed_bias")
+class BucketedBias(BiasEncoding):
+    r"""Adds one learned number per head and bucket of offsets to the logits: exact nearby, logarithmic beyond.
 
     .. math:: b_{h, i, j} = T_h[g(j - i)], \quad g(t) = \begin{cases} |t| & |t| < m \\
               \min(M - 1, m + \lfloor \frac{\ln(|t| / m)}{\ln(L / m)} (M - m) \rfloor) & |t| \ge m \end{cases}
@@ -40,6 +43,8 @@ class BucketedBias(nn.Module):
         max_distance: L, larger than m.
         causal: whether keys ahead are of no interest, for grids of height 1.
     """
+
+    shared = True
 
     @checked
     def __init__(

@@ -9,14 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.checks import checked
+from graticule.encodings.base import Encoding, Position, Site, register_encoding
+from graticule.encodings.between import BeforeProjections, BetweenBlocks, Places, each_place
 from graticule.grid import Grid
+from graticule.joining import Joining
 
 Convolution = Literal["depthwise", "separable", "dense"]
 Padding = Literal["zeros", "circular", "replicate", "reflect", "none"]
 
 
-class Peg(nn.Module):
-    r"""Position encoding generator: a convolution over the grid, added to the tokens; prefix tokens pass by.
+@register_encoding("peg")
+class Peg(Encoding):
+    r"""Adds a convolution over the grid to the tokens, with zeros around it (PEG); prefix tokens keep their values.
 
     .. math:: y = x + F(x), \quad F = conv_{k \times k} \text{ with } (k - 1) / 2 \text{ zeros around the grid}
 
@@ -74,6 +78,36 @@ class Peg(nn.Module):
         self.margin = layers * (kernel // 2) if padding == "none" else 0
         self.kernel, self.padding = kernel, padding
 
+    layered = False
+
+    @classmethod
+    def position(
+        cls,
+        site: Site,
+        joining: Joining,
+        *,
+        places: Places = (0,),
+        acts_on: Literal["tokens", "queries_keys"] = "tokens",
+        frozen: bool = False,
+        **options: Any,
+    ) -> Position:
+        """Build one per place.
+
+        Args:
+            site: of the backbone.
+            joining: 'default'; there is nothing to join.
+            places: the layers after which it stands; -1 is before the first.
+            acts_on: the residual stream, or the queries and keys of the next layer alone.
+            frozen: keep the weights as drawn or loaded (the statistics of a batch norm still follow the data).
+            options: those of the constructor.
+        """
+        pegs = {place: cls.build(site, site.grid, options) for place in each_place(places)}
+        if acts_on == "tokens":
+            return BetweenBlocks(pegs, site.depth).requires_grad_(not frozen)
+        return BeforeProjections({place: QueryKeyPeg(peg) for place, peg in pegs.items()}, site.depth).requires_grad_(
+            not frozen
+        )
+
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Add to the tokens x: (B, N, D) of `grid` the convolution of their neighborhood; (B, N, D).
 
@@ -107,8 +141,9 @@ class QueryKeyPeg(nn.Module):
         return y, y, x
 
 
-class ConvolutionalProjection(nn.Module):
-    """Queries, keys and values each see the tokens through a depth-wise convolution of their own.
+@register_encoding("convolutional_projection")
+class ConvolutionalProjection(Encoding):
+    """Computes the inputs of queries, keys and values by one depth-wise convolution each.
 
     The class token passes by. Nothing is added: the convolution stands in the place of the tokens.
 
@@ -124,6 +159,16 @@ class ConvolutionalProjection(nn.Module):
             raise ValueError("`padding` must keep the grid's size where queries are convolved, got 'none'.")
         self.q, self.k, self.v = (_convolutions(dim, kernel, "depthwise", padding, bias)[0] for _ in range(3))
         self.kernel, self.padding = kernel, padding
+
+    layered = False
+
+    @classmethod
+    def position(
+        cls, site: Site, joining: Joining, *, places: Places = (0,), frozen: bool = False, **options: Any
+    ) -> Position:
+        """Build one per place, as `Peg.position`."""
+        each = {place: cls.build(site, site.grid, options) for place in each_place(places)}
+        return BeforeProjections(each, site.depth).requires_grad_(not frozen)
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Make the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import BiasEncoding
 from graticule.grid import Grid
 
 
-class ContextualProduct(nn.Module):
-    r"""iRPE's contextual product method: a vector on the keys for every pair of a row's and a column's bucket.
+@register_encoding("contextual_product")
+class ContextualProduct(BiasEncoding):
+    r"""Adds the product of the query with a learned vector per bucket of displacements (iRPE, contextual product).
 
     .. math:: b_{h, i, j} = \frac{q_{h, i} \cdot r_{h, g(y_i - y_j),\, g(x_i - x_j)}}{\sqrt d}, \quad
               g(t) = \begin{cases} [t] & |t| \le \alpha \\

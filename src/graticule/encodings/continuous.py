@@ -6,11 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import PatchBias
 from graticule.grid import Grid
 
 
-class ContinuousBias(nn.Module):
-    r"""Log-spaced continuous position bias: an MLP of two layers over the displacement.
+@register_encoding("continuous_bias")
+class ContinuousBias(PatchBias):
+    r"""Adds a bias that a small MLP computes from the displacement on a logarithmic scale (log-CPB).
 
     .. math:: b_{h, i, j} = 16\,\sigma(G_h(s(y_i - y_j, H), s(x_i - x_j, W))), \quad
               s(t, n) = sign(t) \log_8(1 + 8 |t| / (n - 1))
@@ -39,10 +42,6 @@ class ContinuousBias(nn.Module):
             nn.Linear(2, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
         )
 
-    def forward(self, grid: Grid) -> Tensor:
-        """Return the bias for `grid`, (num_heads, N, N)."""
-        return grid.with_prefix_bias(self.patch_bias(grid))
-
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
         weight = next(self.cpb_mlp.parameters())
@@ -54,8 +53,7 @@ class ContinuousBias(nn.Module):
         scaled = [t.sign() * torch.log2(1 + 8 * t.abs()) / 3 for t in sides]  # log to base 8
         place = torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).flatten(0, 1).to(weight.dtype)
         table = 16 * self.cpb_mlp(place).sigmoid()  # (displacements, heads)
-        dy, dx = grid.offsets(weight.device).unbind(-1)
-        index = (dy + grid.height - 1) * (2 * grid.width - 1) + dx + grid.width - 1
+        index = grid.offset_index(weight.device)
         return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
 
     def set_grid(self, grid: Grid) -> None:

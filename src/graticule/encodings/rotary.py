@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from graticule.checks import checked
+from graticule.encodings.base import Encoding, Position, Site, register_encoding
 from graticule.grid import Grid
+from graticule.joining import Joining
+from graticule.layer_position import LayerPosition
 
 
-class FixedRotary(nn.Module, ABC):
+class RotaryEncoding(Encoding):
+    """Makes the angles by which queries and keys are rotated: one table for all layers, or one per layer and head."""
+
+    grid: Grid
+
+    @abstractmethod
+    def forward(self, grid: Grid) -> Tensor:
+        """Return sines, then cosines, for `grid`, (N, 2d) or (depth, heads, N, 2d)."""
+
+    @abstractmethod
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that it is built for."""
+
+    @classmethod
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Build one for the joined layers."""
+        encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
+        return RotaryPosition(encoding, site.depth, joining.layers, site.window)
+
+
+class FixedRotary(RotaryEncoding):
     """Angles given by a formula: nothing is learned, and another grid is computed.
 
     Computed in float64, kept in float32 at least. Prefix tokens are not turned.
@@ -58,8 +82,44 @@ class FixedRotary(nn.Module, ABC):
         return f"grid={self.grid.shape}, head_dim={self.head_dim}, temperature={self.temperature}"
 
 
+class RotaryPosition(Position):
+    """A rotary encoding: one table for all layers, or one a layer and head.
+
+    Args:
+        encoding: built for the grid, or for a window of it.
+        depth: number of layers.
+        layers: only the first ones are told; all by default.
+        window: side of the windows within which tokens attend; the encoding's grid stays that of a window, whatever
+            grid is asked about, until `set_grid`.
+    """
+
+    def __init__(
+        self, encoding: RotaryEncoding, depth: int, layers: int | None = None, window: int | None = None
+    ) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self.depth = depth
+        self.layers = depth if layers is None else layers
+        self.window = window
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Say what each layer gets for `grid`: (N, 2d) or (heads, N, 2d) as `rotary`."""
+        table = self.encoding(grid if self.window is None else self.encoding.grid)
+        tables = [table] * self.layers if table.ndim == 2 else list(table)
+        return [LayerPosition(rotary=one) for one in tables] + [LayerPosition()] * (self.depth - self.layers)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Compute everything for `grid`, or for its windows."""
+        self.encoding.set_grid(grid.window(self.window))
+
+    def published_names(self) -> dict[str, str]:
+        """`rope.freqs`, as timm has learned frequencies."""
+        return {f"rope.{name}": f"encoding.{name}" for name, _ in self.encoding.named_parameters()}
+
+
+@register_encoding("rotary")
 class AxialRotary(FixedRotary):
-    r"""Half of the channel pairs turn with the row, half with the column; nothing is learned.
+    r"""Rotates half of the channel pairs of queries and keys by the row, half by the column; nothing is learned.
 
     .. math:: \theta_{(y, x)} = (y\,\omega_k, x\,\omega_k), \quad \omega_k = T^{-4k / d}, \quad k < d / 4
 
@@ -93,8 +153,9 @@ class AxialRotary(FixedRotary):
         return (place[:, :, None] * self.temperature**-exponent).flatten(1)
 
 
-class MixedRotary(nn.Module):
-    r"""Every channel pair of every head and layer turns with a direction and speed of its own, which are learned.
+@register_encoding("rotary_mixed")
+class MixedRotary(RotaryEncoding):
+    r"""Rotates queries and keys by a learned linear function of the position, per channel pair, head and layer.
 
     .. math:: \theta_{(y, x)} = x\,f^x_{l, h, k} + y\,f^y_{l, h, k}, \quad k < d / 2
 

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from graticule.checks import checked
+from graticule.encodings.base import register_encoding
 from graticule.encodings.rotary import FixedRotary
 from graticule.grid import Grid
 
 
+@register_encoding("rotary_1d")
 class Rotary1d(FixedRotary):
-    r"""Every pair of channels turns with the place in the flattened sequence; nothing is learned.
+    r"""Rotates queries and keys by the index in the flattened sequence; nothing is learned.
 
     .. math:: \theta_{p, k} = p\, T^{-2k / d}, \quad k < d / 2
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from graticule.checks import checked
 from graticule.grid import Grid
-from graticule.joining import LayerPosition, bias_of
+from graticule.layer_position import LayerPosition, bias_of
 
 
 class Attention(nn.Module):

@@ -9,7 +9,7 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from graticule.checks import checked
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 from graticule.layers.attention import Attention
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 from graticule.layers.attention import Attention
 
 

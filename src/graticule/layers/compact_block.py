@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 from graticule.layers.block import Block
 
 

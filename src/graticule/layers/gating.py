@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graticule.displacement import Displacements
 from graticule.grid import Grid, Tile, Windows
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 
 #: How the two halves of the channels come together (PosMLP, Figure 3).
 Combine = Literal["gate", "add", "concat", "nonsplit"]

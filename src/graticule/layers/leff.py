@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 from graticule.layers.block import Block
 
 

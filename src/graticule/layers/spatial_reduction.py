@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from graticule.checks import checked
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 
 
 class SpatialReductionAttention(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graticule.checks import checked
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
+from graticule.layer_position import LayerPosition
 from graticule.layers.attention import Attention
 
 _WINDOW = Grid(7, 7)

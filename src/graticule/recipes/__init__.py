@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import runpy
+import sys
 from pathlib import Path
 
 from graticule.names import is_path, known_name
@@ -36,6 +37,9 @@ def load_recipe(name: str) -> TrainingRecipe:
         path = Path(name)
         if not path.is_file():
             raise FileNotFoundError(f"`recipe` must be a name or a Python file, got {name!r}, which is not there.")
+        folder = str(path.resolve().parent)
+        if folder not in sys.path:
+            sys.path.append(folder)  # what lies beside it can be imported, as for a script
         build = runpy.run_path(str(path)).get("recipe")
     else:
         known = [module.name for module in pkgutil.iter_modules(__path__)]

@@ -1,7 +1,7 @@
 """CPVT-B on ImageNet-1K, with LAMB: 81.9 with one PEG, 82.3 with five, 82.7 with five and global average pooling.
 
 Reproduces: CPVT (Chu et al., 2023), Tables 2 and 4, with the settings of Table 10.
-Command: graticule train cpvt_base_imagenet --data-root IMAGENET [--peg.places 0 1 2 3 4]
+Command: graticule train cpvt_base_imagenet --data-root IMAGENET [--encoding "peg(places=[0, 1, 2, 3, 4])"]
     [--model cpvt_base_gap_patch16_224]; then graticule evaluate RUN --sizes 160 224 384 448 512
 Cost: the paper reports 2.5 days on eight V100s.
 Result: not measured.

@@ -1,7 +1,7 @@
 """CPVT-Ti on ImageNet-1K with hard distillation from a RegNetY-160: 75.9.
 
 Reproduces: CPVT (Chu et al., 2023), section 4.5 and Table 4; the settings are those of cpvt_tiny_imagenet.
-Command: graticule train cpvt_tiny_distilled_imagenet --data-root IMAGENET [--peg.places 0 1 2 3 4]
+Command: graticule train cpvt_tiny_distilled_imagenet --data-root IMAGENET [--encoding "peg(places=[0, 1, 2, 3, 4])"]
     [--model deit_tiny_distilled_patch16_224 --encoding peg] [--distillation.teacher-checkpoint FILE]
 Cost: not reported for this model; the teacher adds its forward pass to every step.
 Result: not measured.

@@ -1,7 +1,7 @@
 """CPVT-Ti on ImageNet-1K: 72.4 with one PEG, 73.4 with five, 74.9 with five and global average pooling.
 
 Reproduces: CPVT (Chu et al., 2023), Tables 2 and 3, with the settings of Table 10.
-Command: graticule train cpvt_tiny_imagenet --data-root IMAGENET [--peg.places 0 1 2 3 4]
+Command: graticule train cpvt_tiny_imagenet --data-root IMAGENET [--encoding "peg(places=[0, 1, 2, 3, 4])"]
     [--model cpvt_tiny_gap_patch16_224]; then graticule evaluate RUN --sizes 160 224 384 448 512
 Cost: the paper reports 1.3 days on eight V100s.
 Result: not measured.

@@ -8,7 +8,6 @@ Result: not measured over seeds. With the norm after the pooling, DeiT's form (-
 """
 
 from graticule.data import Augmentation
-from graticule.factory import PegOptions
 from graticule.tasks import Recipe
 
 
@@ -17,8 +16,7 @@ def recipe() -> Recipe:
     batch_size = 50
     return Recipe(
         model="vit_nano_patch4_28",
-        encoding="peg",
-        peg=PegOptions(places=(0, 1, 2, 3, 4)),
+        encoding="peg(places=[0, 1, 2, 3, 4])",
         global_pool="avg",
         model_kwargs=("fc_norm=False",),
         dataset="digits",

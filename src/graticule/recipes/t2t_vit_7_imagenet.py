@@ -2,7 +2,7 @@
 
 Reproduces: LaPE, first version (Yu et al., 2022), Table 7, row T2T-ViT; what that table leaves out is that of T2T-ViT's
 code (Yuan et al., 2021). The embedding is the fixed sinusoidal one; LaPE joins the first three layers.
-Command: graticule train t2t_vit_7_imagenet --data-root IMAGENET [--joining lape --joined-layers 3]
+Command: graticule train t2t_vit_7_imagenet --data-root IMAGENET [--joining "lape(layers=3)"]
 Cost: not measured.
 Result: not measured.
 

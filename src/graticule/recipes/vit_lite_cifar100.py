@@ -4,8 +4,8 @@ Reproduces: LaPE, first version (Yu et al., 2022), Table 7; the mean of seeds 12
 that of the code of Compact Transformers (Hassani et al., 2021), configs/datasets/cifar100.yml.
 Command: graticule train vit_lite_cifar100 --data-root FOLDER --seed 121
     Table 5 of that paper: graticule compare vit_lite_cifar100 --seeds 121 122 123 124 125 --choices joining=default
-    joining=lape,decomposition=w joining=lape,decomposition=scalar_w ... (graticule models lists the eight).
-    Table 6: the same with --choices joining=default joining=lape,joined_layers=1 ... joining=lape,joined_layers=7
+    "joining=lape(decomposition='w')" "joining=lape(decomposition='scalar_w')" ... (graticule models lists the eight).
+    Table 6: the same with --choices joining=default "joining=lape(layers=1)" ... "joining=lape(layers=7)"
 Cost: not measured.
 Result: not measured.
 

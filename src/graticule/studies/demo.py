@@ -97,7 +97,7 @@ def _report(
     report.note(
         "The amplitude of the table is not controlled for: it starts with a standard deviation of 0.02, and LaPE's "
         "norm makes it 1. After 4 epochs of this training, one seed, the default joining had 59.6 %, with "
-        "--table-std 1 alone 86.6 %, and LaPE 89.0 % (measured on 2026-11-22, apart from this page)."
+        "--encoding learnable(std=1) alone 86.6 %, and LaPE 89.0 % (measured on 2026-11-22, apart from this page)."
     )
     report.figure(
         curves(_curves(comparison, "val_top1"), "epoch", "top-1 accuracy (%)", "Test accuracy while training"),

@@ -1,15 +1,28 @@
-"""Which family takes which encoding with which joining, found out by building all of them.
+"""Tables for the docs, made from what is registered and from what can be built.
 
-`python -m graticule.studies.matrix` prints the table of docs/matrix.md.
+`python -m graticule.studies.matrix` prints docs/matrix.md: which family takes which encoding with which joining.
+`python -m graticule.studies.matrix encodings` prints README's table of encodings.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 from typing import Any
 
 import torch
 
 from graticule.backbones import create_model
+from graticule.encodings import (
+    ENCODINGS,
+    AbsoluteEncoding,
+    BiasEncoding,
+    ConvolutionalProjection,
+    Peg,
+    RotaryEncoding,
+    TokenMixing,
+)
 from graticule.factory import list_encodings, list_joinings
 
 #: A model of every family, as small as it can be and still have what makes the family.
@@ -92,5 +105,39 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def encodings_table() -> str:
+    """Write README's table of encodings: name and options, first line of the docstring, reference, file."""
+    lines = ["| encoding | what it does | reference | file |", "| --- | --- | --- | --- |"]
+    for name in sorted(list_encodings(), key=_kind):
+        kind = ENCODINGS[name]
+        options = ", ".join(f"{option}={each.default!r}" for option, each in ENCODINGS.options(name).items())
+        about = (inspect.getdoc(kind) or "").partition("\n")[0]
+        file = f"encodings/{kind.__module__.rpartition('.')[2]}.py"
+        shown = f"`{name}({options})`" if options else f"`{name}`"
+        lines.append(f"| {shown} | {about} | {_reference(kind)} | [{file}](src/graticule/{file}) |")
+    return "\n".join(lines) + "\n"
+
+
+def _kind(name: str) -> int:
+    """What rows are sorted by: absolute, bias, rotary, from the tokens, token mixing, none."""
+    kinds: tuple[Any, ...] = (
+        AbsoluteEncoding,
+        BiasEncoding,
+        RotaryEncoding,
+        (Peg, ConvolutionalProjection),
+        TokenMixing,
+    )
+    return next((i for i, kind in enumerate(kinds) if issubclass(ENCODINGS[name], kind)), len(kinds))
+
+
+def _reference(kind: type) -> str:
+    """Return the first reference in the docstring of a class or of those it extends."""
+    for each in kind.__mro__:
+        text = " ".join((each.__doc__ or "").split())
+        if found := re.search(r"Reference: (.*?\(.*?\d{4}\))", text):
+            return found[1]
+    return ""
+
+
 if __name__ == "__main__":
-    print(table(combinations()), end="")
+    print(encodings_table() if sys.argv[1:] == ["encodings"] else table(combinations()), end="")

@@ -8,8 +8,8 @@ from torch import nn
 
 from graticule.backbones import LanguageModel
 from graticule.checks import checked
+from graticule.encodings import FoldedPosition, Position
 from graticule.grid import Grid
-from graticule.position import FoldedPosition, Position
 
 Model = TypeVar("Model", bound=nn.Module)
 

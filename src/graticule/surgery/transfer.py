@@ -15,7 +15,7 @@ from graticule.backbones.load import read_checkpoint
 from graticule.backbones.posmlp_released import is_released
 from graticule.backbones.published import read_grids, unwrap_checkpoint
 from graticule.checks import checked
-from graticule.position import FoldedPosition, Position, PyramidPosition
+from graticule.encodings import FoldedPosition, Position, PyramidPosition
 from graticule.surgery.fitting import Fitting
 from graticule.surgery.transferred import Transfer, Transferred
 

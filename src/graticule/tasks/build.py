@@ -14,10 +14,12 @@ from graticule.backbones import (
     list_language_models,
     list_models,
 )
-from graticule.backbones.registry import PREFIX
+from graticule.backbones.registry import PREFIX, backbone_of
 from graticule.data import DataModule, TextModule, Tokenizer
-from graticule.factory import MixingOptions, PegOptions
+from graticule.encodings import ENCODINGS
+from graticule.joining import JOININGS
 from graticule.names import known_name
+from graticule.plugins import plugins_of
 from graticule.tasks.metric import Metric
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.text_recipe import TextRecipe
@@ -130,8 +132,6 @@ def _build_backbone(recipe: Recipe, num_classes: int, channels: int) -> Any:
         create_model,
         recipe.model,
         **_position(recipe),
-        peg=None if recipe.peg == PegOptions() else recipe.peg,
-        token_mixing=None if recipe.token_mixing == MixingOptions() else recipe.token_mixing,
         **given,
         **further,
     )
@@ -162,9 +162,7 @@ def data_sizes(data: Any) -> tuple[int, int]:
 
 def _position(recipe: TrainingRecipe) -> dict[str, Any]:
     """Return what every recipe says of position; what it leaves open is the model's own."""
-    names = ("encoding", "joining", "joined_layers", "decomposition", "shaw_clip", "table_std", "bias_norm")
-    given = {name: getattr(recipe, name) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
+    return {"joining": recipe.joining} | ({} if recipe.encoding is None else {"encoding": recipe.encoding})
 
 
 def _built(build: Callable[[], Any], recipe: TrainingRecipe, further: dict[str, Any]) -> Any:
@@ -174,3 +172,12 @@ def _built(build: Callable[[], Any], recipe: TrainingRecipe, further: dict[str, 
         return build()
     except TypeError as error:  # of a value that is of another kind than the model asks for
         raise ValueError(f"`model_kwargs` must be what {recipe.model} takes, got {further}: {error}.") from None
+
+
+def recipe_plugins(recipe: TrainingRecipe) -> dict[str, str]:
+    """Return the files outside of the package that the classes of a recipe are from, with their SHA-256."""
+    encodings = () if recipe.encoding is None else ENCODINGS.specs(recipe.encoding)
+    classes: list[type] = [ENCODINGS[spec.name] for spec in encodings]
+    classes += [JOININGS[spec.name] for spec in JOININGS.specs(recipe.joining)]
+    backbone = backbone_of(recipe.model)
+    return plugins_of(classes if backbone is None else [*classes, backbone])

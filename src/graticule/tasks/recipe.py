@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field
 
 from graticule.data import Augmentation
-from graticule.factory import MixingOptions, PegOptions
 from graticule.tasks.distillation import Distillation
 from graticule.tasks.metric import TOP1, Metric
 from graticule.tasks.training_recipe import TrainingRecipe
@@ -60,7 +59,7 @@ class Recipe(TrainingRecipe):
     model: str = "vit_nano_patch4_28"
     """backbone, one of `graticule models`"""
     position_from: Path | None = None
-    """start with the position parameters of this checkpoint; with peg.frozen they stay as they are"""
+    """start with the position parameters of this checkpoint; with peg(frozen=True) they stay as they are"""
     model_kwargs: tuple[str, ...] = ()
     """arguments of the backbone, as windows=[28,14,14,7] combine=add"""
     dataset: str = "digits"
@@ -73,8 +72,6 @@ class Recipe(TrainingRecipe):
     """images a step, over all devices, nodes and accumulated parts"""
     eval_batch_size: Count = 256
     """images a batch in evaluation"""
-    peg: PegOptions = field(default_factory=PegOptions)
-    token_mixing: MixingOptions = field(default_factory=MixingOptions)
     img_size: tuple[Side, Side] = (28, 28)
     """height and width of the images, multiples of the patch"""
     patch_size: Side | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing_extensions import TypedDict
 
 from graticule.data import BytePairTokenizer, ByteTokenizer, Tokenizer, check_class_names, check_vocabulary
 from graticule.files import locked
+from graticule.plugins import missing_plugins
 from graticule.tasks.build import build_data, build_model, data_sizes, read_recipe
 from graticule.tasks.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.tasks.machines import load_weights
@@ -32,6 +34,7 @@ class _Described(TypedDict):
     vocabulary: NotRequired[str]
     versions: NotRequired[dict[str, Any]]
     machine: NotRequired[dict[str, Any]]
+    plugins: NotRequired[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,16 @@ class Run:
         """Read the recipe, a `Recipe` or a `TextRecipe`.
 
         Raises:
-            ValueError: if the file is damaged.
+            ValueError: if the file is damaged, or needs a plugin that is not imported.
         """
+        missing, changed = missing_plugins(self.plugins)
+        if missing:
+            raise ValueError(
+                f"`run` {str(self.folder)!r} needs the plugin {missing[0]}, which is imported only if you name it: "
+                f"pass --plugin {missing[0]}, or call graticule.load_plugin in Python."
+            )
+        for name in changed:
+            warnings.warn(f"the plugin {name} has changed since {self.folder} was trained with it.", stacklevel=2)
         values = self._described()["recipe"]
         for name in ("model", "epochs"):  # without them, the defaults of this version would be trained
             if name not in values:
@@ -120,6 +131,22 @@ class Run:
         except ValueError as error:
             reason = str(error).rstrip(".")
             raise ValueError(f"{self.recipe_file} is no recipe that this version can read: {reason}.") from None
+
+    @property
+    def plugins(self) -> dict[str, str]:
+        """The files outside of the package that the run's classes are from, and their SHA-256."""
+        return self._described().get("plugins", {})
+
+    def check_plugins(self) -> None:
+        """Check that no plugin has changed since the run was started.
+
+        Raises:
+            ValueError: naming the first that has.
+        """
+        for name in missing_plugins(self.plugins)[1]:
+            raise ValueError(
+                f"`run` {str(self.folder)!r} cannot be resumed: its plugin {name} has changed since it was started."
+            )
 
     def check_links(self) -> None:
         """Check that no file or folder of the run is a link that leads out of its folder.

@@ -22,7 +22,7 @@ from torch import nn
 from graticule.data import BatchOrder, BytePairTokenizer, build_mixup
 from graticule.files import locked, write_json, write_whole
 from graticule.surgery import save_weights
-from graticule.tasks.build import build_data, build_model, data_sizes
+from graticule.tasks.build import build_data, build_model, data_sizes, recipe_plugins
 from graticule.tasks.callbacks import History, Progress
 from graticule.tasks.checkpoints import (
     Checkpoints,
@@ -130,6 +130,8 @@ def _check_folder(run: Run, recipe: TrainingRecipe, resume: bool) -> None:
         ValueError: if it holds a run of another recipe, or links that lead out of it.
     """
     run.check_links()
+    if run.recipe_file.exists() and resume:
+        run.check_plugins()
     if run.recipe_file.exists() and not resume:
         raise FileExistsError(
             f"`folder` must not hold a run already, got {str(run.folder)!r}; resume it with --resume, or name another."
@@ -318,6 +320,7 @@ def _describe(recipe: TrainingRecipe, data: Any, model: nn.Module) -> dict[str, 
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
         **surroundings(),
+        **({"plugins": plugins} if (plugins := recipe_plugins(recipe)) else {}),
     }
 
 

@@ -11,6 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 from timm.optim import list_optimizers
 
+from graticule.encodings import ENCODINGS
+from graticule.joining import JOININGS
 from graticule.names import known_name
 from graticule.tasks.metric import Metric
 from graticule.typed import (
@@ -46,19 +48,9 @@ class TrainingRecipe:
     model: str
     """name of the model"""
     encoding: str | None = None
-    """position encoding, or several joined by + (default: the model's own; learnable for most)"""
+    """position encoding with its options, such as shaw(clip=4), or several combined by + (default: the model's own)"""
     joining: str = "default"
-    """how the encoding reaches each layer"""
-    joined_layers: Count | None = None
-    """eta: only the first layers are joined (default: all)"""
-    decomposition: str | None = None
-    """what stands in the place of LaPE's norm (default: the whole LayerNorm)"""
-    shaw_clip: Count | None = None
-    """K of Shaw's encoding, in patches or tokens (default: 8)"""
-    table_std: Positive | None = None
-    """standard deviation from which a learnable table is drawn, cut at 2 (default: the model's own, 0.02 for most)"""
-    bias_norm: Literal["keys", "heads"] | None = None
-    """what LaPE's norm of a relative bias is over (default: the keys)"""
+    """how the encoding reaches each layer, with its options, such as lape(layers=6)"""
     start_from: Path | None = None
     """start with the weights of this checkpoint or run, of whatever size, classes, encoding or joining: what fits is
     taken, resampled where it must be, and the rest is new"""
@@ -140,6 +132,9 @@ class TrainingRecipe:
                 f"{self.ema_decay}."
             )
         self.backbone_arguments()
+        if self.encoding is not None:
+            ENCODINGS.specs(self.encoding)
+        JOININGS.specs(self.joining)
         known_name("optimizer", self.optimizer, [str(name) for name in list_optimizers()])
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
             raise ValueError(f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}.")

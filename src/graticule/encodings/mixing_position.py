@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from graticule.displacement import LARGE, Displacements
-from graticule.encodings import MixingEncoding
-from graticule.encodings.mixing import resize_displacements, resize_pairs
+from graticule.encodings.base import Position
+from graticule.encodings.mixing import MixingEncoding, resize_displacements, resize_pairs
 from graticule.grid import Grid, resize_map
-from graticule.joining import LayerPosition
-from graticule.position.base import Position
+from graticule.layer_position import LayerPosition
 
 #: How tokens are mixed: by the matrix of all pairs, or as a convolution over displacements that never makes it.
 Product = Literal["auto", "matrix", "displacement"]

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from graticule.encodings.base import Position, PositionBuilder
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
-from graticule.position.base import Position, PositionBuilder
+from graticule.layer_position import LayerPosition
 
 
 class PyramidPosition(Position):

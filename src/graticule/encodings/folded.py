@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from graticule.displacement import Displacements
+from graticule.encodings.base import Position
 from graticule.grid import Grid
-from graticule.joining import BiasSum, LayerPosition
-from graticule.position.base import Position
+from graticule.layer_position import BiasSum, LayerPosition
 
 
 class FoldedPosition(Position):

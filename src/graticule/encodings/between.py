@@ -7,10 +7,25 @@ from functools import partial
 
 from torch import nn
 
-from graticule.encodings import ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.base import Position
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
-from graticule.position.base import Position
+from graticule.layer_position import LayerPosition
+
+#: Layers after which something stands: one, or several.
+Places = int | tuple[int, ...]
+
+
+def each_place(places: Places) -> tuple[int, ...]:
+    """Return places as a tuple.
+
+    Raises:
+        ValueError: if there is none, or one comes twice.
+    """
+    found = (places,) if isinstance(places, int) else tuple(places)
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"`places` must be different layers, at least one, as [0, 1, 2], got {places!r}.")
+    return found
+
 
 #: Key of what stands before the first layer, place -1.
 _FIRST = "first"
@@ -26,7 +41,7 @@ class BetweenBlocks(Position):
         depth: number of layers.
     """
 
-    def __init__(self, pegs: Mapping[int, Peg], depth: int) -> None:
+    def __init__(self, pegs: Mapping[int, nn.Module], depth: int) -> None:
         super().__init__()
         _check(pegs, depth - 1, depth)
         self.pegs = nn.ModuleDict({_key(place): pegs[place] for place in sorted(pegs)})
@@ -70,7 +85,7 @@ class BeforeProjections(Position):
         depth: number of layers.
     """
 
-    def __init__(self, inputs: Mapping[int, QueryKeyPeg | ConvolutionalProjection], depth: int) -> None:
+    def __init__(self, inputs: Mapping[int, nn.Module], depth: int) -> None:
         super().__init__()
         _check(inputs, depth - 2, depth)
         self.inputs = nn.ModuleDict({str(place + 1): inputs[place] for place in sorted(inputs)})

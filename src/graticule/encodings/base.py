@@ -1,16 +1,20 @@
-"""What a backbone knows of position: a grid in, one `LayerPosition` a layer out."""
+"""What every encoding has in common, and what a backbone knows of it: a grid in, one `LayerPosition` per layer out."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from torch import Tensor, nn
 
-from graticule.encodings import AbsoluteEncoding
 from graticule.grid import Grid
-from graticule.joining import LayerPosition
+from graticule.joining import Joining
+from graticule.layer_position import LayerPosition
+from graticule.registries import Option, Registry, options_of
+from graticule.specs import Spec
 
 
 class Position(nn.Module, ABC):
@@ -18,6 +22,8 @@ class Position(nn.Module, ABC):
 
     #: Side of the windows within which it acts, in patches; None where it acts on the whole grid.
     window: int | None = None
+    #: Whether no layer gets anything.
+    empty: bool = False
 
     @abstractmethod
     def forward(self, grid: Grid) -> list[LayerPosition]:
@@ -69,7 +75,115 @@ class Position(nn.Module, ABC):
 
 
 def _holds_a_grid(module: Any) -> bool:
-    return isinstance(module, AbsoluteEncoding) or getattr(module, "resampled", False)
+    return getattr(module, "resampled", False) or hasattr(module, "pos_embed")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a backbone says about itself, or a pyramid about one of its stages, when position is built.
+
+    grid: the grid that parameters are held for.
+    dim: D.
+    depth: number of layers.
+    num_heads: h, or the groups of channels of a gated MLP.
+    window: side of the windows within which tokens attend or are mixed, in patches; None for the whole grid.
+    causal: whether tokens attend only to those before them.
+    absolute: whether an absolute encoding is built; a pyramid may have one in its first stage only.
+    merged: whether this stage of a pyramid gets the table of the stage before, merged as its tokens are.
+    """
+
+    grid: Grid
+    dim: int
+    depth: int
+    num_heads: int
+    window: int | None = None
+    causal: bool = False
+    absolute: bool = True
+    merged: bool = False
+
+    @property
+    def within(self) -> Grid:
+        """The grid within which tokens see each other: that of a window, or the whole one."""
+        return self.grid.window(self.window)
+
+    @property
+    def head_dim(self) -> int:
+        """Channels per head, d."""
+        return self.dim // max(self.num_heads, 1)
+
+
+#: Parameters of an encoding's constructor that come from the site; all others are its options.
+FROM_SITE = frozenset({"self", "grid", "dim", "depth", "num_heads", "head_dim", "causal"})
+
+
+class Encoding(nn.Module, ABC):
+    """Makes position information for a grid. Its subclasses say in which form: `AbsoluteEncoding`, `BiasEncoding`, ...
+
+    The parameters of the constructor called `grid`, `dim`, `depth`, `num_heads`, `head_dim` or `causal` are filled with
+    what the backbone says; all others are the options of the encoding, as in `shaw(clip=4)`.
+    """
+
+    #: How a joining other than 'default' can bring it to the layers: as a table, as a bias, or not at all.
+    joined: ClassVar[Literal["table", "bias"] | None] = None
+    #: Whether it can be given to some of the layers only (option `layers` of joinings).
+    layered: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Build the position of a backbone at `site`, with as many instances as its layers need.
+
+        Its own keyword arguments are options, too.
+        """
+
+    @classmethod
+    def option_types(cls) -> dict[str, Option]:
+        """Return the options by name, with their types and defaults."""
+        more = options_of(cls.position, frozenset({"site", "joining"}))
+        return {**options_of(cls.__init__, FROM_SITE), **more}
+
+    @classmethod
+    def options(cls, **given: Any) -> Spec:
+        """Return the spec of this encoding with options, as `encoding=ShawBias.options(clip=4)`.
+
+        Raises:
+            ValueError: if the class is not registered, or has no such option.
+        """
+        name = ENCODINGS.name_of(cls)
+        if name is None:
+            raise ValueError(f"{cls.__name__} must be registered: @graticule.register_encoding('name').")
+        return ENCODINGS.specs(Spec(name, given))[0]
+
+    @classmethod
+    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
+        """Build one instance for `grid`, which is that of the site or of a window of it."""
+        known = {
+            "grid": grid,
+            "dim": site.dim,
+            "depth": site.depth,
+            "num_heads": site.num_heads,
+            "head_dim": site.head_dim,
+            "causal": site.causal,
+        }
+        wanted = inspect.signature(cls.__init__).parameters
+        return cls(**{name: value for name, value in known.items() if name in wanted}, **options)
+
+
+#: The encodings by name.
+ENCODINGS: Registry[type[Encoding]] = Registry("encoding", Encoding, lambda cls: cls.option_types())
+register_encoding = ENCODINGS.register
+
+
+@register_encoding("none")
+class NoEncoding(Encoding):
+    """No position information."""
+
+    layered = False
+
+    @classmethod
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Return the position that is empty for every layer."""
+        return NoPosition(site.depth)
 
 
 class PositionBuilder(Protocol):
@@ -109,7 +223,9 @@ def check_fields(
 
 
 class NoPosition(Position):
-    """No layer is told anything."""
+    """No position information for any layer."""
+
+    empty = True
 
     def __init__(self, depth: int) -> None:
         super().__init__()

@@ -1,0 +1,256 @@
+"""Biases on the attention logits: what they have in common, LaPE's norm of them, and how layers get them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.encodings.base import Encoding, Position, Site
+from graticule.grid import Grid, resize_map
+from graticule.joining import Joining
+from graticule.layer_position import BiasFunction, LayerPosition
+
+
+class BiasEncoding(Encoding):
+    """Makes a bias on the attention logits of a grid, (heads, N, N), or a function that makes it from the queries."""
+
+    #: The grid that it is built for.
+    grid: Grid
+    #: Whether all layers share one, instead of one per layer.
+    shared: ClassVar[bool] = False
+
+    @abstractmethod
+    def forward(self, grid: Grid) -> Tensor | BiasFunction:
+        """Return the bias for `grid`, (heads, N, N), or a function of the scaled queries."""
+
+    @abstractmethod
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that it is built for."""
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name`; what cannot be is returned as it is.
+
+        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint says so.
+        """
+        return value
+
+    @classmethod
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Build one per joined layer, or one that they share."""
+        if cls.shared:
+            return SharedBiasPosition(cls.build(site, site.within, options), site.depth, joining.layers, site.window)
+        each = [cls.build(site, site.within, options) for _ in range(joining.layers)]
+        return BiasPosition(each, site.depth, site.window)
+
+
+class PatchBias(BiasEncoding):
+    """A bias between patches that depends on parameters and grid alone; prefix tokens get none."""
+
+    joined: ClassVar[Literal["table", "bias"] | None] = "bias"
+    num_heads: int
+
+    @abstractmethod
+    def patch_bias(self, grid: Grid) -> Tensor:
+        """Return the bias between the patches of `grid` alone, (heads, H * W, H * W)."""
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the bias for `grid`, (heads, N, N)."""
+        return grid.with_prefix_bias(self.patch_bias(grid))
+
+    @classmethod
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Build one per joined layer, each with a norm of its own if the joining is LaPE, or one that they share."""
+        if cls.shared:
+            return super().position(site, joining, **options)
+        each: list[nn.Module] = []
+        for _ in range(joining.layers):
+            bias = cls.build(site, site.within, options)
+            norm = {None: None, "keys": NormalizedBias, "heads": HeadNormalizedBias}[joining.bias_norm]
+            each.append(bias if norm is None else norm(bias))
+        return BiasPosition(each, site.depth, site.window)
+
+
+class _NormalizedBias(nn.Module):
+    """A bias and a norm of it."""
+
+    def __init__(self, bias: PatchBias) -> None:
+        super().__init__()
+        self.bias = bias
+
+    @property
+    def grid(self) -> Grid:
+        """The grid that the encoding is built for."""
+        return self.bias.grid
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name`, as `BiasEncoding.fit` does."""
+        return self.bias.fit(name, value, shape)
+
+
+class NormalizedBias(_NormalizedBias):
+    """LaPE for a relative bias: a LayerNorm of its own over the keys of every query.
+
+    Its scale and shift have one entry for each key patch; at another grid they are resampled as maps.
+
+    Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), appendix B.
+    """
+
+    resampled = True
+
+    def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
+        super().__init__(bias)
+        self.norm = nn.LayerNorm(bias.grid.patches, eps)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the normalised bias for `grid`, (num_heads, N, N); prefix rows and columns are zero."""
+        weight, shift = (self._map_at(p, grid) for p in (self.norm.weight, self.norm.bias))
+        bias = F.layer_norm(self.bias.patch_bias(grid), (grid.patches,), weight, shift, self.norm.eps)
+        return grid.with_prefix_bias(bias)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for, for good."""
+        norm = nn.LayerNorm(grid.patches, self.norm.eps).to(self.norm.weight)
+        with torch.no_grad():
+            norm.weight.copy_(self._map_at(self.norm.weight, grid))
+            norm.bias.copy_(self._map_at(self.norm.bias, grid))
+        norm.weight.requires_grad_(self.norm.weight.requires_grad)
+        norm.bias.requires_grad_(self.norm.bias.requires_grad)
+        self.norm = norm
+        self.bias.set_grid(grid)
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Resample scale and shift of another grid, (H' W',), for this one; pass on what is of the bias."""
+        if value.ndim != 1:
+            return super().fit(name, value, shape)
+        old = self.grid.alike(value.shape[0], shape)
+        if old is None or old.shape == self.grid.shape:
+            return value
+        return resize_map(value.view(1, *old.shape), self.grid.shape).flatten()
+
+    def _map_at(self, values: Tensor, grid: Grid) -> Tensor:
+        if grid.shape == self.grid.shape:
+            return values
+        return resize_map(values.view(1, *self.grid.shape), grid.shape).flatten()
+
+
+class HeadNormalizedBias(_NormalizedBias):
+    """A variant of `NormalizedBias`: a LayerNorm over the heads of every pair of patches.
+
+    The papers norm over the keys. Over the heads the norm is, as for a table w, over the channels of one place;
+    its parameters, 2h, do not depend on the grid, and a bias stays a function of the displacement, which a norm over
+    the keys of a query is not. What is the same for all heads is lost.
+    """
+
+    def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
+        super().__init__(bias)
+        if bias.num_heads < 2:
+            raise ValueError("`over` must be 'keys' where there is one head: its norm over the heads is constant.")
+        self.norm = nn.LayerNorm(bias.num_heads, eps)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the normalised bias for `grid`, (num_heads, N, N); prefix rows and columns are zero."""
+        return grid.with_prefix_bias(self.norm(self.bias.patch_bias(grid).permute(1, 2, 0)).permute(2, 0, 1))
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for, for good."""
+        self.bias.set_grid(grid)
+
+
+class BiasPosition(Position):
+    """A relative encoding a layer; the layers past the last one get nothing.
+
+    Args:
+        encodings: one a layer, of the same grid.
+        depth: number of layers.
+        window: side of the windows within which tokens attend; then the encodings' grid is that of a window, and it
+            stays so whatever grid is asked about, until `set_grid`.
+    """
+
+    def __init__(
+        self,
+        encodings: Iterable[nn.Module],
+        depth: int,
+        window: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.window = window
+        self.encodings = nn.ModuleList(encodings)
+        self.depth = depth
+        if not 1 <= len(self.encodings) <= depth:
+            raise ValueError(f"`encodings` must be from 1 to {depth}, one a layer, got {len(self.encodings)}.")
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Say what each layer gets for `grid`: (heads, N, N) as `bias`, or what makes it from the queries."""
+        each = cast("Iterable[Any]", self.encodings)
+        given = [LayerPosition(bias=encoding(grid if self.window is None else encoding.grid)) for encoding in each]
+        return given + [LayerPosition()] * (self.depth - len(given))
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample every table for `grid`."""
+        for encoding in cast("Iterable[Any]", self.encodings):
+            encoding.set_grid(grid.window(self.window))
+
+    def layer_lists(self) -> list[str]:
+        """The biases."""
+        return ["encodings"]
+
+    def published_names(self) -> dict[str, str]:
+        """`blocks.l.attn.` and the name in the code of LaPE, Swin, Swin V2 and iRPE; `pe_norm` for LaPE's norm."""
+        names = {}
+        for own, _ in self.encodings.named_parameters():
+            layer, *rest = own.split(".")
+            kind, *more = rest
+            if kind == "norm":
+                leaf = f"pe_norm.{more[-1]}"
+            elif kind == "lookup_table_weight":
+                leaf = "rpe_k.lookup_table_weight"
+            else:
+                leaf = ".".join(more if kind == "bias" and more else rest)
+            names[f"blocks.{layer}.attn.{leaf}"] = f"encodings.{own}"
+        return names
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Bring a bias table, or a norm of one, of another grid or window to this one."""
+        encoding: Any = self.encodings[int(name.split(".")[1])]
+        return encoding.fit(name, value, shape)
+
+
+class SharedBiasPosition(Position):
+    """One relative encoding whose bias all the first layers share, as T5 and ALiBi have it.
+
+    Args:
+        encoding: built for the grid, or for a window of it.
+        depth: number of layers.
+        layers: only the first ones get the bias; all by default.
+        window: side of the windows within which tokens attend, as `BiasPosition`.
+    """
+
+    def __init__(self, encoding: nn.Module, depth: int, layers: int | None = None, window: int | None = None) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self.depth = depth
+        self.layers = depth if layers is None else layers
+        self.window = window
+        if not 1 <= self.layers <= depth:
+            raise ValueError(f"`layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Say what each layer gets for `grid`: the same (heads, N, N) as `bias`."""
+        encoding: Any = self.encoding
+        given = LayerPosition(bias=encoding(grid if self.window is None else encoding.grid))
+        return [given] * self.layers + [LayerPosition()] * (self.depth - self.layers)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid`, or a window of it, the one that the encoding is built for."""
+        encoding: Any = self.encoding
+        encoding.set_grid(grid.window(self.window))
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Bring a bias table of another grid or window to this one."""
+        encoding: Any = self.encoding
+        return encoding.fit(name, value, shape)

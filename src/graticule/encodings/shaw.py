@@ -1,0 +1,106 @@
+"""Shaw's relative encoding on the keys: a bias that depends on the queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import BiasEncoding
+from graticule.grid import Grid
+
+
+@register_encoding("shaw")
+class ShawBias(BiasEncoding):
+    r"""Adds the product of the query with one learned vector per clipped offset and axis to the logits.
+
+    .. math:: b_{h, i, j} = \frac{q_{h, i} \cdot (u_{clip(y_j - y_i)} + v_{clip(x_j - x_i)})}{\sqrt d}, \quad
+              clip(t) = \max(-K, \min(K, t))
+
+    A table of 2K + 1 vectors of d an axis, which all heads of the layer share. Prefix tokens get no bias. Nothing
+    is resampled at another grid: offsets beyond K count as K. But on a grid of fewer than K + 1 patches a side
+    the vectors of the largest offsets are never trained, and a larger grid would meet them as they were drawn.
+
+    Reference: Self-Attention with Relative Position Representations (Shaw et al., 2018), Eq. 4-5, on the keys
+    alone, an axis each as in Attention Augmented Convolutional Networks (Bello et al., 2019), section 3.1. CPVT
+    (Chu et al., 2023, section 5.3) takes K = 8 and does not say how it goes to two dimensions. Its Table 8
+    counts 40,011 positional parameters with a learnable embedding (37,824): the other 2,187 = 3 * 27 * 27 are
+    those of a bias table as Swin's, once for all layers (encoding 'learnable+shared_relative_bias'), and not of any
+    form of Shaw's; the text says otherwise.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        num_heads: h.
+        head_dim: d.
+        clip: K, in patches.
+    """
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, head_dim: int, clip: int = 8) -> None:
+        super().__init__()
+        if clip < 1:
+            raise ValueError(f"`clip` must be at least 1, got {clip}.")
+        self.grid = grid
+        self.num_heads, self.head_dim, self.clip = num_heads, head_dim, clip
+        self.relative_position_y = nn.Parameter(torch.empty(2 * clip + 1, head_dim))
+        self.relative_position_x = nn.Parameter(torch.empty(2 * clip + 1, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw both tables anew: a normal of std 0.02, cut at 2 (absolute)."""
+        trunc_normal_(self.relative_position_y, std=0.02)
+        trunc_normal_(self.relative_position_x, std=0.02)
+
+    def forward(self, grid: Grid) -> Callable[[Tensor], Tensor]:
+        """Return what makes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
+        return partial(self.bias, grid=grid)
+
+    def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
+        """Make the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
+
+        M keys: those of the tokens before `stop`, or of all N.
+        """
+        stop = grid.tokens if stop is None else stop
+        if (queries.shape[-2], stop) != (grid.tokens, grid.tokens):
+            return self._part(queries, grid, start, stop)
+        patches = grid.split(queries)[1].unflatten(-2, grid.shape)  # (B, h, H, W, d)
+        rows, columns = (
+            table[_clipped_offsets(side, self.clip, table.device)].to(queries.dtype)  # (H, H, d) and (W, W, d)
+            for side, table in zip(grid.shape, (self.relative_position_y, self.relative_position_x), strict=True)
+        )
+        by_row = torch.einsum("bhyxd,yjd->bhyxj", patches, rows)  # a key's row and column add up
+        by_column = torch.einsum("bhyxd,xjd->bhyxj", patches, columns)
+        bias = by_row[..., :, None] + by_column[..., None, :]  # (B, h, H, W, H, W)
+        return grid.with_prefix_bias(bias.flatten(-2).flatten(2, 3))
+
+    def _part(self, queries: Tensor, grid: Grid, start: int, stop: int) -> Tensor:
+        """Make rows and columns of the bias, pair by pair: nothing is computed for the others."""
+        place = grid.coordinates(queries.device)
+        first, last = (max(token - grid.prefix, 0) for token in (start, start + queries.shape[-2]))
+        offset = place[None, : max(stop - grid.prefix, 0)] - place[first:last, None]  # (n, M, 2), key - query
+        offset = offset.clamp(-self.clip, self.clip) + self.clip
+        own = queries[..., queries.shape[-2] - (last - first) :, :]
+        bias = queries.new_zeros(())
+        for axis, table in enumerate((self.relative_position_y, self.relative_position_x)):
+            scores = own @ table.to(queries.dtype).T  # (B, h, n, 2K + 1)
+            bias = bias + scores.gather(-1, offset[..., axis].expand(*scores.shape[:2], -1, -1))
+        return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
+        self.grid = grid
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, head_dim={self.head_dim}, clip={self.clip}"
+
+
+def _clipped_offsets(side: int, clip: int, device: torch.device) -> Tensor:
+    """Row of the table for query i and key j of an axis, clip(j - i) + K; (side, side), int64."""
+    place = torch.arange(side, device=device)
+    return (place[None, :] - place[:, None]).clamp(-clip, clip) + clip

@@ -1,0 +1,67 @@
+"""Sinusoidal tables, in one dimension and in two: nothing is learned."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from graticule.checks import checked
+from graticule.encodings.absolute import FixedEncoding
+from graticule.encodings.base import register_encoding
+from graticule.grid import Grid
+
+
+@register_encoding("sinusoidal_1d")
+class Sinusoidal1d(FixedEncoding):
+    r"""Encodes the index in the flattened sequence by sines and cosines, prefix tokens included.
+
+    .. math:: w_{p, 2k} = \sin(p\, T^{-2k / D}), \quad w_{p, 2k+1} = \cos(p\, T^{-2k / D})
+
+    Token p = 0 is the class token. Computed in float64 and rounded once; LaPE's released code rounds the
+    angle to float32 first, which differs by up to 1e-5 at p = 196. A checkpoint brings its own table.
+
+    Reference: Attention Is All You Need (Vaswani et al., 2017), section 3.5.
+    """
+
+    @checked
+    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
+        if dim % 2:
+            raise ValueError(f"`dim` must be a multiple of 2 (a sine and a cosine a frequency), got {dim}.")
+        super().__init__(grid, dim, temperature)
+
+    def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        """Compute the table of `grid` in float64, (N, D)."""
+        place = torch.arange(grid.tokens, device=device, dtype=torch.float64)
+        return _waves(place, self.dim, self.temperature)
+
+
+@register_encoding("sinusoidal_2d")
+class Sinusoidal2d(FixedEncoding):
+    r"""Encodes the column x in the first half of the channels, the row y in the second, by sines and cosines.
+
+    .. math:: w_{(y, x)} = [s(x); s(y)], \quad s(t)_{2k} = \sin(t\, T^{-4k / D}),\ s(t)_{2k+1} = \cos(t\, T^{-4k / D})
+
+    Rows of prefix tokens are zero. This is the order of LaPE's released code, sines and cosines in turns;
+    timm's two-dimensional tables put all sines of an axis before its cosines, a known difference.
+
+    Reference: Attention Is All You Need (Vaswani et al., 2017), applied to each axis.
+    """
+
+    @checked
+    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
+        if dim % 4:
+            raise ValueError(f"`dim` must be a multiple of 4 (a sine and a cosine on two axes), got {dim}.")
+        super().__init__(grid, dim, temperature)
+
+    def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        """Compute the table of `grid` in float64, (N, D)."""
+        y, x = grid.coordinates(device).double().unbind(-1)
+        half = [_waves(axis, self.dim // 2, self.temperature) for axis in (x, y)]
+        return grid.with_prefix_rows(torch.cat(half, -1))
+
+
+def _waves(place: Tensor, dim: int, temperature: float) -> Tensor:
+    """Interleave sin and cos of place * temperature^(-2k / dim); (n,) -> (n, dim)."""
+    rate = temperature ** (-torch.arange(0, dim, 2, device=place.device, dtype=place.dtype) / dim)
+    angle = place[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)

@@ -1,0 +1,118 @@
+"""The token-mixing encodings by name: gMLP's dense matrix and PosMLP's relative ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from graticule.checks import checked
+from graticule.encodings.base import Encoding, Position, Site, register_encoding
+from graticule.encodings.mixing import DenseMixing, Form, LearnableMixing, MixingSum, QuadraticMixing, Start
+from graticule.encodings.mixing_position import MixingPosition, Product
+from graticule.grid import Grid
+from graticule.joining import Joining
+
+
+class TokenMixing(Encoding):
+    """What a gating unit mixes tokens by; one per layer."""
+
+    layered = False
+    #: Whether its weights are a softmax; gating units then have no norm by default (PosMLP, section 5.3).
+    softmax: ClassVar[bool] = False
+
+    @classmethod
+    def position(
+        cls,
+        site: Site,
+        joining: Joining,
+        *,
+        bias: bool = True,
+        bias_start: float | None = None,
+        product: Product = "auto",
+        **options: Any,
+    ) -> Position:
+        """Build one per layer.
+
+        Args:
+            site: of the backbone.
+            joining: 'default'; there is nothing to join.
+            bias: whether one number per token is added to what was mixed.
+            bias_start: what that bias is at the start; by default 1 where the unit then starts as the identity.
+            product: by the matrix of all pairs, or as a convolution over displacements ('auto': where it is faster).
+            options: those of the constructor.
+        """
+        each: list[Any] = [cls.build(site, site.within, options) for _ in range(site.depth)]
+        start = cls.default_bias(options) if bias_start is None else bias_start
+        return MixingPosition(each, bias, site.window, product, start)
+
+    @classmethod
+    def default_bias(cls, options: Mapping[str, Any]) -> float:
+        """Return what the bias starts at: 0, as in PosMLP's code."""
+        return 0.0
+
+
+@register_encoding("sgu")
+class Sgu(TokenMixing, DenseMixing):
+    """Mixes tokens by one learned number per pair of tokens, a dense matrix."""
+
+    @classmethod
+    def default_bias(cls, options: Mapping[str, Any]) -> float:
+        """Return 1: with weights near zero the unit starts as the identity, as in gMLP."""
+        return 1.0
+
+
+@register_encoding("lrpe")
+class Lrpe(TokenMixing, LearnableMixing):
+    """Mixes tokens by one learned number per displacement of two tokens."""
+
+    @checked
+    def __init__(self, grid: Grid, std: float = 0.02) -> None:
+        super().__init__(grid, 1, std)
+
+
+@register_encoding("glrpe")
+class Glrpe(TokenMixing, LearnableMixing):
+    """Mixes tokens by one learned number per displacement and group of channels."""
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, std: float = 0.02) -> None:
+        super().__init__(grid, num_heads, std)
+
+
+@register_encoding("lrpe_m")
+class LrpeM(TokenMixing, MixingSum):
+    """Mixes tokens by the sum of a dense matrix and one number per displacement."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(DenseMixing(grid), LearnableMixing(grid))
+
+
+class _Quadratic(TokenMixing, QuadraticMixing):
+    """A Gaussian around a learned displacement, by a quadratic form."""
+
+    softmax = True
+
+    @classmethod
+    def default_bias(cls, options: Mapping[str, Any]) -> float:
+        """Return 1 where groups start spread over directions and widths, 0 where they start as in PosMLP's code."""
+        return float(options.get("start") == "spread")
+
+
+@register_encoding("gqpe")
+class Gqpe(_Quadratic):
+    """Mixes tokens by a Gaussian around one learned displacement."""
+
+    @checked
+    def __init__(self, grid: Grid, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "released") -> None:
+        super().__init__(grid, 1, form, shift, start)
+
+
+@register_encoding("ggqpe")
+class Ggqpe(_Quadratic):
+    """Mixes tokens by a Gaussian around one learned displacement per group of channels."""
+
+    @checked
+    def __init__(
+        self, grid: Grid, num_heads: int, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "released"
+    ) -> None:
+        super().__init__(grid, num_heads, form, shift, start)

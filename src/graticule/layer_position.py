@@ -1,0 +1,153 @@
+"""What a layer needs to know about position: `LayerPosition`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from graticule.displacement import Displacements
+
+Function = Callable[[Tensor], Tensor]
+BiasFunction = Callable[..., Tensor]
+
+
+class LayerPosition(NamedTuple):
+    """All that a layer needs to know of position. Every field may be None.
+
+    What depends on parameters and grid alone is a tensor; what depends on the tokens is a function of them.
+
+    pre: (N, D), added to the residual stream before the layer.
+    before: takes the stream that enters the layer, `pre` added, (B, N, D) -> (B, N, D).
+    inner: (N, D), added after the layer's first norm, before attention.
+    inputs: makes what queries, keys and values are projected from, (B, N, D) -> three of (B, N, D), out of the
+        normalised tokens.
+    bias: (heads, N, N), added to the attention logits; or a function of the scaled queries that makes it,
+        (B, heads, N, d) -> (B, heads, N, N). It takes `start` and `stop` as well: then the queries are those of n
+        tokens from `start` on, and the bias is for the keys of those before `stop`.
+    rotary: (N, 2d) or (heads, N, 2d), sines then cosines, by which queries and keys are turned.
+    after: takes the stream that leaves the layer, (B, N, D) -> (B, N, D).
+    mixing: the weights by which a gating unit mixes the patches of its grid or window: (groups, N, N), or
+        `Displacements` where they depend on displacements alone.
+    gate: (N,), added to every channel of the mixed tokens.
+
+    `pre`, `before` and `after` stand between blocks: `enter` and `leave` apply them.
+    """
+
+    pre: Tensor | None = None
+    inner: Tensor | None = None
+    bias: Tensor | BiasFunction | None = None
+    rotary: Tensor | None = None
+    before: Function | None = None
+    inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    after: Function | None = None
+    mixing: Tensor | Displacements | None = None
+    gate: Tensor | None = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Take the stream x: (B, N, D) to what enters the layer."""
+        if self.pre is not None:
+            x = x + self.pre
+        return x if self.before is None else self.before(x)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Take what the layer makes, x: (B, N, D), to the stream behind it."""
+        return x if self.after is None else self.after(x)
+
+    def part(self, start: int, stop: int) -> LayerPosition:
+        """Return what the tokens from `start` on are told where there are none from `stop` on.
+
+        So a text that grows is told, token by token, what the whole one is.
+
+        Raises:
+            ValueError: if something acts on all the tokens at once, and has no part.
+        """
+        for field in ("before", "inputs", "after", "mixing", "gate"):
+            if getattr(self, field) is not None:
+                raise ValueError(f"`{field}` must be None for a part of the tokens: it takes all of them at once.")
+        return LayerPosition(
+            pre=None if self.pre is None else self.pre[start:stop],
+            inner=None if self.inner is None else self.inner[start:stop],
+            bias=None if self.bias is None else _part(self.bias, start, stop),
+            rotary=None if self.rotary is None else self.rotary[..., start:stop, :],
+        )
+
+    def merge(self, other: LayerPosition) -> LayerPosition:
+        """Take what both say: tensors and biases add up, functions of the stream follow one another.
+
+        Raises:
+            ValueError: if both turn queries and keys, make the inputs, or mix tokens.
+        """
+        for field in ("rotary", "inputs", "mixing"):
+            if getattr(self, field) is not None and getattr(other, field) is not None:
+                raise ValueError(f"`{field}` must be given by one encoding at most, got two.")
+        return LayerPosition(
+            pre=_sum(self.pre, other.pre),
+            inner=_sum(self.inner, other.inner),
+            bias=_sum(self.bias, other.bias),
+            rotary=self.rotary if other.rotary is None else other.rotary,
+            before=_chain(self.before, other.before),
+            inputs=self.inputs if other.inputs is None else other.inputs,
+            after=_chain(self.after, other.after),
+            mixing=self.mixing if other.mixing is None else other.mixing,
+            gate=_sum(self.gate, other.gate),
+        )
+
+
+class BiasSum(NamedTuple):
+    """A bias of two parts: one that can be folded, (heads, N, N), and a function of the scaled queries."""
+
+    constant: Tensor
+    function: BiasFunction
+
+    def __call__(self, queries: Tensor) -> Tensor:
+        """Make the bias, (B, heads, N, N), from the scaled queries, (B, heads, N, d)."""
+        return self.constant + self.function(queries)
+
+
+def bias_of(bias: Tensor | BiasFunction, queries: Tensor) -> Tensor:
+    """Return a bias as a tensor, made from the scaled queries (B, h, N, d) if it depends on them."""
+    return bias if isinstance(bias, Tensor) else bias(queries)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """Add what is there: two tensors, or two biases of which one at least is a function."""
+    if a is None or b is None:
+        return b if a is None else a
+    constants = [x.constant if isinstance(x, BiasSum) else x for x in (a, b) if isinstance(x, Tensor | BiasSum)]
+    functions = [x.function if isinstance(x, BiasSum) else x for x in (a, b) if not isinstance(x, Tensor)]
+    if not functions:
+        return a + b
+    function: Any = functions[0] if len(functions) == 1 else partial(_added, functions[0], functions[1])
+    return BiasSum(sum(constants[1:], constants[0]), function) if constants else function
+
+
+def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: Any) -> Tensor:
+    return first(queries, **part) + second(queries, **part)
+
+
+def _part(bias: Any, start: int, stop: int) -> Any:
+    """Rows from `start` to `stop` of a bias, and columns up to there."""
+    if isinstance(bias, Tensor):
+        return bias[:, start:stop, :stop]
+    if isinstance(bias, BiasSum):
+        return BiasSum(_part(bias.constant, start, stop), _part(bias.function, start, stop))
+    return partial(_moved, bias, start, stop)
+
+
+def _moved(
+    bias: BiasFunction, first: int, last: int, queries: Tensor, start: int = 0, stop: int | None = None
+) -> Tensor:
+    return bias(queries, start=first + start, stop=last if stop is None else stop)
+
+
+def _chain(first: Function | None, second: Function | None) -> Function | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return partial(_composed, first, second)
+
+
+def _composed(first: Function, second: Function, x: Tensor) -> Tensor:
+    return second(first(x))

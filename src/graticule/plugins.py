@@ -1,0 +1,134 @@
+"""Code of a user that registers encodings, joinings and backbones: a Python file, or an installed entry point."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+GROUP = "graticule.plugins"
+#: Name of the file of every plugin that registered something -> its SHA-256 when it did.
+_registered: dict[str, str] = {}
+
+
+def load_plugin(name: str | Path) -> ModuleType:
+    """Import a plugin, whose classes then have names as those of the package: `my_methods.py`, or an entry point.
+
+    It is imported once. Nothing is ever imported that the user did not name.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if there is no such entry point, or the code raises.
+    """
+    if isinstance(name, str) and not name.endswith(".py") and "/" not in name:
+        return _entry_point(name)
+    path = Path(name)
+    if not path.is_file():
+        raise FileNotFoundError(f"`plugin` must be a Python file, got {str(name)!r}, which is not there.")
+    module_name = f"graticule_plugin_{path.stem}_{_hash(path)[:8]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ValueError(f"`plugin` must be a Python file, got {str(name)!r}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # pickling and dataclasses look their classes up there
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # what lies beside it can be imported, as for a script
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise ValueError(f"the plugin {path} cannot be imported: {_where(error, path)}") from error
+    return module
+
+
+def load_named_plugins(arguments: Sequence[str]) -> list[str]:
+    """Import the plugins that `--plugin NAME` names in a command line; returns the other arguments.
+
+    Raises:
+        ValueError: if no name follows `--plugin`, or a plugin cannot be imported.
+        FileNotFoundError: if there is no such file.
+    """
+    left = []
+    given = iter(arguments)
+    for argument in given:
+        option, equals, value = argument.partition("=")
+        if option != "--plugin":
+            left.append(argument)
+            continue
+        name = value if equals else next(given, "")
+        if not name or name.startswith("--"):
+            raise ValueError(f"`--plugin` must be followed by a Python file or an entry point, got {name!r}.")
+        load_plugin(name)
+    return left
+
+
+def note_registration(cls: type) -> None:
+    """Remember the file of a class that is not of the package."""
+    file = source_of(cls)
+    if file is not None:
+        _registered[file.name] = _hash(file)
+
+
+def source_of(cls: type) -> Path | None:
+    """Return the file of a class that is not of the package; None for those of the package and without a file."""
+    if cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return None
+    try:
+        file = inspect.getsourcefile(cls)
+    except (TypeError, OSError):  # typed into a console
+        return None
+    return None if file is None or not Path(file).is_file() else Path(file)
+
+
+def registered_plugins() -> dict[str, str]:
+    """Return the name of the file of every plugin that registered something, and its SHA-256 when it did."""
+    return dict(_registered)
+
+
+def plugins_of(classes: Iterable[type]) -> dict[str, str]:
+    """Return the name of the file, and its SHA-256, of those classes that are not of the package."""
+    files = {file.name: file for file in map(source_of, classes) if file is not None}
+    return {name: _registered.get(name, _hash(file)) for name, file in sorted(files.items())}
+
+
+def missing_plugins(recorded: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return which of the recorded plugins are not loaded, and which are but have changed since."""
+    missing = [name for name in recorded if name not in _registered]
+    changed = [name for name, digest in recorded.items() if name in _registered and _registered[name] != digest]
+    return missing, changed
+
+
+def _entry_point(name: str) -> ModuleType:
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in installed:
+        known = f"installed are {', '.join(sorted(installed))}" if installed else "none is installed"
+        raise ValueError(
+            f"`plugin` must be a Python file (NAME.py) or an entry point of the group {GROUP}, got {name!r}; {known}."
+        )
+    try:
+        return installed[name].load()
+    except Exception as error:
+        raise ValueError(f"the plugin {name} cannot be imported: {type(error).__name__}: {error}.") from error
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _where(error: Exception, path: Path) -> str:
+    """Say what went wrong, and in which line of the plugin."""
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} in line {error.lineno}."
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).name == path.name]
+    said = str(error).rstrip(".")
+    return f"{type(error).__name__}: {said}" + (f", in line {lines[-1]}." if lines else ".")

@@ -1,0 +1,158 @@
+"""Registries: the names that specs use, and the classes behind them with their options."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from graticule.checks import shown
+from graticule.names import known_name
+from graticule.plugins import note_registration, source_of
+from graticule.specs import Spec, parse_sum
+
+T = TypeVar("T", bound=type)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a name: its type and its default (`inspect.Parameter.empty` where it must be given)."""
+
+    kind: Any
+    default: Any
+
+
+class Registry(Generic[T]):
+    """Classes by name, open to everybody: `register` adds one.
+
+    The options of a name are the keyword arguments of its class, with their types and defaults.
+
+    Args:
+        argument: what users call it, as 'encoding'; messages name it.
+        base: what a registered class must be a subclass of.
+        options: returns the options of a class.
+    """
+
+    def __init__(self, argument: str, base: Any, options: Callable[[Any], Mapping[str, Option]]) -> None:
+        self.argument = argument
+        self.base = base
+        self._options = options
+        self._classes: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that registers a class as `name`.
+
+        Raises:
+            ValueError: if `name` is no identifier, or another class has it.
+            TypeError: if the class is no subclass of the base.
+        """
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise ValueError(
+                f"`name` of an {self.argument} must be an identifier, as my_{self.argument}, got {name!r}."
+            )
+
+        def add(cls: T) -> T:
+            if not (isinstance(cls, type) and issubclass(cls, self.base)):
+                raise TypeError(
+                    f"the {self.argument} {name!r} must be a subclass of {self.base.__name__}, got {cls!r}."
+                )
+            known = self._classes.get(name)
+            if known is not None and (known.__qualname__, source_of(known)) != (cls.__qualname__, source_of(cls)):
+                place = source_of(known) or known.__module__
+                raise ValueError(
+                    f"`name` must be new, got {name!r}, which is the {self.argument} {known.__qualname__} of {place}."
+                )
+            self._classes[name] = cls
+            note_registration(cls)
+            return cls
+
+        return add
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes
+
+    def __getitem__(self, name: str) -> T:
+        return self._classes[known_name(self.argument, name, self._classes)]
+
+    def name_of(self, cls: type) -> str | None:
+        """Return the first name of a class; None if it is not registered."""
+        return next((name for name, known in self._classes.items() if known is cls), None)
+
+    def options(self, name: str) -> Mapping[str, Option]:
+        """Return the options of `name`."""
+        return self._options(self[name])
+
+    def specs(self, given: Any) -> tuple[Spec, ...]:
+        """Read `given`, text as `a(b=1) + c`, a `Spec` or several, and check every name and option.
+
+        Raises:
+            ValueError: for what is unknown, with what is known; for a value of another type.
+        """
+        specs = (given,) if isinstance(given, Spec) else given
+        if not (isinstance(specs, tuple) and specs and all(isinstance(spec, Spec) for spec in specs)):
+            specs = parse_sum(given, self.argument)
+        return tuple(self._checked(spec) for spec in specs)
+
+    def _checked(self, spec: Spec) -> Spec:
+        options = self.options(spec.name)
+        values = {}
+        for name, value in spec.options.items():
+            if name not in options:
+                near = difflib.get_close_matches(name, options, n=1)
+                known = f"the options are {', '.join(options)}" if options else "it has no options"
+                hint = f"; did you mean {near[0]!r}? T{known[1:]}" if near else f": {known}"
+                raise ValueError(f"`{self.argument}` {spec.name} must not have the option {name!r}{hint}.")
+            values[name] = as_kind(options[name].kind, value, f"`{name}` of {self.argument} {spec.name}")
+        missing = [name for name, option in options.items() if option.default is _EMPTY and name not in values]
+        if missing:
+            raise ValueError(f"`{self.argument}` {spec.name} must have the option {missing[0]!r}, got {str(spec)!r}.")
+        return Spec(spec.name, values)
+
+
+_EMPTY = inspect.Parameter.empty
+
+
+def options_of(function: Callable[..., Any], context: frozenset[str]) -> dict[str, Option]:
+    """Return the parameters of a function that can be given by name and are not in `context`."""
+    hints = get_type_hints(function, include_extras=True)
+    return {
+        name: Option(hints.get(name, Any), parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in context and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+
+
+def as_kind(kind: Any, value: Any, where: str) -> Any:
+    """Return `value` as `kind`: lists become tuples and whole numbers floats, and nothing else is converted.
+
+    Raises:
+        ValueError: beginning with `where`, if it is something else.
+    """
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):  # an object of Python's that no text can say
+        check: Callable[[], Any] = lambda: _adapter(kind).validate_python(value, strict=True)  # noqa: E731
+    else:
+        check = lambda: _adapter(kind).validate_json(text, strict=True)  # noqa: E731
+    try:
+        return check()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{where} {first['msg'].replace('Input should', 'must')}, got {shown(value)}.") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
