@@ -1,10 +1,35 @@
 """What every test starts from: the same seed, an empty cache of compiled graphs."""
 
+import sys
+from pathlib import Path
+
 import pytest
+import timm.models._registry as timm_registry
 import torch
+
+import graticule
+from graticule import plugins
+from graticule.backbones import registry
+from graticule.encodings import ENCODINGS
+from graticule.joining import JOININGS
 
 
 @pytest.fixture(autouse=True)
 def _start_alike():
     torch.manual_seed(0)
     torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def my_methods():
+    """Import the file of docs/extending.md, as --plugin does, for the tests of one module."""
+    ours = [ENCODINGS._classes, JOININGS._classes, registry._backbones, plugins._registered]
+    timms = [timm_registry._model_entrypoints, timm_registry._model_to_module]
+    kept = [(holder, dict(holder)) for holder in (*ours, *timms, sys.modules)]
+    yield graticule.load_plugin(Path(__file__).parents[1] / "docs" / "my_methods.py")
+    for holder, before in kept:
+        for name in set(holder) - set(before):
+            if holder is not sys.modules or name.startswith("graticule_plugin_"):
+                del holder[name]
+    for models in timm_registry._module_to_models.values():
+        models.discard("graticule_convolutional_vit")

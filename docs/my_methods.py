@@ -1,0 +1,94 @@
+"""Two encodings, a joining and a backbone in one file outside of the package; docs/extending.md walks through it.
+
+graticule train digits_quick --plugin docs/my_methods.py --encoding "fourier(frequencies=16)" --joining decayed
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import graticule
+from graticule.backbones import VisionTransformer
+
+
+@graticule.register_encoding("fourier")
+class Fourier(graticule.AbsoluteEncoding):
+    r"""Random Fourier features of the position, projected to the channels by a learned matrix.
+
+    .. math:: w = W [\cos 2 \pi B p; \sin 2 \pi B p], \quad B \sim N(0, \sigma^2), \quad p \in [0, 1]^2
+
+    Reference: Fourier Features Let Networks Learn High Frequency Functions (Tancik et al., 2020).
+    """
+
+    learnable = True  # so that joining 'unshared' can give every layer its own
+
+    def __init__(self, grid: graticule.Grid, dim: int, frequencies: int = 32, sigma: float = 2.0) -> None:
+        super().__init__(grid, dim)
+        self.register_buffer("directions", torch.randn(2, frequencies) * sigma)
+        self.project = nn.Linear(2 * frequencies, dim)
+
+    def forward(self, grid: graticule.Grid) -> Tensor:
+        """Return w for `grid`, (N, D); any grid is computed, none is resampled."""
+        place = grid.coordinates(self.directions.device).to(self.directions.dtype) + 0.5
+        place = place / torch.tensor(grid.shape, device=place.device, dtype=place.dtype)
+        angle = 2 * math.pi * place @ self.directions
+        return grid.with_prefix_rows(self.project(torch.cat([angle.cos(), angle.sin()], -1)))
+
+    def at(self, grid: graticule.Grid) -> Tensor:
+        """Return w for a grid other than the one it was built for."""
+        return self(grid)
+
+    def set_grid(self, grid: graticule.Grid) -> None:
+        """Make `grid` the one that it is built for; no parameter depends on it."""
+        self.grid = grid
+
+
+@graticule.register_encoding("distance")
+class Distance(graticule.PatchBias):
+    """A relative bias: one learned slope per head on the logarithm of the distance of two patches."""
+
+    def __init__(self, grid: graticule.Grid, num_heads: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.grid, self.num_heads, self.scale = grid, num_heads, scale
+        self.slope = nn.Parameter(torch.zeros(num_heads))
+
+    def patch_bias(self, grid: graticule.Grid) -> Tensor:
+        """Return the bias between the patches of `grid`, (heads, H * W, H * W)."""
+        distance = grid.distances(self.slope.device).to(self.slope.dtype)
+        return -F.softplus(self.slope)[:, None, None] * self.scale * torch.log1p(distance)
+
+    def set_grid(self, grid: graticule.Grid) -> None:
+        """Make `grid` the one that it is built for; no parameter depends on it."""
+        self.grid = grid
+
+
+@graticule.register_joining("decayed")
+class Decayed(graticule.Joining):
+    """Adds rate^l w to the residual stream before layer l."""
+
+    def __init__(self, depth: int, layers: int | None = None, rate: float = 0.5) -> None:
+        super().__init__(depth, layers)
+        self.rate = rate
+
+    def join(self, *tables: Tensor) -> tuple[list[graticule.LayerPosition], Tensor | None]:
+        """Add w: (N, D), smaller from layer to layer; a later stage of a pyramid gets w itself."""
+        joined = [graticule.LayerPosition(pre=tables[0] * self.rate**layer) for layer in range(self.layers)]
+        return joined, tables[0]
+
+
+@graticule.register_backbone("convolutional_vit", embed_dim=48, depth=3, num_heads=3, img_size=28, in_chans=1)
+class ConvolutionalVit(VisionTransformer):
+    """A small ViT whose patches see their neighborhood: a 3 x 3 convolution on the image before they are cut."""
+
+    def __init__(self, position: graticule.PositionBuilder, patch_size: int = 4, **kwargs: Any) -> None:
+        super().__init__(position, patch_size=patch_size, **kwargs)
+        self.before = nn.Conv2d(self.in_chans, self.in_chans, 3, padding=1)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Turn images (B, C, height, width) into tokens (B, N, D)."""
+        return super().embed(self.before(x))

@@ -1,0 +1,105 @@
+"""A run whose model, encoding and joining are from a file outside of the package."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from short_runs import stopped
+
+import graticule
+from commands import run_command
+from graticule import plugins
+from graticule.cli import main
+from graticule.encodings import ENCODINGS
+from graticule.tasks import Run, train
+
+FILE = Path(__file__).parents[2] / "docs" / "my_methods.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def methods(my_methods):
+    """Every test here has them."""
+    return my_methods
+
+
+@pytest.fixture(scope="module")
+def run(methods, tmp_path_factory):
+    """A run of the command line with everything from the file: model, encoding, joining."""
+    folder = tmp_path_factory.mktemp("plugins") / "run"
+    command = ["train", "digits_quick", "--plugin", FILE, "--quick", "--output", folder, "--model", "convolutional_vit"]
+    chosen = ["--encoding", "fourier(frequencies=4) + distance", "--joining", "decayed(rate=0.9)"]
+    assert main([str(word) for word in [*command, *chosen]]) == 0
+    return Run.open(folder)
+
+
+def test_a_run_keeps_text_file_and_hash(run):
+    described = json.loads(run.recipe_file.read_text())
+    assert described["plugins"] == {FILE.name: plugins._hash(FILE)}
+    assert described["recipe"]["encoding"] == "fourier(frequencies=4) + distance"
+    model = run.model()
+    assert type(model).__name__ == "ConvolutionalVit" and model.position.parts[0].joining.rate == 0.9
+    images = torch.randn(2, 1, 28, 28)
+    with torch.no_grad():
+        torch.testing.assert_close(graticule.fold(copy.deepcopy(model))(images), model(images))
+
+
+def test_a_run_is_evaluated_and_drawn_from_the_command_line(run, capsys):
+    for command in (("evaluate", run.folder, "--sizes", 36), ("correlations", run.folder, "--untrained", 0)):
+        code, out, _ = run_command(capsys, *command, "--plugin", FILE)
+        assert code == 0 and "wrote" in out
+
+
+def test_a_run_of_built_in_methods_needs_no_plugin(tmp_path, capsys):
+    code, _, _ = run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "run")
+    assert code == 0 and "plugins" not in json.loads((tmp_path / "run" / "recipe.json").read_text())
+
+
+def test_without_the_plugin_a_run_says_what_to_pass_and_imports_nothing(run, monkeypatch, capsys):
+    monkeypatch.setattr(plugins, "_registered", {})
+    with pytest.raises(ValueError, match=r"needs the plugin my_methods\.py, which is imported only if you name it"):
+        run.model()
+    code, _, err = run_command(capsys, "evaluate", run.folder)
+    assert code == 1 and "--plugin my_methods.py" in err
+
+
+def test_a_run_is_resumed_bit_for_bit_and_not_with_a_changed_plugin(run, tmp_path, monkeypatch):
+    recipe = run.recipe()
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    part = stopped(recipe, tmp_path / "part", 7)
+    changed = {FILE.name: "0" * 64}
+    with monkeypatch.context() as patch:
+        patch.setattr(plugins, "_registered", changed)
+        with pytest.raises(ValueError, match=r"cannot be resumed: its plugin my_methods\.py has changed"):
+            train(recipe, part.folder, resume=True, progress=False)
+        with pytest.warns(UserWarning, match="the plugin my_methods.py has changed since"):
+            part.recipe()
+    train(recipe, part.folder, resume=True, progress=False)
+    expected, found = (load_file(each.weights) for each in (whole, part))
+    assert all(torch.equal(value, found[name]) for name, value in expected.items()) and expected.keys() == found.keys()
+
+
+def test_a_comparison_takes_it(run, tmp_path, capsys):
+    command = ["compare", "digits_quick", "--plugin", FILE, "--quick", "--seeds", 0, "--output", tmp_path / "compared"]
+    choices = ["encoding=learnable", "encoding=fourier(frequencies=4, sigma=1.0),joining=lape(layers=2)"]
+    code, out, _ = run_command(capsys, *command, "--choices", *choices)
+    assert code == 0 and choices[1] in out
+
+
+def test_a_recipe_finds_what_lies_beside_it(tmp_path, capsys):
+    (tmp_path / "beside_methods.py").write_text(
+        "import graticule\nfrom graticule.encodings.base import NoEncoding\n"
+        "@graticule.register_encoding('beside')\nclass Beside(NoEncoding):\n    pass\n"
+    )
+    (tmp_path / "my_recipe.py").write_text(
+        "import beside_methods\nfrom graticule.tasks import Recipe\n"
+        "def recipe():\n    return Recipe(encoding='beside', limit_train=40, limit_test=40, epochs=1)\n"
+    )
+    try:
+        code, _, err = run_command(capsys, "train", tmp_path / "my_recipe.py", "--output", tmp_path / "run")
+        assert code == 0, err
+        assert list(Run.open(tmp_path / "run").plugins) == ["beside_methods.py"]
+    finally:
+        ENCODINGS._classes.pop("beside", None)

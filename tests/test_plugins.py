@@ -1,0 +1,142 @@
+"""A file outside of the package: its encodings, joining and backbone have the rights of those inside."""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+import graticule
+from commands import run_command
+from graticule import plugins
+from graticule.encodings import ENCODINGS
+from graticule.testing import check_backbone, check_encoding, check_joining
+
+FILE = Path(__file__).parents[1] / "docs" / "my_methods.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def methods(my_methods):
+    """Every test here has them."""
+    return my_methods
+
+
+def test_it_is_imported_once(methods):
+    assert graticule.load_plugin(str(FILE)) is methods
+    assert plugins.registered_plugins()[FILE.name] == plugins._hash(FILE)
+    assert plugins.source_of(methods.Fourier) == FILE
+    assert plugins.source_of(graticule.AbsoluteEncoding) is None
+
+
+@pytest.mark.parametrize(
+    ("encoding", "joining"),
+    [
+        *[("fourier(frequencies=8)", joining) for joining in ("default", "unshared", "lape", "decayed(rate=0.9)")],
+        ("distance", "default"),
+        ("distance(scale=2.0)", "lape(over='heads')"),
+    ],
+)
+def test_its_encodings_pass_the_contract(encoding, joining):
+    check_encoding(encoding, joining, compiled=joining == "default")
+
+
+def test_its_joining_passes_the_contract_with_every_table():
+    for encoding in ("learnable", "sinusoidal_2d"):
+        check_joining("decayed(layers=2)", encoding, compiled=False)
+
+
+def test_its_backbone_passes_the_contract():
+    check_backbone("convolutional_vit", encoding="fourier+distance", joining="decayed", compiled=False)
+
+
+def test_the_joining_does_what_its_formula_says():
+    model = graticule.create_model("convolutional_vit", encoding="fourier", joining="decayed(rate=0.5, layers=2)")
+    first, second, third = model.position(model.grid)
+    torch.testing.assert_close(second.pre, first.pre / 2)
+    assert first.pre.shape == (model.grid.tokens, 48) and third == graticule.LayerPosition()
+
+
+def test_the_names_are_known_everywhere(capsys):
+    assert {"fourier", "distance"} <= set(graticule.list_encodings())
+    assert "decayed" in graticule.list_joinings() and "convolutional_vit" in graticule.list_models()
+    assert type(timm.create_model("graticule_convolutional_vit", num_classes=3)).__name__ == "ConvolutionalVit"
+    code, out, _ = run_command(capsys, "models", "convolutional_*")
+    assert code == 0 and "convolutional_vit" in out and "fourier" in out and "decayed" in out
+    with pytest.raises(ValueError, match=r"must not have the option 'frequency'; did you mean 'frequencies'\?"):
+        graticule.create_model("convolutional_vit", encoding="fourier(frequency=3)")
+    with pytest.raises(ValueError, match="`patches` is no argument of convolutional_vit"):
+        graticule.create_model("convolutional_vit", patches=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import graticule\n1 / 0\n", "ZeroDivisionError: division by zero, in line 2"),
+        ("def broken(:\n", "invalid syntax in line 1"),
+        (
+            "import graticule\n@graticule.register_encoding('learnable')\n"
+            "class Mine(graticule.AbsoluteEncoding):\n    pass\n",
+            "`name` must be new, got 'learnable', which is the encoding Learnable",
+        ),
+        (
+            "import graticule\n@graticule.register_encoding('fourier')\n"
+            "class Fourier2(graticule.AbsoluteEncoding):\n    pass\n",
+            r"got 'fourier', which is the encoding Fourier of .*my_methods.py",
+        ),
+        (
+            "import graticule\n@graticule.register_joining('mine')\nclass Mine:\n    pass\n",
+            "must be a subclass of Joining",
+        ),
+        ("import graticule\n@graticule.register_backbone('my vit')\nclass Mine:\n    pass\n", "must be an identifier"),
+    ],
+)
+def test_a_plugin_that_cannot_be_is_one_line(text, message, tmp_path, capsys):
+    file = tmp_path / "plugin.py"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        graticule.load_plugin(file)
+    assert not [name for name in sys.modules if name.startswith("graticule_plugin_plugin")]
+    code, out, err = run_command(capsys, "models", "--plugin", file)
+    assert code == 1 and out == "" and err.startswith(f"graticule: error: the plugin {file} cannot be imported: ")
+    assert err.count("\n") == 1
+
+
+def test_a_plugin_that_is_not_there_is_refused(tmp_path, capsys):
+    with pytest.raises(FileNotFoundError, match=r"`plugin` must be .*, got '.*nowhere.py', which is not there"):
+        graticule.load_plugin(tmp_path / "nowhere.py")
+    with pytest.raises(ValueError, match=r"of the group graticule\.plugins, got 'nothing'; none is"):
+        graticule.load_plugin("nothing")
+    code, _, err = run_command(capsys, "models", "--plugin")
+    assert code == 1 and "`--plugin` must be followed by" in err
+
+
+def test_a_corrected_plugin_can_be_loaded_again(tmp_path):
+    """In a notebook a file is corrected and imported again: its own names are not taken."""
+    file = tmp_path / "again.py"
+    body = (
+        "import graticule\nfrom graticule.encodings.base import NoEncoding\n"
+        "@graticule.register_encoding('again')\nclass Again(NoEncoding):\n    version = {}\n"
+    )
+    try:
+        for version in (1, 2):
+            file.write_text(body.format(version))
+            assert graticule.load_plugin(file).Again.version == version
+            assert ENCODINGS["again"].version == version
+        assert plugins.missing_plugins({"again.py": plugins._hash(file), "other.py": "0"}) == (["other.py"], [])
+        assert plugins.missing_plugins({"again.py": "0"}) == ([], ["again.py"])
+    finally:
+        del ENCODINGS._classes["again"]
+
+
+def test_an_installed_entry_point_is_loaded_only_by_name(monkeypatch):
+    point = importlib.metadata.EntryPoint("my_lab", "json", plugins.GROUP)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == plugins.GROUP else [])
+    assert graticule.load_plugin("my_lab").__name__ == "json"
+    with pytest.raises(ValueError, match="installed are my_lab"):
+        graticule.load_plugin("your_lab")
+    broken = importlib.metadata.EntryPoint("my_lab", "json:nothing", plugins.GROUP)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [broken])
+    with pytest.raises(ValueError, match="the plugin my_lab cannot be imported: AttributeError"):
+        graticule.load_plugin("my_lab")
