@@ -11,7 +11,7 @@ import sys
 import time
 from statistics import median
 
-ROUNDS = 7
+ROUNDS = 3
 CASES = {
     "import graticule": ["-c", "import graticule"],
     "graticule --help": ["-m", "graticule.cli", "--help"],
