@@ -61,3 +61,10 @@ def test_waiting_threads_spin_briefly_unless_the_user_chose_otherwise(given, fou
         **given,
     )
     assert done.stdout.strip() == found, done.stderr
+
+
+def test_nothing_of_lightnings_own_is_on_the_screen(tmp_path):
+    command = ["train", "digits_quick", "--quick", "--joining", "lape(layers=99)", "--output", str(tmp_path / "run")]
+    done = run(f"from graticule.cli import main; raise SystemExit(main({command}))")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "graticule: error: `layers` must be from 1 to the depth of the model, 6, got 99.\n"

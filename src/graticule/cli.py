@@ -132,24 +132,23 @@ def _named_mistakes() -> tuple[type[Exception], ...]:
     return mistakes if lightning is None else (*mistakes, lightning.MisconfigurationException)
 
 
-class _WithoutLightning(logging.Handler):
-    """Writes log records to stderr, of Lightning's the errors only: the others are for its developers."""
+class _ErrorsOnly(logging.Logger):
+    """A logger that stays at the level ERROR: Lightning sets its own to INFO when it is imported."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write `record`, or drop it."""
-        if record.levelno >= (logging.ERROR if record.name.startswith(_LIGHTNING) else logging.WARNING):
-            print(self.format(record), file=sys.stderr)
-
-
-_LIGHTNING = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")
-_HANDLER = _WithoutLightning()
+    def setLevel(self, level: int | str) -> None:
+        """Set the level to ERROR, whatever `level`."""
+        super().setLevel(logging.ERROR)
 
 
 def _quiet() -> None:
     """Keep messages of Lightning for its developers from the user's screen, without importing it."""
-    for name in _LIGHTNING:
-        logging.getLogger(name).setLevel(logging.ERROR)  # where it is imported already
-    logging.getLogger().addHandler(_HANDLER)  # where it is not: then it leaves the output to this one
+    kind = logging.getLoggerClass()
+    logging.setLoggerClass(_ErrorsOnly)
+    try:
+        for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    finally:
+        logging.setLoggerClass(kind)
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     warnings.filterwarnings("ignore", module=r"torch\..*", category=FutureWarning)
 
