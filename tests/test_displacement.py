@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import graticule.displacement
-from graticule.displacement import Displacements, displacement_index, fast_length
+from graticule.displacement import Displacements, displacement_index
 from graticule.grid import Grid
 
 GRIDS = [Grid(5, 7), Grid(1, 9), Grid(9, 1), Grid(1, 1), Grid(14, 14), Grid(12, 3)]
@@ -131,12 +131,6 @@ def test_a_part_out_of_reach_of_a_narrow_centre_still_has_weights():
     part = kernel.part(Grid(2, 2)).matrix()
     expected = torch.tensor([0.0, 0.0, 0.0, 1.0]).expand(4, -1)
     torch.testing.assert_close(part[0], expected, rtol=0, atol=1e-6)
-
-
-def test_a_fast_length_is_the_first_that_has_no_prime_factors_but_2_3_and_5():
-    lengths = sorted({2**a * 3**b * 5**c for a in range(12) for b in range(8) for c in range(6)})
-    for least in range(1, 1025):
-        assert fast_length(least) == next(length for length in lengths if length >= least)
 
 
 # The product

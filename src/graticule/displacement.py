@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from scipy.fft import next_fast_len
 from torch import Tensor
 
 from graticule.grid import Grid
@@ -102,19 +103,6 @@ def displacement_index(grid: Grid, rows: Tensor | None = None) -> Tensor:
     place = y * (2 * grid.width - 1) + x  # in a table; so are its differences, from the middle on
     start = (place if rows is None else place[rows]) - (2 * grid.height * grid.width - grid.height - grid.width)
     return place[None] - start[:, None]
-
-
-def fast_length(least: int) -> int:
-    """Return the first length from `least` on that has no prime factors but 2, 3 and 5."""
-    length = least
-    while True:
-        rest = length
-        for prime in (2, 3, 5):
-            while rest % prime == 0:
-                rest //= prime
-        if rest == 1:
-            return length
-        length += 1
 
 
 # One operator forward and one backward, opaque to the compiler: which rows are unsafe depends on the data.
@@ -241,7 +229,7 @@ def _transform(grid: Grid) -> tuple[tuple[int, int], tuple[Any, slice, slice]]:
 
     2H - 1 is enough, since what wraps around falls outside of what is kept.
     """
-    sides = fast_length(2 * grid.height - 1), fast_length(2 * grid.width - 1)
+    sides = next_fast_len(2 * grid.height - 1, real=True), next_fast_len(2 * grid.width - 1, real=True)
     rows, columns = (slice(side - 1, 2 * side - 1) for side in grid.shape)
     return sides, (..., rows, columns)
 
