@@ -491,3 +491,12 @@ def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names(monkeypatch):
         assert count == 6 and torch.allclose(loss, plain, rtol=0, atol=1e-6) is not mixed
     with pytest.raises(ValueError, match=r"`mixing.off_epoch` must be at least 0, got -1"):
         Mixing(off_epoch=-1)
+
+
+def test_the_spaces_of_a_spec_are_no_difference_and_its_options_are():
+    recipe = Recipe(encoding="shaw(clip=4)+learnable", joining="lape(layers=2)")
+    same = Recipe(encoding="shaw( clip = 4 ) + learnable()", joining=" lape(layers=2) ")
+    assert recipe.differences(same) == []
+    assert recipe.differences(dataclasses.replace(recipe, encoding="shaw(clip=5)+learnable")) == ["encoding"]
+    assert recipe.differences(dataclasses.replace(recipe, joining="lape(layers=3)")) == ["joining"]
+    assert recipe.differences(dataclasses.replace(recipe, encoding=None)) == ["encoding"]

@@ -165,7 +165,14 @@ class TrainingRecipe:
         if self.task != other.task:
             return ["task"]
         names = [f.name for f in dataclasses.fields(self) if f.name not in MACHINE]
-        return [name for name in names if getattr(self, name) != getattr(other, name)]
+        return [name for name in names if self._compared(name) != other._compared(name)]
+
+    def _compared(self, name: str) -> Any:
+        """Return a value as it is compared: names with options without the spaces of their text."""
+        value = getattr(self, name)
+        if name == "encoding" and value is not None:
+            return ENCODINGS.specs(value)
+        return JOININGS.specs(value) if name == "joining" else value
 
     def quick(self) -> Self:
         """The same code path in a few steps, on the CPU."""
