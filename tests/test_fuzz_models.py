@@ -92,8 +92,13 @@ TEXT = st.sampled_from(["context", "depth", "embed_dim", "num_heads", "mlp_ratio
 
 @fuzzed(60)
 @given(st.dictionaries(TEXT, NUMBERS, max_size=2), NUMBERS)
-def test_any_arguments_make_a_language_model_or_an_error_that_names_one(given, vocabulary):
-    outcome(lambda: create_language_model("lm_nano", vocabulary, **given), names="`", allowed=REFUSED)
+def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_one(given, vocabulary):
+    made = outcome(lambda: create_language_model("lm_nano", vocabulary, **given).eval(), names="`", allowed=REFUSED)
+    assert isinstance(made, torch.nn.Module | ValueError | TypeError)
+    if isinstance(made, torch.nn.Module):
+        with torch.no_grad():
+            logits = made(torch.zeros(1, 1, dtype=torch.int64))
+        assert logits.shape == (1, 1, vocabulary) and logits.isfinite().all()
 
 
 @fuzzed(100)
