@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from graticule.surgery import read_checkpoint
+from graticule.checkpoints import read_checkpoint
 from graticule.tasks import Run
 
 COMMON = """

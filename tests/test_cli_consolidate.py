@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from commands import run_command
+from graticule.checkpoints import read_checkpoint
 from graticule.data.digits import digits
-from graticule.surgery import read_checkpoint
 from graticule.tasks import Recipe, Run, build_model, train
 from graticule.tasks.machines import load_weights
 

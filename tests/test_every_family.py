@@ -37,10 +37,10 @@ from graticule.analysis import (
     translation_plot,
     whole_patches,
 )
+from graticule.checkpoints import load_position, read_checkpoint, save_weights
 from graticule.encodings import Learnable, MixingEncoding
 from graticule.layers.gating import mix_tokens
 from graticule.studies.matrix import SMALL, build
-from graticule.surgery import load_position, read_checkpoint, save_weights
 from graticule.tasks import Recipe, TextRecipe, build_model, cost, read_recipe, set_windows
 from tiny import draw, having
 
@@ -95,12 +95,12 @@ WITHOUT_A_MODEL = {
     *("cosine_similarity", "locality", "two_dimensionality", "curves", "convergence_plot", "length_plot"),
     *("resolution_plot", "save_figure", "sheet_layers", "build_position", "list_encodings", "list_joinings"),
     *("list_decompositions", "list_models", "list_language_models", "create_model"),
-    *("load_plugin", "register_backbone"),
+    *("load_plugin", "register_backbone", "register_names", "own_state", "unwrap_checkpoint"),
 }
 
 
 def test_every_public_function_of_a_model_is_called_here():
-    modules = (graticule, graticule.analysis, graticule.surgery)
+    modules = (graticule, graticule.analysis, graticule.checkpoints, graticule.surgery)
     public = {name for module in modules for name in module.__all__ if inspect.isfunction(getattr(module, name))}
     called = set(re.findall(r"\w+", Path(__file__).read_text(encoding="utf-8").partition("def refusal")[2]))
     assert public - WITHOUT_A_MODEL <= called, public - WITHOUT_A_MODEL - called

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
         generate,
         list_language_models,
         list_models,
-        published_state_dict,
         register_backbone,
     )
+    from graticule.checkpoints import Transfer, load_checkpoint, published_state_dict, transfer
     from graticule.encodings import (
         AbsoluteEncoding,
         BiasEncoding,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from graticule.layer_position import LayerPosition
     from graticule.plugins import load_plugin
     from graticule.specs import Spec
-    from graticule.surgery import Transfer, fold, load_checkpoint, transfer, unfold
+    from graticule.surgery import fold, unfold
 
 __version__ = "0.1.0"
 
@@ -46,7 +46,7 @@ _HOME = {
     "PositionBuilder": "encodings",
     "RotaryEncoding": "encodings",
     "Spec": "specs",
-    "Transfer": "surgery",
+    "Transfer": "checkpoints",
     "build_position": "factory",
     "create_language_model": "backbones",
     "create_model": "backbones",
@@ -57,13 +57,13 @@ _HOME = {
     "list_joinings": "factory",
     "list_language_models": "backbones",
     "list_models": "backbones",
-    "load_checkpoint": "surgery",
+    "load_checkpoint": "checkpoints",
     "load_plugin": "plugins",
-    "published_state_dict": "backbones",
+    "published_state_dict": "checkpoints",
     "register_backbone": "backbones",
     "register_encoding": "encodings",
     "register_joining": "joining",
-    "transfer": "surgery",
+    "transfer": "checkpoints",
     "unfold": "surgery",
 }
 

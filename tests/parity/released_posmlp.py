@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graticule.backbones import GMlp, PosMlp, published_state_dict
+from graticule.backbones import GMlp, PosMlp
+from graticule.checkpoints import published_state_dict
 from graticule.displacement import Displacements
 from graticule.encodings import MixingPosition, QuadraticMixing
 from graticule.factory import build_position

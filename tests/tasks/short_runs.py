@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from graticule.checkpoints import read_checkpoint
 from graticule.data import Augmentation
-from graticule.surgery import read_checkpoint
 from graticule.tasks import Classification, Mixing, Preempted, Recipe, Run, train
 
 #: All that draws random numbers or keeps state of its own.

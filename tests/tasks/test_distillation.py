@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from graticule.checkpoints import read_checkpoint
 from graticule.data import DatasetInfo, build_mixup
 from graticule.data.digits import INFO, digits
-from graticule.surgery import read_checkpoint
 from graticule.tasks import Classification, Mixing, Recipe, build_data, build_model, train
 from graticule.tasks.distillation import Distillation, Teacher, build_teacher
 

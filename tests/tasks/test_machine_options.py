@@ -17,12 +17,12 @@ from PIL import Image
 from short_runs import assert_same, assert_same_end, at_step, copied, short, stopped
 from torch import nn
 
+from graticule.checkpoints import read_checkpoint
 from graticule.cli import main
 from graticule.data import Augmentation
 from graticule.data.digits import digits
 from graticule.data.pack import pack
 from graticule.files import locked
-from graticule.surgery import read_checkpoint
 from graticule.tasks import Recipe, Run, train
 from graticule.tasks.training import build_trainer
 

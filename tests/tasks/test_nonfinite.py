@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from short_runs import assert_same, at_step, rows, short, signal_itself
 from test_parallel import PLAIN, SCRIPT, start
 
+from graticule.checkpoints import read_checkpoint
 from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.data.sampling import TensorImages
-from graticule.surgery import read_checkpoint
 from graticule.tasks import Classification, Preempted, Recipe, Run, build_data, train
 from graticule.tasks.task import _MOST_SKIPPED
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from graticule.surgery import read_checkpoint
+from graticule.checkpoints import read_checkpoint
 from graticule.tasks import Recipe, Run, train
 from graticule.tasks.machines import check_shards, read_shards
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from graticule.surgery import read_checkpoint
+from graticule.checkpoints import read_checkpoint
 from graticule.tasks import Interrupted, Recipe, Run, train
 
 # Everything that draws random numbers or keeps state of its own is on.

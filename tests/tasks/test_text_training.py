@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from short_runs import assert_same_end, rows
 
+from graticule.checkpoints import read_checkpoint
 from graticule.data import PADDING, BytePairTokenizer, TextModule
-from graticule.surgery import read_checkpoint
 from graticule.tasks import LanguageModeling, Preempted, Recipe, Run, TextRecipe, build_data, build_model, train
 from graticule.tasks.build import read_recipe
 from graticule.tasks.language import token_nats

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from graticule.surgery import read_checkpoint
+from graticule.checkpoints import read_checkpoint
 from graticule.tasks import Classification, Recipe, build_data, build_model, train
 
 

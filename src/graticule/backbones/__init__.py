@@ -23,7 +23,6 @@ from graticule.backbones.language_sizes import (
     list_language_models,
 )
 from graticule.backbones.posmlp import PosMlp
-from graticule.backbones.published import published_state_dict
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.registry import create_model, list_arguments, list_models, register_backbone
 from graticule.backbones.swin import SwinTransformer
@@ -54,7 +53,6 @@ __all__ = [
     "list_language_models",
     "list_models",
     "posmlp_sizes",
-    "published_state_dict",
     "pvt_sizes",
     "register_backbone",
     "swin_sizes",

@@ -12,8 +12,8 @@ from timm.layers import PatchEmbed, lecun_normal_
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from graticule.backbones.posmlp_released import released_names, to_own
 from graticule.backbones.pyramid import Pyramid
+from graticule.checkpoints import released_posmlp
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.layers.gating import Combine, GatedBlock
@@ -132,11 +132,11 @@ class GMlp(Pyramid):
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of PosMLP's released code in our layout, any other as it is."""
-        return to_own(self, state)
+        return released_posmlp.to_own(self, state)
 
     def released_names(self) -> dict[str, str]:
         """Return the names of our parameters in the released code of PosMLP."""
-        return released_names(self)
+        return released_posmlp.released_names(self)
 
     def _block_name(self, stage: int) -> str:
         return f"blocks.{self.depths[0] - 1}"

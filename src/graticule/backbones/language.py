@@ -14,8 +14,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graticule.backbones.published import register_names
 from graticule.backbones.vision_transformer import init_linear
+from graticule.checkpoints import register_names
 from graticule.checks import checked
 from graticule.encodings import FoldedPosition, Position, PositionBuilder, check_fields
 from graticule.grid import Grid

@@ -10,8 +10,8 @@ import torch
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from graticule.backbones.posmlp_released import released_names, to_own, to_released
 from graticule.backbones.pyramid import Pyramid
+from graticule.checkpoints import released_posmlp
 from graticule.checks import checked
 from graticule.encodings import FoldedPosition, Position, PositionBuilder
 from graticule.grid import Grid, Windows
@@ -32,7 +32,7 @@ class PosMlp(Pyramid):
     """Builds PosMLP with any mixing encoding; by default GGQPE, and no norm in the gating unit.
 
     Stem, merging, norms and initial values are those of the authors' released code, where the paper leaves them
-    open, so that its checkpoints load (`graticule.backbones.posmlp_released`) and give the same.
+    open, so that its checkpoints load (`graticule.checkpoints.released_posmlp`) and give the same.
 
     A window is never larger than the grid of its stage. Where windows do not tile the grid, which the paper leaves
     open and the authors' code refuses, those below and to the right are cut at its border, and so are shifted windows
@@ -224,15 +224,15 @@ class PosMlp(Pyramid):
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the released code under our names and in our layout, any other as it is."""
-        return to_own(self, state)
+        return released_posmlp.to_own(self, state)
 
     def released_names(self) -> dict[str, str]:
         """Return the names of our parameters in the released code of PosMLP."""
-        return released_names(self)
+        return released_posmlp.released_names(self)
 
     def released_layout(self) -> dict[str, Tensor]:
         """Return the state dict under the names and in the layout of the released code."""
-        return to_released(self)
+        return released_posmlp.to_released(self)
 
     def _block_name(self, stage: int) -> str:
         return f"blocks.{stage}.{self.depths[stage] - 1}"

@@ -14,8 +14,8 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graticule.backbones.published import register_names
 from graticule.backbones.vision_transformer import init_linear
+from graticule.checkpoints import register_names
 from graticule.checks import checked
 from graticule.encodings import MixingEncoding, PositionBuilder, PyramidPosition, check_fields
 from graticule.grid import Grid

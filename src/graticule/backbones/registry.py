@@ -14,7 +14,7 @@ import timm
 from timm.models import register_model
 from torch import nn
 
-from graticule.backbones.load import load_checkpoint
+from graticule.checkpoints import load_checkpoint
 from graticule.checks import checked
 from graticule.encodings import ENCODINGS, PositionBuilder, TokenMixing
 from graticule.factory import build_position

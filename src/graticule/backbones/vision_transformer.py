@@ -15,7 +15,7 @@ from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graticule.backbones.published import register_names
+from graticule.checkpoints import register_names
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder, check_fields
 from graticule.grid import Grid

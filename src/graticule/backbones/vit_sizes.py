@@ -8,9 +8,9 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs
 
 from graticule.backbones.distilled import DistilledVisionTransformer
-from graticule.backbones.published import own_state, unwrap_checkpoint
 from graticule.backbones.registry import gray_cfg, imagenet_cfg, register, registry_name, take_position
 from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.checkpoints import own_state, unwrap_checkpoint
 
 _INCEPTION = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 SIZES: dict[str, dict[str, Any]] = {

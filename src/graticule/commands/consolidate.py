@@ -32,8 +32,8 @@ def run(arguments: list[str]) -> int:
     """Write one file."""
     options = parse(Consolidate, "consolidate", arguments)
     checkpoint = parse_checkpoint(options.checkpoint)
+    from graticule.checkpoints import save_weights
     from graticule.files import followed, write_whole
-    from graticule.surgery import save_weights
     from graticule.tasks import Run
 
     trained = Run.open(options.run)

@@ -20,8 +20,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from typing_extensions import TypedDict
 
+from graticule.checkpoints import read_checkpoint
 from graticule.files import write_json, write_whole
-from graticule.surgery import read_checkpoint
 from graticule.tasks.metric import Metric
 from graticule.typed import read_typed
 

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.backbones import list_models
-from graticule.backbones.published import unwrap_checkpoint
 from graticule.backbones.registry import registry_name
+from graticule.checkpoints import load_checkpoint, read_checkpoint, unwrap_checkpoint
 from graticule.data import DatasetInfo, check_class_names, same_classes
 from graticule.encodings import Position
 from graticule.names import is_path
-from graticule.surgery import load_checkpoint, read_checkpoint
 from graticule.typed import Positive, Share, check_fields
 
 

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from typing_extensions import TypedDict
 
-from graticule.surgery import load_checkpoint, read_checkpoint
+from graticule.checkpoints import load_checkpoint, read_checkpoint
 from graticule.tasks.training_recipe import TrainingRecipe
 from graticule.typed import Count, Epochs, NotNegative, Number, Whole, check_value
 

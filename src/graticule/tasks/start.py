@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from graticule.checkpoints import Transfer, load_position, transfer
 from graticule.data import DatasetInfo, check_vocabulary, same_classes
-from graticule.surgery import Transfer, load_position, transfer
 from graticule.tasks.machines import read_shards
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.run import Run

@@ -19,9 +19,9 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import nn
 
+from graticule.checkpoints import save_weights
 from graticule.data import BatchOrder, BytePairTokenizer, build_mixup
 from graticule.files import locked, write_json, write_whole
-from graticule.surgery import save_weights
 from graticule.tasks.build import build_data, build_model, data_sizes, recipe_plugins
 from graticule.tasks.callbacks import History, Progress
 from graticule.tasks.checkpoints import (

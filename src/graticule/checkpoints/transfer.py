@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones.load import read_checkpoint
-from graticule.backbones.posmlp_released import is_released
-from graticule.backbones.published import read_grids, unwrap_checkpoint
+from graticule.checkpoints.fitting import Fitting
+from graticule.checkpoints.load import read_checkpoint
+from graticule.checkpoints.names import read_grids, unwrap_checkpoint
+from graticule.checkpoints.released_posmlp import is_released
+from graticule.checkpoints.transferred import Transfer, Transferred
 from graticule.checks import checked
 from graticule.encodings import FoldedPosition, Position, PyramidPosition
-from graticule.surgery.fitting import Fitting
-from graticule.surgery.transferred import Transfer, Transferred
 
 #: The table of an absolute encoding, under the name that `_place` gives it.
 _TABLE = re.compile(r"(position\.(?:stages\.\d+\.)?)encodings\.(\d+)\.pos_embed")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer
-from graticule.surgery import read_checkpoint, save_weights
+from graticule.checkpoints import read_checkpoint, save_weights
 from tiny import CHOICES, SIZE, draw, images, tiny
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"

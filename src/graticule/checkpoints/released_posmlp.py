@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from graticule.backbones.published import read_grids, with_grids
+from graticule.checkpoints.names import read_grids, with_grids
 from graticule.encodings import (
     DenseMixing,
     Learnable,

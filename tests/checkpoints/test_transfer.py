@@ -12,7 +12,7 @@ from timm.models._manipulate import adapt_input_conv
 
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer, unfold
-from graticule.surgery import Transferred
+from graticule.checkpoints import Transferred
 from tiny import CHOICES, DEPTH, SIZE, draw, images, tiny
 
 #: Small models of every family, by what makes them; images of 32 pixels, 64 for pyramids.
@@ -132,7 +132,7 @@ def told(model, source, **kwargs):
 
 
 def load(path):
-    return graticule.surgery.read_checkpoint(path)
+    return graticule.checkpoints.read_checkpoint(path)
 
 
 # The same model

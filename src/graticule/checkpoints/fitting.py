@@ -11,7 +11,7 @@ import torch
 from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 
-from graticule.backbones.load import kind, unusable
+from graticule.checkpoints.load import kind, unusable
 from graticule.encodings import AbsoluteEncoding, Learnable
 
 #: Prefix tokens, in the order of their rows in a table.

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from graticule.backbones.published import (
+from graticule.checkpoints.names import (
     GRIDS,
     own_state,
     read_grids,
