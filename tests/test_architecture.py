@@ -9,8 +9,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 
 #: Rooms from the ground up; a room imports from those below it and from itself.
 FLOORS = [
-    {"files", "memory", "names", "plugins"},
-    {"checks", "specs"},
+    {"files", "lazy", "memory", "metric", "names", "plugins"},
+    {"checks", "run_folder", "specs"},
     {"grid", "registries"},
     {"typed"},
     {"displacement"},

@@ -1,5 +1,6 @@
 """Importing the package and asking for help must not import PyTorch: they have to answer at once."""
 
+import json
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ def run(code: str, **given: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-HEAVY = "print(sorted({'torch', 'timm', 'lightning', 'torchvision', 'numpy'} & sys.modules.keys()))"
+HEAVY = "print(sorted({'torch', 'timm', 'lightning', 'torchvision', 'numpy', 'matplotlib'} & sys.modules.keys()))"
 
 
 def test_importing_the_package_imports_no_pytorch():
@@ -30,17 +31,33 @@ def test_importing_the_package_imports_no_pytorch():
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [(["--help"], 0), (["--version"], 0), ([], 2), (["trian"], 1), (["pack", "--help"], 0), (["compare", "--help"], 0)],
-)
-def test_a_command_that_only_prints_imports_no_pytorch(arguments, code):
+#: Exit code -> command lines.
+LIGHT = {
+    0: ["--help", "--version", "runs runs", "runs --help"]
+    + [f"{name} --help" for name in ("attention", "compare", "correlations", "demo", "evaluate", "mixing", "models")]
+    + [f"{name} --help" for name in ("pack", "plot", "translation")],
+    1: ["trian", "runs nowhere", "runs --srot name", "plot a --metrik b"],
+    2: ["", "runs --sort size", "compare digits_quick --choises a"],
+}
+
+
+def test_commands_that_need_no_model_import_no_pytorch(tmp_path):
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    metric = {"key": "top1", "label": "top-1", "unit": "%", "highest": True, "decimals": 2}
+    (folder / "recipe.json").write_text(json.dumps({"recipe": {"epochs": 2, "model": "vit"}, "metric": metric}))
+    (folder / "metrics.csv").write_text("epoch,val_top1\n1,50\n")
     done = run(
-        "import sys\nfrom graticule.cli import main\n"
-        f"try:\n    code = main({arguments})\nexcept SystemExit as exit:\n    code = exit.code or 0\n"
-        f"{HEAVY}; print(code)"
+        f"import os, sys\nfrom graticule.cli import main\nos.chdir({str(tmp_path)!r})\n"
+        f"for expected, lines in {LIGHT}.items():\n"
+        "    for line in lines:\n"
+        "        try:\n            code = main(line.split())\n"
+        "        except SystemExit as exit:\n            code = exit.code or 0\n"
+        "        heavy = {'torch', 'timm', 'lightning', 'torchvision', 'numpy', 'matplotlib'} & sys.modules.keys()\n"
+        "        assert (code, heavy) == (expected, set()), (line, code, heavy)\n"
     )
-    assert done.stdout.splitlines()[-2:] == ["[]", str(code)], done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "50.00 (1)" in done.stdout
 
 
 def test_every_public_name_is_there_and_listed():

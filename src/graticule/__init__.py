@@ -4,8 +4,9 @@ A name is imported when it is first used, so that `import graticule` costs milli
 registers the models with timm, as `graticule_...`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from graticule.lazy import lazy_names
 
 if TYPE_CHECKING:
     from graticule.backbones import (
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Where each public name is.
-_HOME = {
+#: Public name -> the module that defines it.
+_HOMES = {
     "AbsoluteEncoding": "encodings",
     "BiasEncoding": "encodings",
     "Grid": "grid",
@@ -98,14 +99,4 @@ __all__ = [
     "unfold",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'graticule' has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module(f"graticule.{_HOME[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -9,7 +9,7 @@ import pytest
 from graticule.analysis import convergence_plot, save_figure
 from graticule.analysis.convergence import METRICS as FOLLOWED
 from graticule.commands.plot import Plot
-from graticule.tasks.metric import METRICS
+from graticule.metric import METRICS
 
 
 def line(*values, deviation=None):

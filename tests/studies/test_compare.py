@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from graticule.metric import TOP1
 from graticule.studies import Comparison, compare
 from graticule.studies.significance import holm, paired_p
 from graticule.tasks import Recipe, Run, build_model, train
-from graticule.tasks.metric import TOP1
 
 
 def small(**kwargs) -> Recipe:

@@ -1,5 +1,6 @@
 """What a run folder says without its model: how far it is, what came of it, which runs differ in the seed alone."""
 
+import dataclasses
 import json
 import math
 import os
@@ -8,9 +9,9 @@ import time
 import pytest
 
 from graticule.files import locked
+from graticule.metric import BITS_PER_BYTE, TOP1
 from graticule.studies.runs import Point, curve, find_runs, group_seeds, read_metrics, read_recipe, summarise
 from graticule.tasks import Recipe, Run, TextRecipe
-from graticule.tasks.metric import BITS_PER_BYTE, TOP1
 
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 
@@ -18,7 +19,8 @@ HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 def write_run(folder, scores=(), kind=Recipe, **recipe):
     """Write a run as training leaves it; returns its folder."""
     folder.mkdir(parents=True)
-    (folder / "recipe.json").write_text(json.dumps({"recipe": kind(**recipe).to_dict(), "parameters": 10}))
+    described = {"recipe": kind(**recipe).to_dict(), "metric": dataclasses.asdict(kind.metric), "parameters": 10}
+    (folder / "recipe.json").write_text(json.dumps(described))
     if scores:
         rows = [f"{epoch},{2 / epoch},{3 / epoch},{score},0.001,{10 + epoch}" for epoch, score in enumerate(scores, 1)]
         (folder / "metrics.csv").write_text("\n".join([HEADER.format(column=kind.metric.column), *rows]) + "\n")
@@ -107,23 +109,27 @@ def test_the_recipe_says_what_a_run_is_judged_by_whatever_its_metrics_have(tmp_p
     assert (summarise(folder).best, summarise(folder).last) == (None, None)
 
 
-def test_a_recipe_without_a_task_is_one_of_images(tmp_path):
+def test_a_recipe_without_a_metric_is_judged_by_the_columns_of_its_metrics(tmp_path):
     folder = write_run(tmp_path / "run", (50, 60))
     (folder / "recipe.json").write_text('{"recipe": {"epochs": 7, "model": "vit"}}')
     one = summarise(folder)
     assert (one.metric, one.best, one.state) == (TOP1, (60.0, 2), "stopped")
-    assert one.recipe["task"] == Recipe.task
 
 
-@pytest.mark.parametrize("task", ["detection", None, 3, ["language"], {}])
-def test_an_unknown_task_is_damage_beside_which_the_rest_is_told(tmp_path, task):
+def test_a_run_of_a_task_that_is_not_in_the_package_is_judged_by_the_metric_that_it_recorded(tmp_path):
     folder = write_run(tmp_path / "run")
-    (folder / "recipe.json").write_text(json.dumps({"recipe": {"task": task, "epochs": 7, "model": "detr"}}))
-    (folder / "metrics.csv").write_text("epoch,val_map\n1,50\n")
+    described = {"recipe": {"task": "detection", "epochs": 7, "model": "detr"}}
+    (folder / "metrics.csv").write_text("epoch,val_map\n1,0.25\n2,0.125\n")
+    (folder / "recipe.json").write_text(json.dumps(described))
     one = summarise(folder)
-    assert one.damage == f"recipe.json: no task that this version knows, got {str(task)!r}"
-    assert (one.state, one.epoch, one.epochs, one.recipe["model"]) == ("damaged", 1, 7, "detr")
+    assert (one.state, one.epoch, one.epochs, one.recipe["task"]) == ("stopped", 2, 7, "detection")
     assert (one.metric, one.best, one.last) == (None, None, None)
+    metric = {"key": "map", "label": "mAP", "unit": "", "highest": True, "decimals": 3}
+    (folder / "recipe.json").write_text(json.dumps(described | {"metric": metric}))
+    one = summarise(folder)
+    assert (one.metric.title, one.best, one.last, one.damage) == ("mAP", (0.25, 1), 0.125, "")
+    (folder / "recipe.json").write_text(json.dumps(described | {"metric": metric | {"highest": "yes"}}))
+    assert summarise(folder).damage == "recipe.json: `metric.highest` must be a valid boolean, got 'yes'"
 
 
 def test_where_the_recipe_is_damaged_the_columns_say_what_a_run_is_judged_by(tmp_path):

@@ -12,9 +12,9 @@ from short_runs import assert_same_end, at_step, copied, rows, short, stopped
 
 from graticule.cli import main
 from graticule.data.digits import digits
+from graticule.metric import TOP1
 from graticule.tasks import Run, train
 from graticule.tasks.checkpoints import Checkpoints, best_checkpoint, remove_leftovers, saved_checkpoints
-from graticule.tasks.metric import TOP1
 
 
 @pytest.fixture(scope="module", autouse=True)

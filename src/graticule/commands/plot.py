@@ -17,9 +17,9 @@ from graticule.checks import printable
 from graticule.commands.options import open_runs, parse, print_table, print_written, run_labels
 
 if TYPE_CHECKING:
+    from graticule.metric import Metric
     from graticule.studies.runs import Metrics, Point
     from graticule.tasks import Run
-    from graticule.tasks.metric import Metric
 
 
 @dataclass
@@ -96,8 +96,8 @@ def run(arguments: list[str]) -> int:
 
 def _judged_by(runs: Mapping[str, Run]) -> str:
     """Return the column of what all runs are judged by; of one that does not tell, the others decide."""
+    from graticule.metric import TOP1
     from graticule.studies.runs import summarise
-    from graticule.tasks.metric import TOP1
 
     found: dict[Metric, str] = {}
     for name, one in runs.items():
@@ -137,7 +137,7 @@ def _drawn(point: Point, against: str) -> tuple[float, float, float | None]:
 
 def _print_ends(lines: Mapping[str, Sequence[Point]], metric: str) -> None:
     """Print where every line ends, and its best point."""
-    from graticule.tasks.metric import METRICS
+    from graticule.metric import METRICS
 
     judge = next((one for one in METRICS if one.column == metric), None)
     rows = []

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Runs:
-    """List the runs in folders: how far each is, and its best score so far; the one that changed last is last."""
+    """List the runs in folders with their progress and their best score so far; the last changed run is last."""
 
     folders: tyro.conf.Positional[list[Path]] = dataclasses.field(default_factory=lambda: [Path("runs")])
-    """folders with runs, at whatever depth"""
+    """folders with runs, at any depth"""
     sort: Literal["age", "name", "best"] = "age"
-    """order by the last change, by name, or by the best score: the best run last, those of one metric together"""
+    """sort by the last change, by name, or by the best score (best run last, runs of one metric together)"""
     json: Path | None = None
     """write the list to this file too"""
 
@@ -58,7 +59,8 @@ def run(arguments: list[str]) -> int:
         mixed = len(metrics) != 1
         best = "best" if mixed else f"best {metrics.pop().title}"
         rows = [_row(name, summary, mixed) for name, summary in found]
-        print_table(("run", "state", "model", "joining", "epoch", best, "last", "changed"), rows)
+        columns = ("run", "state", "model", "encoding", "joining", "seed", "epoch", best, "last", "changed")
+        print_table(columns, rows)
         counts = Counter(summary.state for _, summary in found)
         states = ", ".join(f"{count} {state}" for state, count in counts.items())
         print(f"{len(found)} run{'s' * (len(found) > 1)}: {states}")
@@ -70,21 +72,17 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _rank(summary: Summary) -> tuple[int, float, int]:
-    """What runs are sorted by: their metric, how good the best score is (those without one come first), its epoch."""
-    from graticule.tasks.metric import METRICS
-
+def _rank(summary: Summary) -> tuple[str, float, int]:
+    """Return what runs are sorted by: metric, then best score (runs without one come first), then its epoch."""
     metric, best = summary.metric, summary.best
-    group = -1 if metric is None else METRICS.index(metric)
     if metric is None or best is None:
-        return group, -math.inf, 0
-    return group, best[0] if metric.highest else -best[0], best[1]
+        return "" if metric is None else metric.title, -math.inf, 0
+    return metric.title, best[0] if metric.highest else -best[0], best[1]
 
 
 def _row(name: str, summary: Summary, mixed: bool) -> list[str]:
-    """Make the row of a run; where metrics are `mixed`, its best score says which it is."""
+    """Return the row of a run; where metrics are `mixed`, its best score names its metric."""
     recipe, metric = summary.recipe, summary.metric
-    joining = [str(recipe[key]) for key in ("encoding", "joining") if recipe.get(key)]
     best = last = "-"
     if metric is not None and summary.best:
         unit = f" {metric.unit or metric.label}" if mixed else ""
@@ -92,9 +90,16 @@ def _row(name: str, summary: Summary, mixed: bool) -> list[str]:
     if metric is not None and summary.last is not None:
         last = metric.show(summary.last, unit=False)
     epoch = f"{summary.epoch}/{'?' if summary.epochs is None else summary.epochs}"
-    model = printable(str(recipe.get("model", "-")))
+    chosen = [_chosen(recipe, key) for key in ("model", "encoding", "joining", "seed")]
     age = _age(time.time() - summary.changed)
-    return [name, summary.state, model, printable(", ".join(joining)) or "-", epoch, best, last, age]
+    return [name, summary.state, *chosen, epoch, best, last, age]
+
+
+def _chosen(recipe: Mapping[str, Any], key: str) -> str:
+    """Return a value of a recipe as it is shown; `own` for the encoding that is the model's own."""
+    if key == "encoding" and recipe and recipe.get(key) is None:
+        return "own"
+    return str(recipe.get(key, "-"))
 
 
 def _age(seconds: float) -> str:

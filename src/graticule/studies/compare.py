@@ -12,9 +12,9 @@ from statistics import fmean, stdev
 import torch
 
 from graticule.files import write_json, write_text
+from graticule.metric import Metric
 from graticule.studies.significance import format_p, holm, holm_note, paired_p
 from graticule.tasks import Run, TrainingRecipe, build_data, build_model, data_sizes, train
-from graticule.tasks.metric import Metric
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from tqdm.auto import tqdm
 
 from graticule.analysis import length_plot, save_figure
 from graticule.files import write_json, write_text
+from graticule.metric import BITS_PER_BYTE
 from graticule.studies.compare import Comparison
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import check_lengths, evaluate_text
-from graticule.tasks.metric import BITS_PER_BYTE
 
 
 @dataclass(frozen=True)

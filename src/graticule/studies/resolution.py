@@ -12,10 +12,10 @@ from tqdm.auto import tqdm
 
 from graticule.analysis import resolution_plot, save_figure
 from graticule.files import write_json, write_text
+from graticule.metric import TOP1
 from graticule.studies.compare import Comparison
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import check_sizes, evaluate
-from graticule.tasks.metric import TOP1
 
 Size = tuple[int, int]
 

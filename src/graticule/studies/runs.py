@@ -1,4 +1,4 @@
-"""What is in run folders: how far each run is and what came of it, from its recipe and metrics alone."""
+"""Runs with their progress and results, read from recipe and metrics alone, without PyTorch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
-from pydantic import ConfigDict, with_config
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from graticule.files import read_bytes
-from graticule.tasks.build import TASK_METRICS
-from graticule.tasks.metric import METRICS, Metric
-from graticule.tasks.recipe import Recipe
-from graticule.tasks.run import Run
-from graticule.typed import Epochs, read_typed
+from graticule.metric import METRICS, Metric
+from graticule.run_folder import RunFolder
+from graticule.typed import Epochs, Flag, read_typed
 
 #: Column -> its value in every epoch, NaN where there is none.
 Metrics = dict[str, list[float]]
@@ -36,7 +34,7 @@ LONGEST_LABEL = 60  # characters; a longer one leaves a legend no room
 def find_runs(folder: Path) -> Iterator[Path]:
     """Find the run folders in `folder`, which may be one itself.
 
-    Links are not followed, and neither what is in a run nor what is hidden is looked at.
+    Links are not followed, and hidden folders and the folders in a run are not searched.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -60,17 +58,30 @@ class _Epochs(TypedDict):
     cooldown_epochs: NotRequired[Epochs]
 
 
-class _Kept(TypedDict):
+class _Metric(TypedDict):
+    """A `Metric`, as training writes it."""
+
+    key: Annotated[str, Field(min_length=1, max_length=40)]
+    label: Annotated[str, Field(max_length=40)]
+    unit: Annotated[str, Field(max_length=40)]
+    highest: Flag
+    decimals: Annotated[int, Field(strict=True, ge=0, le=12)]
+
+
+class _Described(TypedDict):
+    """What is read of recipe.json."""
+
     recipe: _Epochs
+    metric: NotRequired[_Metric]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run at a glance.
+    """The state and the results of a run.
 
     state: damaged, if its recipe or metrics cannot be read; `damage` then says why.
     recipe, metrics: empty where they cannot be read.
-    metric: what it is judged by: as its recipe says, or else the columns of its metrics; None if neither tells.
+    metric: the score that it is judged by: the recorded one, or else the one whose column its metrics have, or None.
     changed: when its metrics or its log last changed, in seconds since 1970.
     """
 
@@ -84,17 +95,17 @@ class Summary:
 
     @property
     def epoch(self) -> int:
-        """The last epoch that came to its end; 0 before the first."""
+        """Return the last finished epoch; 0 before the first."""
         return int(self.metrics["epoch"][-1]) if self.metrics.get("epoch") else 0
 
     @property
     def epochs(self) -> int | None:
-        """How many epochs the recipe asks for."""
+        """Return how many epochs the recipe asks for; None if it cannot be read."""
         return self.recipe["epochs"] + self.recipe.get("cooldown_epochs", 0) if self.recipe else None
 
     @property
     def best(self) -> tuple[float, int] | None:
-        """The best score and its epoch, the first of equals; None if no epoch has one."""
+        """Return the best score and its epoch, the first of equals; None if no epoch has one."""
         if self.metric is None or not any(map(math.isfinite, self._scores)):
             return None
         column = self.metric.column
@@ -104,7 +115,7 @@ class Summary:
 
     @property
     def last(self) -> float | None:
-        """The score of the last epoch; None if it has none."""
+        """Return the score of the last epoch; None if it has none."""
         return self._scores[-1] if self._scores and math.isfinite(self._scores[-1]) else None
 
     @property
@@ -113,13 +124,14 @@ class Summary:
 
 
 def summarise(folder: Path) -> Summary:
-    """Read how far the run in `folder` is; what is damaged is said in the summary, not raised."""
-    run = Run(folder)
+    """Read the progress and the results of the run in `folder`; damage is part of the summary and raises nothing."""
+    run = RunFolder(folder)
     recipe: dict[str, Any] = {}
     metrics: Metrics = {}
+    metric: Metric | None = None
     damage = []
     try:
-        recipe = read_recipe(run.recipe_file)
+        recipe, metric = _read_described(run.recipe_file)
     except (ValueError, OSError) as error:
         damage.append(_reason(error))
     if run.metrics_file.exists():  # it is written at the end of the first epoch
@@ -127,10 +139,7 @@ def summarise(folder: Path) -> Summary:
             metrics = read_metrics(run.metrics_file)
         except (ValueError, OSError) as error:
             damage.append(_reason(error))
-    task = str(recipe.get("task"))
-    metric = TASK_METRICS.get(task) or next((one for one in METRICS if one.column in metrics), None)
-    if recipe and task not in TASK_METRICS:
-        damage.append(f"{run.recipe_file.name}: no task that this version knows, got {task[:20]!r}")
+    metric = metric or next((one for one in METRICS if one.column in metrics), None)
     state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
     if damage:
         state = "damaged"
@@ -143,16 +152,22 @@ def summarise(folder: Path) -> Summary:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Read the recipe of a run as plain values, whatever version wrote it; one that says no task is of images.
+    """Read the recipe of a run as plain values, whatever version and whatever plugin wrote it.
 
     Raises:
         ValueError: if it is no recipe.
     """
+    return _read_described(path)[0]
+
+
+def _read_described(path: Path) -> tuple[dict[str, Any], Metric | None]:
+    """Read the recipe of a run and, if it is recorded, its metric."""
     try:
-        recipe = read_typed(path, _Kept)["recipe"]
+        described = read_typed(path, _Described)
     except ValueError as error:
         raise ValueError(_short(error, path)) from None
-    return {"task": Recipe.task} | recipe
+    metric = described.get("metric")
+    return described["recipe"], None if metric is None else Metric(**metric)
 
 
 def read_metrics(path: Path) -> Metrics:
@@ -191,7 +206,7 @@ def read_metrics(path: Path) -> Metrics:
 
 
 class Point(NamedTuple):
-    """A metric at the end of an epoch: mean over runs, and standard deviation if there are several.
+    """A metric at the end of an epoch: mean over runs, and standard deviation if there are several runs.
 
     seconds: of training up to here, mean over runs.
     """
@@ -203,7 +218,7 @@ class Point(NamedTuple):
 
 
 def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
-    """Follow `metric` over the epochs that all `runs` have come to; NaN where one of them has no number."""
+    """Return `metric` over the epochs that all `runs` have finished; NaN where one of them has no finite value."""
     shared = set.intersection(*[set(run["epoch"]) for run in runs])
     points = []
     clocks = [list(accumulate(run.get("seconds", [math.nan] * len(run["epoch"])))) for run in runs]
@@ -220,13 +235,13 @@ def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
 
 
 def group_seeds(recipes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """Put runs together whose recipes differ only in `seed`.
+    """Group runs whose recipes differ only in `seed`.
 
     Args:
         recipes: name of a run -> its recipe, as plain values.
 
     Returns:
-        What tells a group from the others, as joining=lape -> the names of its runs.
+        The values in which a group differs from the others, such as joining=lape -> the names of its runs.
     """
     groups: list[tuple[dict[str, str], list[str]]] = []
     for name, recipe in recipes.items():
@@ -259,7 +274,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _held(folder: Path) -> bool:
-    """Whether a process trains in `folder`: as `Run.running`, but nothing is written, for it may be another's."""
+    """Return whether a process trains in `folder`, as `Run.running` does, but without writing to the folder."""
     try:
         import fcntl
 

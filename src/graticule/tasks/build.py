@@ -20,14 +20,11 @@ from graticule.encodings import ENCODINGS
 from graticule.joining import JOININGS
 from graticule.names import known_name
 from graticule.plugins import plugins_of
-from graticule.tasks.metric import Metric
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.text_recipe import TextRecipe
 from graticule.tasks.training_recipe import TrainingRecipe
 
 _RECIPES: dict[str, type[TrainingRecipe]] = {kind.task: kind for kind in (Recipe, TextRecipe)}
-#: Task -> what its runs are judged by.
-TASK_METRICS: dict[str, Metric] = {task: kind.metric for task, kind in _RECIPES.items()}
 
 
 def read_recipe(values: dict[str, Any]) -> TrainingRecipe:

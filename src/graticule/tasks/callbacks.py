@@ -15,7 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 from graticule.files import write_text
-from graticule.tasks.metric import Metric
+from graticule.metric import Metric
 
 
 class History(L.Callback):

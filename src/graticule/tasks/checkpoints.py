@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from graticule.checkpoints import read_checkpoint
 from graticule.files import write_json, write_whole
-from graticule.tasks.metric import Metric
+from graticule.metric import Metric
 from graticule.typed import read_typed
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field
 
 from graticule.data import Augmentation
+from graticule.metric import TOP1, Metric
 from graticule.tasks.distillation import Distillation
-from graticule.tasks.metric import TOP1, Metric
 from graticule.tasks.training_recipe import TrainingRecipe
 from graticule.typed import (
     Count,

@@ -13,11 +13,12 @@ from typing_extensions import TypedDict
 
 from graticule.data import BytePairTokenizer, ByteTokenizer, Tokenizer, check_class_names, check_vocabulary
 from graticule.files import locked
+from graticule.metric import Metric
 from graticule.plugins import missing_plugins
+from graticule.run_folder import RunFolder
 from graticule.tasks.build import build_data, build_model, data_sizes, read_recipe
 from graticule.tasks.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.tasks.machines import load_weights
-from graticule.tasks.metric import Metric
 from graticule.tasks.surroundings import changed_surroundings
 from graticule.tasks.text_recipe import TextRecipe
 from graticule.tasks.training_recipe import TrainingRecipe
@@ -38,43 +39,8 @@ class _Described(TypedDict):
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run folder and the names of what is in it."""
-
-    folder: Path
-
-    @classmethod
-    def open(cls, folder: str | Path) -> Run:
-        """Open a run that is there.
-
-        Raises:
-            FileNotFoundError: if the folder is not there, or is no run.
-        """
-        run = cls(Path(folder))
-        if not run.recipe_file.is_file():
-            what = "has no recipe.json, so it is no run" if run.folder.is_dir() else "is not there"
-            raise FileNotFoundError(f"`run` must be the folder of a run, got {str(folder)!r}, which {what}.")
-        return run
-
-    @property
-    def recipe_file(self) -> Path:
-        """The recipe as resolved, JSON."""
-        return self.folder / "recipe.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        """One line an epoch, CSV."""
-        return self.folder / "metrics.csv"
-
-    @property
-    def log_file(self) -> Path:
-        """What happened, a line each with date and time."""
-        return self.folder / "log.txt"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.folder / "checkpoints"
+class Run(RunFolder):
+    """A run: its folder, opened to read the recipe, the results and the model."""
 
     @property
     def last(self) -> Path | None:
@@ -86,21 +52,6 @@ class Run:
     def best(self) -> Path | None:
         """The checkpoint of the best score; None before the end of the first epoch."""
         return best_checkpoint(self.checkpoints)
-
-    @property
-    def weights(self) -> Path:
-        """The best weights, under published names where there are any."""
-        return self.folder / "weights.safetensors"
-
-    @property
-    def result_file(self) -> Path:
-        """What came of a finished run, JSON."""
-        return self.folder / "result.json"
-
-    @property
-    def finished(self) -> bool:
-        """Whether training went to its end."""
-        return self.result_file.is_file()
 
     @property
     def running(self) -> bool:
@@ -197,11 +148,6 @@ class Run:
             ValueError: if the file is damaged.
         """
         return read_typed(self.result_file, _result(self.recipe().metric))
-
-    @property
-    def tokenizer_file(self) -> Path:
-        """The tokenizer of a run on text, where it was learned or came out of a file, JSON."""
-        return self.folder / "tokenizer.json"
 
     def tokenizer(self) -> Tokenizer:
         """Load the tokenizer of a run on text.

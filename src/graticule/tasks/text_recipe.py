@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graticule.tasks.metric import BITS_PER_BYTE, Metric
+from graticule.metric import BITS_PER_BYTE, Metric
 from graticule.tasks.training_recipe import TrainingRecipe
 from graticule.typed import Count, Flag, ShareBelowOne
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
@@ -311,6 +312,7 @@ def _expected_warnings() -> Iterator[None]:
 def _describe(recipe: TrainingRecipe, data: Any, model: nn.Module) -> dict[str, Any]:
     return {
         "recipe": recipe.to_dict(),
+        "metric": dataclasses.asdict(recipe.metric),
         **dict(zip(("num_classes", "channels"), data_sizes(data), strict=True)),
         **(
             {"vocabulary": data.info.vocabulary}

@@ -13,8 +13,8 @@ from timm.optim import list_optimizers
 
 from graticule.encodings import ENCODINGS
 from graticule.joining import JOININGS
+from graticule.metric import Metric
 from graticule.names import known_name
-from graticule.tasks.metric import Metric
 from graticule.typed import (
     Count,
     Epochs,

@@ -1,4 +1,4 @@
-"""What a run is judged by: the name of the number, its unit, and which way is better."""
+"""The score that a run is judged by: its name, its unit, and whether higher is better."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that held-out data give.
+    """A score on held-out data.
 
-    key: as in files: val_KEY in metrics.csv, best_KEY and last_KEY in result.json.
-    label: as in tables and pictures.
-    unit: behind a value, "" for none.
+    key: its name in files: val_KEY in metrics.csv, best_KEY and last_KEY in result.json.
+    label: its name in tables and figures.
+    unit: written after a value, "" for none.
     highest: whether the highest value is the best.
     decimals: how many are shown.
     """
@@ -26,28 +26,28 @@ class Metric:
 
     @property
     def column(self) -> str:
-        """Its name in metrics.csv and in what Lightning logs."""
+        """Return its name in metrics.csv and in Lightning's logs."""
         return f"val_{self.key}"
 
     @property
     def title(self) -> str:
-        """Label and unit, for the head of a column or an axis."""
+        """Return label and unit, for the header of a column or an axis."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
     @property
     def worst(self) -> float:
-        """What every value is better than."""
+        """Return the value that every other is better than."""
         return -math.inf if self.highest else math.inf
 
     def better(self, value: float, other: float) -> bool:
-        """Whether `value` is better than `other`; what is no number never is."""
+        """Return whether `value` is better than `other`; NaN never is."""
         return value > other if self.highest else value < other
 
     def best(self, rows: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
         """Return the row whose value is the best, the first of equals.
 
         Raises:
-            ValueError: if no row has a value that is a number.
+            ValueError: if no row has a finite value.
         """
         scored = [row for row in rows if math.isfinite(row[self.column])]
         if not scored:
@@ -64,5 +64,5 @@ class Metric:
 
 TOP1 = Metric("top1", "top-1", "%", highest=True)
 BITS_PER_BYTE = Metric("bpb", "bits per byte", "", highest=False, decimals=3)
-#: All there are.
+#: Those of the tasks in the package.
 METRICS = (TOP1, BITS_PER_BYTE)
