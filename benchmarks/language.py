@@ -34,7 +34,7 @@ CHOICES = {
     "again": {},
     "lape": {"joining": "lape"},
     "none": {"encoding": "none"},
-    "rotary_1d": {"encoding": "rotary_1d"},
+    "rope_1d": {"encoding": "rope_1d"},
     "alibi": {"encoding": "alibi"},
     "bucketed_bias": {"encoding": "bucketed_bias"},
     "relative_bias": {"encoding": "relative_bias"},

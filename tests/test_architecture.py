@@ -13,7 +13,7 @@ FLOORS = [
     {"checks", "run_folder", "specs"},
     {"grid", "registries"},
     {"typed"},
-    {"displacement"},
+    {"displacement", "rotation"},
     {"layer_position"},
     {"joining"},
     {"encodings"},

@@ -27,7 +27,7 @@ SPEED = re.compile(r"(\d+) tokens?, \d+ tokens/s(; the document ended)?(; wrote 
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory) -> Run:
     """A run whose encoding needs no table, and whose best weights are not its last."""
-    recipe = short_recipe(encoding="rotary_1d", epochs=2)
+    recipe = short_recipe(encoding="rope_1d", epochs=2)
     with spoiled_after_first_epoch():
         return train(recipe, tmp_path_factory.mktemp("runs") / "computed", progress=False)
 

@@ -39,7 +39,7 @@ def learned(folder) -> Run:
 
 @pytest.fixture(scope="module")
 def rotary(folder) -> Run:
-    return trained(folder / "rotary", "rotary_1d")
+    return trained(folder / "rope", "rope_1d")
 
 
 @pytest.fixture(scope="module")

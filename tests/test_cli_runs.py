@@ -145,7 +145,7 @@ def mixed(tmp_path, monkeypatch) -> Path:
     root = tmp_path / "mixed"
     write_run(root / "images" / "low", (50, 60), age=600)
     write_run(root / "images" / "high", (97.8, 97), age=500)
-    write_run(root / "text" / "low", (3.5, 2.156, 2.1564), age=400, kind=TextRecipe, encoding="rotary_1d")
+    write_run(root / "text" / "low", (3.5, 2.156, 2.1564), age=400, kind=TextRecipe, encoding="rope_1d")
     write_run(root / "text" / "high", (3.25, "nan"), age=300, kind=TextRecipe, seed=7)
     write_run(root / "text" / "new", age=200, kind=TextRecipe)
     strange = write_run(root / "strange", age=100)
@@ -159,7 +159,7 @@ def test_runs_on_text_are_judged_by_bits_per_byte_of_which_the_lowest_is_best(ca
     head, *rows = table(out)[:4]
     assert head == [*COLUMNS, "best bits per byte", "last", "changed"]
     assert [(row[0], *row[3:9]) for row in rows] == [
-        ("low", "rotary_1d", "default", "0", "3/10", "2.156 (2)", "2.156"),
+        ("low", "rope_1d", "default", "0", "3/10", "2.156 (2)", "2.156"),
         ("high", "own", "default", "7", "2/10", "3.250 (1)", "-"),
         ("new", "own", "default", "0", "0/10", "-", "-"),
     ]

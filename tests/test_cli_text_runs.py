@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, sa
         ("--tokenizer nowhere.json", ["`tokenizer`", "nowhere.json", "is not there"]),
         ("--encoding peg", ["encoding", "ahead"]),
         ("--encoding sgu", ["encoding"]),
-        ("--encoding rotary_1", ["did you mean 'rotary_1d'"]),
+        ("--encoding rotary_1", ["did you mean 'rope_1d'"]),
         ("--model vit_nano_patch4_28", ["lm_nano"]),
         ("--model lm_tyni", ["did you mean 'lm_tiny'"]),
         ("--model-kwargs depht=3", ["`model_kwargs`", "did you mean 'depth'"]),

@@ -55,7 +55,7 @@ OF_ATTENTION = [
     ("sinusoidal_2d", "lape"),
     ("alibi", "default"),
     ("learnable+relative_bias", "shared"),
-    ("rotary+shaw", "default"),
+    ("rope+shaw", "default"),
     ("peg+learnable", "unshared"),
 ]
 #: The same for families that differ from the first in their stem, head or block alone.
@@ -63,7 +63,7 @@ OF_RELATIVES = [
     (None, "default"),
     ("sinusoidal_2d", "lape"),
     ("learnable+relative_bias", "shared"),
-    ("rotary+shaw", "default"),
+    ("rope+shaw", "default"),
 ]
 OF_GATES = [
     (None, "default"),
@@ -82,7 +82,7 @@ family_alone = pytest.mark.parametrize("family", SMALL)
 REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
     ("attention_maps", GATED): "`model` must be one of our backbones with attention",
     ("mixing_maps", tuple(set(SMALL) - set(GATED))): "`model` must mix its tokens by position",
-    ("position_correlations", ("alibi", "rotary+shaw", "peg+sgu")): "`model` must have an absolute encoding",
+    ("position_correlations", ("alibi", "rope+shaw", "peg+sgu")): "`model` must have an absolute encoding",
     # the families whose own encoding is no table
     ("position_correlations of its own", ("CPVT, GAP", "Swin", *GATED)): "`model` must have an absolute encoding",
     ("set_windows", tuple(set(SMALL) - {"PosMLP"})): "`windows` must be left out",
@@ -536,7 +536,7 @@ def test_a_language_model_is_refused_where_images_are_looked_at(function, why):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "joining"), [("learnable", "lape"), ("sinusoidal_1d", "default"), ("rotary_1d", "default")]
+    ("encoding", "joining"), [("learnable", "lape"), ("sinusoidal_1d", "default"), ("rope_1d", "default")]
 )
 @torch.no_grad()
 def test_what_acts_on_weights_takes_a_language_model(tmp_path, encoding, joining):
@@ -555,7 +555,7 @@ def test_what_acts_on_weights_takes_a_language_model(tmp_path, encoding, joining
     longer = create(16)
     graticule.transfer(longer, model.state_dict())
     assert longer(torch.randint(0, 11, (2, 16))).isfinite().all()
-    refused = refusal("position_correlations", "alibi") if encoding == "rotary_1d" else None
+    refused = refusal("position_correlations", "alibi") if encoding == "rope_1d" else None
     found = result(refused, position_correlations, model)
     assert found is None or found.similarity.shape == (2, 8, 8)
     assert next(graticule.generate(model, tokens[:, :3], 2)).shape == (2,)

@@ -57,7 +57,7 @@ def test_the_names_are_listed():
     assert set(graticule.list_encodings()) == {
         *("none", "learnable", "sinusoidal_1d", "sinusoidal_2d"),
         *("relative_bias", "shared_relative_bias", "continuous_bias", "contextual_product", "shaw"),
-        *("bucketed_bias", "alibi", "rotary", "rotary_mixed", "rotary_1d"),
+        *("bucketed_bias", "alibi", "rope", "rope_mixed", "rope_1d"),
         *("peg", "convolutional_projection"),
         *TOKEN_MIXING,
     }

@@ -8,6 +8,7 @@ from torch import nn
 from graticule import LayerPosition
 from graticule.joining import DECOMPOSITIONS, Default, Lape, LapeSharing, Scale, Shared, Unshared
 from graticule.layer_position import bias_of
+from graticule.rotation import PairRotation
 
 DEPTH, TOKENS, DIM = 4, 7, 6
 
@@ -177,19 +178,19 @@ def test_scale_keeps_the_dtype(table):
 
 
 def test_merging_adds_what_both_say_and_keeps_what_one_says(table):
-    bias, rotary = torch.randn(3, TOKENS, TOKENS), torch.randn(TOKENS, 4)
+    bias, rotary = torch.randn(3, TOKENS, TOKENS), PairRotation(torch.randn(TOKENS, 4))
     one = LayerPosition(pre=table, inner=table, rotary=rotary)
     other = LayerPosition(inner=2 * table, bias=bias)
     for merged in (one.merge(other), other.merge(one)):
         assert torch.equal(merged.pre, table)
         torch.testing.assert_close(merged.inner, 3 * table)
         assert torch.equal(merged.bias, bias)
-        assert torch.equal(merged.rotary, rotary)
+        assert merged.rotary is rotary
     assert LayerPosition().merge(LayerPosition()) == LayerPosition()
 
 
 def test_queries_and_keys_turn_once_only():
-    turning = LayerPosition(rotary=torch.randn(TOKENS, 4))
+    turning = LayerPosition(rotary=PairRotation(torch.randn(TOKENS, 4)))
     with pytest.raises(ValueError, match="`rotary` must be given by one encoding at most, got two"):
         turning.merge(turning)
 
@@ -205,13 +206,15 @@ def test_a_part_has_the_rows_of_its_tokens_and_the_columns_of_those_so_far(start
     constant = torch.randn(2, TOKENS, TOKENS, dtype=torch.float64)
     queries = torch.randn(3, 2, TOKENS, 4, dtype=torch.float64)
     own = queries[:, :, start:stop]
-    turned = torch.randn(2, TOKENS, 8, dtype=torch.float64)
+    turned = PairRotation(torch.randn(2, TOKENS, 8, dtype=torch.float64))
     whole = LayerPosition(pre=table, inner=table + 1, bias=constant, rotary=turned)
     part = whole.part(start, stop)
     assert torch.equal(part.pre, table[start:stop]) and torch.equal(part.inner, table[start:stop] + 1)
     assert torch.equal(part.bias, constant[:, start:stop, :stop])
-    assert torch.equal(part.rotary, turned[:, start:stop])
-    assert torch.equal(whole._replace(rotary=turned[0]).part(start, stop).rotary, turned[0, start:stop])
+    assert torch.equal(part.rotary.table, turned.table[:, start:stop])
+    assert torch.equal(
+        whole._replace(rotary=PairRotation(turned.table[0])).part(start, stop).rotary.table, turned.table[0, start:stop]
+    )
     made = LayerPosition(bias=bias_from)
     both = made.merge(whole)
     twice = made.merge(made)

@@ -33,9 +33,9 @@ PAIRS = [
     ("shared_relative_bias", "default"),
     ("bucketed_bias", "default"),
     ("alibi", "default"),
-    ("rotary", "default"),
-    ("rotary_mixed", "default"),
-    ("rotary_1d", "default"),
+    ("rope", "default"),
+    ("rope_mixed", "default"),
+    ("rope_1d", "default"),
     ("peg", "default"),
     ("convolutional_projection", "default"),
 ]
@@ -45,7 +45,7 @@ CHOICES = [
     ("learnable+relative_bias", "default"),
     ("sinusoidal_2d+relative_bias", "shared"),
     ("learnable+relative_bias", "lape"),
-    ("learnable+rotary", "lape"),
+    ("learnable+rope", "lape"),
     ("peg+learnable", "lape"),
 ]
 

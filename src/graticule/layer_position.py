@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from graticule.displacement import Displacements
+from graticule.rotation import Rotation
 
 Function = Callable[[Tensor], Tensor]
 BiasFunction = Callable[..., Tensor]
@@ -27,7 +28,8 @@ class LayerPosition(NamedTuple):
     bias: (heads, N, N), added to the attention logits; or a function of the scaled queries that makes it,
         (B, heads, N, d) -> (B, heads, N, N). It takes `start` and `stop` as well: then the queries are those of n
         tokens from `start` on, and the bias is for the keys of those before `stop`.
-    rotary: (N, 2d) or (heads, N, 2d), sines then cosines, by which queries and keys are turned.
+    rotary: rotates queries and keys by their positions.
+    query_scale: (N,), what the queries of each token are multiplied by.
     after: takes the stream that leaves the layer, (B, N, D) -> (B, N, D).
     mixing: the weights by which a gating unit mixes the patches of its grid or window: (groups, N, N), or
         `Displacements` where they depend on displacements alone.
@@ -39,7 +41,8 @@ class LayerPosition(NamedTuple):
     pre: Tensor | None = None
     inner: Tensor | None = None
     bias: Tensor | BiasFunction | None = None
-    rotary: Tensor | None = None
+    rotary: Rotation | None = None
+    query_scale: Tensor | None = None
     before: Function | None = None
     inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
     after: Function | None = None
@@ -71,19 +74,21 @@ class LayerPosition(NamedTuple):
             pre=None if self.pre is None else self.pre[start:stop],
             inner=None if self.inner is None else self.inner[start:stop],
             bias=None if self.bias is None else _part(self.bias, start, stop),
-            rotary=None if self.rotary is None else self.rotary[..., start:stop, :],
+            rotary=None if self.rotary is None else self.rotary.part(start, stop),
+            query_scale=None if self.query_scale is None else self.query_scale[start:stop],
         )
 
     def merge(self, other: LayerPosition) -> LayerPosition:
-        """Take what both say: tensors and biases add up, functions of the stream follow one another.
+        """Combine two: tensors and biases add up, scales multiply, functions of the residual stream are chained.
 
         Raises:
-            ValueError: if both turn queries and keys, make the inputs, or mix tokens.
+            ValueError: if both rotate queries and keys, make the inputs, or mix tokens; or if a bias is made from
+                queries whose channels a rotation doubles.
         """
         for field in ("rotary", "inputs", "mixing"):
             if getattr(self, field) is not None and getattr(other, field) is not None:
                 raise ValueError(f"`{field}` must be given by one encoding at most, got two.")
-        return LayerPosition(
+        merged = LayerPosition(
             pre=_sum(self.pre, other.pre),
             inner=_sum(self.inner, other.inner),
             bias=_sum(self.bias, other.bias),
@@ -93,7 +98,13 @@ class LayerPosition(NamedTuple):
             after=_chain(self.after, other.after),
             mixing=self.mixing if other.mixing is None else other.mixing,
             gate=_sum(self.gate, other.gate),
+            query_scale=_product(self.query_scale, other.query_scale),
         )
+        if getattr(merged.rotary, "channels", None) is not None and callable(merged.bias):
+            raise ValueError(
+                "`bias` must not be made from queries whose channels `rotary` doubles; use another of both."
+            )
+        return merged
 
 
 class BiasSum(NamedTuple):
@@ -110,6 +121,12 @@ class BiasSum(NamedTuple):
 def bias_of(bias: Tensor | BiasFunction, queries: Tensor) -> Tensor:
     """Return a bias as a tensor, made from the scaled queries (B, h, N, d) if it depends on them."""
     return bias if isinstance(bias, Tensor) else bias(queries)
+
+
+def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a * b
 
 
 def _sum(a: Any, b: Any) -> Any:

@@ -50,7 +50,7 @@ def test_a_bias_beside_a_table_and_beside_one_of_the_queries_is_read_and_others_
     assert bias_maps(beside).layers == ((0,), (1,), (2,))
     both = bias_maps(tiny("shaw+alibi"))
     np.testing.assert_array_equal(both.bias, bias_maps(tiny("alibi")).bias)
-    for encoding in ("learnable", "none", "shaw", "contextual_product", "rotary", "peg"):
+    for encoding in ("learnable", "none", "shaw", "contextual_product", "rope", "peg"):
         assert bias_maps(tiny(encoding)) is None
     assert bias_maps(tiny("relative_bias", "default(layers=2)")).layers == ((0,), (1,))
 

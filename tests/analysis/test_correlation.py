@@ -385,4 +385,4 @@ def test_a_language_model_has_no_size_in_pixels_and_rotation_no_vectors():
     with pytest.raises(ValueError, match="`img_size` must be left out with a language model, got 28"):
         position_correlations(graticule.create_language_model("lm_nano", vocab_size=7), 28)
     with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
-        position_correlations(graticule.create_language_model("lm_nano", vocab_size=7, encoding="rotary_1d"))
+        position_correlations(graticule.create_language_model("lm_nano", vocab_size=7, encoding="rope_1d"))

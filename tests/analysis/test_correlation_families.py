@@ -335,14 +335,14 @@ def test_a_second_stage_is_refused_where_there_is_one(name):
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "rotary", "peg", "relative_bias+peg"])
+@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "rope", "peg", "relative_bias+peg"])
 def test_a_pyramid_without_an_absolute_encoding_is_refused(encoding, stage):
     with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
         position_correlations(pyramid("swin", encoding=encoding), stage=stage)
 
 
 @pytest.mark.parametrize("name", COMPACT)
-@pytest.mark.parametrize("encoding", ["relative_bias", "contextual_product", "rotary_mixed", "peg"])
+@pytest.mark.parametrize("encoding", ["relative_bias", "contextual_product", "rope_mixed", "peg"])
 def test_a_compact_transformer_without_an_absolute_encoding_is_refused(name, encoding):
     with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
         position_correlations(compact(name, encoding=encoding))
@@ -459,7 +459,7 @@ def test_the_command_writes_what_it_says_and_a_sheet_a_stage(capsys, tmp_path, m
         assert np.isfinite(found.similarity).all()
 
 
-@pytest.mark.parametrize(("encoding", "drawn"), [("relative_bias", True), ("rotary_mixed", False)])
+@pytest.mark.parametrize(("encoding", "drawn"), [("relative_bias", True), ("rope_mixed", False)])
 def test_a_pyramid_without_an_absolute_encoding_has_its_biases_drawn_or_is_refused_before_anything_is_written(
     capsys, tmp_path, encoding, drawn
 ):

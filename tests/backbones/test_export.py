@@ -13,7 +13,7 @@ from graticule.studies.matrix import SMALL, build
 #: Beside the default joining of each family's own encoding, one encoding for every field of `LayerPosition`.
 CASES = [
     *((family, None, "default") for family in SMALL),
-    *(("ViT, DeiT", encoding, "default") for encoding in ("shaw", "rotary", "peg", "convolutional_projection")),
+    *(("ViT, DeiT", encoding, "default") for encoding in ("shaw", "rope", "peg", "convolutional_projection")),
     ("ViT, DeiT", "learnable", "lape"),
     ("PVT", "peg", "default"),
     ("Swin", "learnable", "lape"),
@@ -49,7 +49,7 @@ def test_a_product_over_displacements_is_exported_too():
     assert_any_batch_goes_in(model, "x", images(model, 2), images(model, 3))
 
 
-@pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("rotary_1d", "default")])
+@pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("rope_1d", "default")])
 def test_an_exported_language_model_takes_a_batch_of_any_size(encoding, joining):
     model = graticule.create_language_model("lm_nano", 65, context=8, depth=2, encoding=encoding, joining=joining)
     tokens = torch.randint(0, 65, (3, 8))

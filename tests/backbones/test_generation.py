@@ -14,7 +14,7 @@ CHOICES = [
     ("learnable", "lape"),
     ("sinusoidal_1d", "shared"),
     ("relative_bias", "lape"),
-    ("rotary_1d", "default"),
+    ("rope_1d", "default"),
     ("alibi", "default"),
     ("bucketed_bias", "default"),
     ("learnable+shaw+relative_bias", "lape_sharing"),
@@ -65,7 +65,7 @@ def test_a_folded_model_writes_the_same_text(encoding, joining):
 
 
 def test_at_temperature_zero_every_token_is_the_likeliest():
-    model, tokens = small("rotary_1d"), prompt()
+    model, tokens = small("rope_1d"), prompt()
     for token in graticule.generate(model, tokens, 6, temperature=0):
         with torch.no_grad():
             assert torch.equal(model(tokens)[:, -1].argmax(-1), token)
@@ -125,14 +125,14 @@ def test_a_text_fills_the_table_but_for_its_last_token_which_is_not_read():
 def test_a_text_that_would_outgrow_its_table_is_refused_before_any_work(length):
     model, calls = small(), []
     model.embed.register_forward_hook(lambda *_: calls.append(1))
-    with pytest.raises(ValueError, match=r"cut the text, or call model.set_context\(\d+\).*\(sinusoidal_1d, rotary_1d"):
+    with pytest.raises(ValueError, match=r"cut the text, or call model.set_context\(\d+\).*\(sinusoidal_1d, rope_1d"):
         graticule.generate(model, prompt(length), 50)
     assert not calls
     model.set_context(length + 49)
     assert run(model, prompt(length), 50).shape == (3, 50)
 
 
-@pytest.mark.parametrize("encoding", ["none", "sinusoidal_1d", "rotary_1d", "alibi", "bucketed_bias", "shaw"])
+@pytest.mark.parametrize("encoding", ["none", "sinusoidal_1d", "rope_1d", "alibi", "bucketed_bias", "shaw"])
 def test_without_a_table_a_text_is_as_long_as_one_likes(encoding):
     model, tokens = small(encoding), prompt()
     longer = run(model, tokens, 3 * CONTEXT, temperature=0)

@@ -23,7 +23,7 @@ TEXTS = [
     *[(encoding, joining) for encoding, joining in CHOICES if not {*encoding.split("+")} & {*CONDITIONAL}],
     ("learnable+shaw", "lape"),
     ("shaw+contextual_product+relative_bias", "default"),
-    ("sinusoidal_1d+rotary_1d+alibi", "shared"),
+    ("sinusoidal_1d+rope_1d+alibi", "shared"),
     ("learnable+bucketed_bias", "lape_sharing"),
 ]
 #: Those that hold a table for their grid.
@@ -162,7 +162,7 @@ def test_a_gradient_reaches_every_parameter(encoding, joining):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("encoding", ["none", "learnable", "relative_bias", "rotary_1d", "alibi", "shaw"])
+@pytest.mark.parametrize("encoding", ["none", "learnable", "relative_bias", "rope_1d", "alibi", "shaw"])
 def test_bfloat16_agrees(encoding):
     model, tokens = small(encoding).eval().requires_grad_(False), texts()
     exact = model(tokens)
@@ -224,7 +224,7 @@ def test_the_parameters_are_counted():
     assert count(small("learnable", "lape")) - count(small("none")) == CONTEXT * DIM + DEPTH * 2 * DIM
     assert count(small("relative_bias")) - count(small("none")) == DEPTH * (2 * CONTEXT - 1) * HEADS
     assert count(small("bucketed_bias")) - count(small("none")) == 32 * HEADS
-    assert count(small("alibi")) == count(small("rotary_1d")) == count(small("none"))
+    assert count(small("alibi")) == count(small("rope_1d")) == count(small("none"))
 
 
 def test_the_sizes_by_name():
@@ -244,7 +244,7 @@ def test_it_starts_as_uncertain_as_there_are_words():
 
 
 def test_it_learns_a_text_by_heart():
-    model, tokens = small("rotary_1d"), torch.tensor([[1, 2, 3, 1, 2, 4, 1, 2, 5, 1]])
+    model, tokens = small("rope_1d"), torch.tensor([[1, 2, 3, 1, 2, 4, 1, 2, 5, 1]])
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for _ in range(150):
         optimizer.zero_grad()

@@ -43,7 +43,7 @@ JOININGS = [
     ("learnable+relative_bias", "lape"),
     ("relative_bias", "default"),
     ("relative_bias", "lape"),
-    ("rotary", "default"),
+    ("rope", "default"),
     ("relative_bias+peg", "default"),
     ("none", "default"),
 ]

@@ -249,7 +249,7 @@ def test_a_head_that_is_no_multiple_of_four_is_refused(name, head_dim):
         AxialRotary(BUILT, head_dim) if name == "axial" else MixedRotary(BUILT, 1, 2, head_dim)
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
 def test_a_model_whose_heads_are_no_multiple_of_four_is_refused(encoding):
     with pytest.raises(ValueError, match=r"`head_dim` must be a multiple of 4.*got 6; it is embed_dim / num_heads"):
         tiny(encoding, embed_dim=18)
@@ -259,21 +259,21 @@ def test_a_model_whose_heads_are_no_multiple_of_four_is_refused(encoding):
 
 
 def test_a_double_model_has_tables_that_are_exact_in_float64():
-    model = tiny("rotary").double()
-    table = model.position(model.grid)[0].rotary
+    model = tiny("rope").double()
+    table = model.position(model.grid)[0].rotary.table
     assert table.dtype == torch.float64
     torch.testing.assert_close(table, naive_axial(model.grid), rtol=0, atol=1e-14)
-    torch.testing.assert_close(model.position(OTHER)[0].rotary, naive_axial(OTHER), rtol=0, atol=1e-14)
+    torch.testing.assert_close(model.position(OTHER)[0].rotary.table, naive_axial(OTHER), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
 def test_a_model_of_low_precision_keeps_tables_of_float32(encoding, dtype):
     model = tiny(encoding).to(dtype)
     for grid in (model.grid, OTHER):
         for given in model.position(grid):
-            assert given.rotary.dtype == torch.float32
-            ones = given.rotary[..., :HEAD_DIM] ** 2 + given.rotary[..., HEAD_DIM:] ** 2
+            assert given.rotary.table.dtype == torch.float32
+            ones = given.rotary.table[..., :HEAD_DIM] ** 2 + given.rotary.table[..., HEAD_DIM:] ** 2
             torch.testing.assert_close(ones, torch.ones_like(ones), rtol=0, atol=2**-20)
 
 
@@ -287,7 +287,7 @@ def test_low_precision_does_not_round_the_axial_table(dtype):
     torch.testing.assert_close(encoding.double()(OTHER), naive_axial(OTHER), rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
 def test_the_output_of_a_bfloat16_model_is_bfloat16(encoding):
     model = draw(tiny(encoding)).eval()
     exact = model(x := images())
@@ -319,8 +319,8 @@ def test_a_copy_is_its_own(name):
 def test_the_state_of_an_axial_encoding_is_empty_and_that_of_a_mixed_one_its_frequencies():
     assert not rotary("axial").state_dict() and not list(rotary("axial").parameters())
     assert rotary("mixed").state_dict().keys() == {"freqs"}
-    assert not [name for name in tiny("rotary").state_dict() if name.startswith("position")]
-    model = tiny("rotary_mixed")
+    assert not [name for name in tiny("rope").state_dict() if name.startswith("position")]
+    model = tiny("rope_mixed")
     assert [name for name in model.state_dict() if name.startswith("position")] == ["position.encoding.freqs"]
     assert model.position.encoding.freqs.shape == (2, DEPTH, HEADS, HEAD_DIM // 2)
 
@@ -332,7 +332,7 @@ def test_the_state_of_a_mixed_encoding_goes_round_to_another_grid():
 
 
 def test_the_frequencies_have_timms_name():
-    model, other = tiny("rotary_mixed"), tiny("rotary_mixed")
+    model, other = tiny("rope_mixed"), tiny("rope_mixed")
     state = {name: value for name, value in model.state_dict().items() if not name.startswith("position")}
     other.load_state_dict({**state, "rope.freqs": model.position.encoding.freqs})
     assert torch.equal(other.position.encoding.freqs, model.position.encoding.freqs)
@@ -342,21 +342,21 @@ def test_the_frequencies_have_timms_name():
 
 
 def test_a_gradient_reaches_every_frequency_of_every_layer_and_head():
-    model = draw(tiny("rotary_mixed")).double()
+    model = draw(tiny("rope_mixed")).double()
     model(images(dtype=torch.float64)).square().sum().backward()
     assert (model.position.encoding.freqs.grad != 0).all()
 
 
 def test_every_layer_has_the_one_axial_table_and_a_mixed_one_of_its_own():
-    axial, mixed = (tiny(encoding) for encoding in ("rotary", "rotary_mixed"))
+    axial, mixed = (tiny(encoding) for encoding in ("rope", "rope_mixed"))
     told = axial.position(axial.grid)
-    assert len(told) == DEPTH and all(given.rotary is told[0].rotary for given in told)
+    assert len(told) == DEPTH and all(given.rotary.table is told[0].rotary.table for given in told)
     told = mixed.position(mixed.grid)
-    assert len({given.rotary.double().sum().item() for given in told}) == DEPTH
-    assert all(given.rotary.shape == (HEADS, 17, 2 * HEAD_DIM) for given in told)
+    assert len({given.rotary.table.double().sum().item() for given in told}) == DEPTH
+    assert all(given.rotary.table.shape == (HEADS, 17, 2 * HEAD_DIM) for given in told)
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
 def test_the_order_of_the_patches_matters_with_a_rotary_encoding_and_not_without(encoding):
     x = images(dtype=torch.float64)
     swapped = torch.cat([x[..., 16:], x[..., :16]], -1)
@@ -365,17 +365,17 @@ def test_the_order_of_the_patches_matters_with_a_rotary_encoding_and_not_without
     assert (with_it(swapped) - with_it(x)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
 def test_joined_layers_are_the_first_ones_and_the_others_are_told_nothing(encoding):
     model = tiny(encoding, joining=spec("default", layers=2))
     told = model.position(model.grid)
     assert [given.rotary is not None for given in told] == [True, True, False]
     assert all(value is None for value in told[2])
-    if encoding == "rotary_mixed":
+    if encoding == "rope_mixed":
         assert model.position.encoding.freqs.shape[1] == 2
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
 @pytest.mark.parametrize("layers", [0, 4])
 def test_as_many_joined_layers_as_there_are_not_are_refused(encoding, layers):
     with pytest.raises(ValueError, match=f"`layers` must be from 1 to the depth of the model, 3, got {layers}"):
@@ -384,13 +384,13 @@ def test_as_many_joined_layers_as_there_are_not_are_refused(encoding, layers):
 
 @pytest.mark.parametrize("joining", ["lape", "shared"])
 def test_a_rotary_encoding_alone_has_nothing_to_join(joining):
-    with pytest.raises(ValueError, match="`joining` must be 'default' with encoding 'rotary'"):
-        tiny("rotary", joining)
+    with pytest.raises(ValueError, match="`joining` must be 'default' with encoding 'rope'"):
+        tiny("rope", joining)
 
 
 def test_two_rotary_encodings_are_refused():
     with pytest.raises(ValueError, match="`rotary` must be given by one encoding at most"):
-        tiny("rotary+rotary_mixed")
+        tiny("rope+rope_mixed")
 
 
 def swin(encoding, **kwargs):
@@ -399,25 +399,25 @@ def swin(encoding, **kwargs):
     return graticule.create_model("swin_tiny_patch4_window7_224", encoding=encoding, **{**small, **kwargs})
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
 @pytest.mark.parametrize("size", [(32, 32), (64, 48), (32, 96)])
 def test_windows_have_the_table_of_a_window_whatever_the_image(encoding, size):
     model = draw(swin(encoding)).double().eval()
     told = model.position(model.grid_at(size))
-    assert [given.rotary.shape[-2:] for given in told] == [(16, 16)] * 3
+    assert [given.rotary.table.shape[-2:] for given in told] == [(16, 16)] * 3
     for there, here in zip(told, model.position(model.grid), strict=True):
-        assert torch.equal(there.rotary, here.rotary)
-    if encoding == "rotary":
-        torch.testing.assert_close(told[0].rotary, naive_axial(Grid(4, 4)), rtol=0, atol=1e-14)
+        assert torch.equal(there.rotary.table, here.rotary.table)
+    if encoding == "rope":
+        torch.testing.assert_close(told[0].rotary.table, naive_axial(Grid(4, 4)), rtol=0, atol=1e-14)
     assert model(images(*size, dtype=torch.float64)).isfinite().all()
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
 def test_another_window_is_that_of_all_tables(encoding):
     model = swin(encoding)
     model.set_input_size((64, 48), window_size=6)
     told = model.position(model.grid)
-    assert [given.rotary.shape[-2] for given in told] == [36, 36, 36]
+    assert [given.rotary.table.shape[-2] for given in told] == [36, 36, 36]
     built = swin(encoding, img_size=(64, 48), window_size=6).double()
     built.load_state_dict(model.state_dict())
     model = model.double().eval()
@@ -426,12 +426,12 @@ def test_another_window_is_that_of_all_tables(encoding):
 
 
 def test_a_window_that_is_larger_than_the_grid_is_cut_to_it():
-    model = swin("rotary", window_size=7)
-    assert [given.rotary.shape[0] for given in model.position(model.grid)] == [49, 49, 16]
+    model = swin("rope", window_size=7)
+    assert [given.rotary.table.shape[0] for given in model.position(model.grid)] == [49, 49, 16]
 
 
 @pytest.mark.parametrize("size", [None, (24, 40)])
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed", "learnable+rotary"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed", "learnable+rope"])
 def test_a_folded_model_says_the_same(encoding, size):
     model = draw(tiny(encoding)).double().eval()
     x = images(*(size or (32, 32)), dtype=torch.float64)
@@ -442,7 +442,7 @@ def test_a_folded_model_says_the_same(encoding, size):
     assert torch.equal(model(x), before)
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
 def test_a_folded_pyramid_of_windows_says_the_same(encoding):
     model = draw(swin(encoding)).double().eval()
     x = images(dtype=torch.float64)
@@ -452,7 +452,7 @@ def test_a_folded_pyramid_of_windows_says_the_same(encoding):
 
 @pytest.mark.parametrize("size", [(32, 32), (24, 40)])
 @pytest.mark.parametrize("build", [tiny, swin])
-@pytest.mark.parametrize("encoding", ["rotary", "rotary_mixed"])
+@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
 def test_the_forward_pass_is_one_graph_with_the_same_numbers(encoding, build, size):
     model = draw(build(encoding)).double().eval()
     x = images(*size, dtype=torch.float64)
@@ -461,7 +461,7 @@ def test_the_forward_pass_is_one_graph_with_the_same_numbers(encoding, build, si
 
 
 def test_setting_the_input_size_is_setting_the_grid():
-    model = draw(tiny("rotary")).double().eval()
+    model = draw(tiny("rope")).double().eval()
     x = images(24, 40, dtype=torch.float64)
     before = model(x)
     model.set_input_size((24, 40))

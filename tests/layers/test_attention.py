@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from graticule import LayerPosition
 from graticule.backbones.ceit import ClassAttentionOfLayers
 from graticule.layers import Attention
+from graticule.rotation import PairRotation
 
 B, N, D, HEADS = 2, 7, 24, 3
 HEAD = D // HEADS
@@ -92,8 +93,8 @@ def test_a_bias_that_depends_on_content_is_made_from_the_scaled_queries(attentio
 
 
 def rotation(angle):
-    """Sines then cosines (N, 2d) that turn neighbouring pairs of channels by angle: (N, d/2)."""
-    return torch.cat([angle.sin().repeat_interleave(2, -1), angle.cos().repeat_interleave(2, -1)], -1)
+    """Rotate neighboring pairs of channels by angle: (N, d/2)."""
+    return PairRotation(torch.cat([angle.sin().repeat_interleave(2, -1), angle.cos().repeat_interleave(2, -1)], -1))
 
 
 def by_complex_numbers(angle):

@@ -6,6 +6,7 @@ from torch import nn
 
 from graticule import LayerPosition
 from graticule.layers import Attention, CausalAttention, KeyValueCache
+from graticule.rotation import PairRotation
 
 B, N, D, HEADS = 2, 7, 24, 3
 F64 = torch.float64
@@ -21,7 +22,7 @@ POSITIONS = {
     "nothing": LayerPosition(),
     "bias": LayerPosition(bias=torch.linspace(-3, 3, HEADS * N * N, dtype=F64).sin().view(HEADS, N, N)),
     "function": LayerPosition(bias=scores),
-    "rotary": LayerPosition(rotary=torch.linspace(0, 9, N * 16, dtype=F64).sin().view(N, 16)),
+    "rotary": LayerPosition(rotary=PairRotation(torch.linspace(0, 9, N * 16, dtype=F64).sin().view(N, 16))),
 }
 POSITIONS["all"] = POSITIONS["bias"].merge(POSITIONS["rotary"]).merge(POSITIONS["function"])
 

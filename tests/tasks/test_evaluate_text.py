@@ -18,7 +18,7 @@ CONTEXT, TOKENS = 16, 208
 TOLD = [
     ("none", "default", False),
     ("sinusoidal_1d", "lape", False),
-    ("rotary_1d", "default", False),
+    ("rope_1d", "default", False),
     ("alibi", "default", False),
     ("bucketed_bias", "default", False),
     ("continuous_bias", "default", False),
@@ -123,7 +123,7 @@ def test_every_length_has_every_token_and_the_same_bytes(any_data):
 
 
 def test_the_bytes_weighted_mean_over_places_is_that_of_the_text(any_data):
-    model = draw(small(any_data, "rotary_1d"))
+    model = draw(small(any_data, "rope_1d"))
     _, targets = next(iter(any_data.eval_dataloader(TOKENS)))
     num_bytes = any_data.tokenizer.lengths[targets[0].numpy()]  # of every token of the text, in order
     for score in scores(model, any_data, 1, 7, 16, 100, TOKENS):

@@ -23,7 +23,7 @@ from graticule.layer_position import LayerPosition
 from graticule.layers import Block, CausalAttention, KeyValueCache
 
 #: What an encoding may say to a layer, fields of `LayerPosition`: all that does not look ahead.
-TAKES = frozenset({"pre", "inner", "bias", "rotary"})
+TAKES = frozenset({"pre", "inner", "bias", "rotary", "query_scale"})
 
 
 @dataclass
@@ -223,7 +223,7 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"`tokens` must be at most {self.context} long, as the table of {' and '.join(held)} is, got {length}: "
                 f"cut the text, or call model.set_context({length}), which resamples the table for good, or "
-                "train with an encoding that needs no table (sinusoidal_1d, rotary_1d, alibi, bucketed_bias, none)."
+                "train with an encoding that needs no table (sinusoidal_1d, rope_1d, alibi, bucketed_bias, none)."
             )
 
     def new_cache(self, length: int) -> TextCache:

@@ -46,7 +46,7 @@ def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> Language
 
     Example:
         >>> import torch
-        >>> model = create_language_model("lm_nano", vocab_size=65, context=128, encoding="rotary_1d")
+        >>> model = create_language_model("lm_nano", vocab_size=65, context=128, encoding="rope_1d")
         >>> model(torch.zeros(2, 7, dtype=torch.long)).shape
         torch.Size([2, 7, 65])
     """

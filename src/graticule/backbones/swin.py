@@ -59,7 +59,7 @@ class SwinTransformer(Pyramid):
         norm_layer: builds a norm from D.
     """
 
-    takes = frozenset({"pre", "before", "inner", "after", "bias", "rotary"})
+    takes = frozenset({"pre", "before", "inner", "after", "bias", "rotary", "query_scale"})
     stage_lists = "layers"
     absolute_stages = 1
     merges = True

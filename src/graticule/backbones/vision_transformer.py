@@ -24,7 +24,7 @@ from graticule.layers import Attention, Block, Patches
 
 POOLS = ("", "token", "avg", "avgmax", "max", "seq")
 #: What an encoding may say to a layer, fields of `LayerPosition`.
-TAKES = frozenset({"pre", "before", "inner", "inputs", "bias", "rotary", "after"})
+TAKES = frozenset({"pre", "before", "inner", "inputs", "bias", "rotary", "query_scale", "after"})
 
 
 class VisionTransformer(nn.Module):

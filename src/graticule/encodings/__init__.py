@@ -32,8 +32,8 @@ from graticule.encodings.mixing import DenseMixing, LearnableMixing, MixingEncod
 from graticule.encodings.mixing_position import MixingPosition
 from graticule.encodings.pyramid import PyramidPosition
 from graticule.encodings.relative_bias import RelativeBias, SharedRelativeBias
+from graticule.encodings.rope_1d import Rotary1d
 from graticule.encodings.rotary import AxialRotary, FixedRotary, MixedRotary, RotaryEncoding, RotaryPosition
-from graticule.encodings.rotary_1d import Rotary1d
 from graticule.encodings.shaw import ShawBias
 from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
 from graticule.encodings.token_mixing import Ggqpe, Glrpe, Gqpe, Lrpe, LrpeM, Sgu, TokenMixing

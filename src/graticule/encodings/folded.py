@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from graticule.displacement import Displacements
 from graticule.encodings.base import Position
 from graticule.grid import Grid
-from graticule.layer_position import BiasSum, LayerPosition
+from graticule.layer_position import LayerPosition
 
 
 class FoldedPosition(Position):
@@ -41,30 +41,22 @@ class FoldedPosition(Position):
     def fold(self) -> None:
         """Compute the constants from the parameters as they are now."""
         self.stale = False  # whether functions hold tensors from before a change of dtype or device
-        self.layout: list[list[Any]] = []  # a field: the name of a constant, a function, both, or None
         names: dict[int, str] = {}  # a table that several layers share is kept once
         keep: list[Tensor] = []
 
-        def constant(value: Tensor, name: str) -> str:
-            if id(value) not in names:
-                names[id(value)] = name
-                keep.append(value)  # so that no id is used twice
-                self.register_buffer(name, value.detach().clone(), persistent=False)
-            return names[id(value)]
+        def hold(value: Any, name: str) -> Any:
+            if isinstance(value, Tensor):
+                if id(value) not in names:
+                    names[id(value)] = name
+                    keep.append(value)  # so that no id is used twice
+                    self.register_buffer(name, value.detach().clone(), persistent=False)
+                return _Constant(names[id(value)])
+            if not _is_named_tuple(value):
+                return value
+            return type(value)(*(hold(part, f"{name}_{field}") for field, part in value._asdict().items()))
 
-        for layer, position in enumerate(self.original(self.grid)):
-            held: list[Any] = []
-            for field, value in zip(position._fields, position, strict=True):
-                name = f"layer{layer}_{field}"
-                if isinstance(value, Tensor):
-                    value = constant(value, name)
-                elif isinstance(value, BiasSum):
-                    value = (constant(value.constant, name), value.function)
-                elif isinstance(value, Displacements):
-                    weights = None if value.weights is None else constant(value.weights, f"{name}_weights")
-                    value = value._replace(table=cast("Any", constant(value.table, name)), weights=cast("Any", weights))
-                held.append(value)
-            self.layout.append(held)
+        #: The position of each layer, with a `_Constant` instead of each tensor.
+        self.layout = [hold(position, f"layer{layer}") for layer, position in enumerate(self.original(self.grid))]
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the constants, if `grid` is the folded one and the model is in evaluation mode."""
@@ -80,30 +72,24 @@ class FoldedPosition(Position):
             )
         if self.stale:  # only now have all modules changed that the functions may be made from
             self._renew_functions()
-        return [LayerPosition(*map(self._unpack, held)) for held in self.layout]
+        return [self._unpack(held) for held in self.layout]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedPosition:
         super()._apply(fn, recurse)
         self.original._apply(fn, recurse=False)  # what it shares was changed with the rest
-        self.stale = any(_holds_tensors(value) for held in self.layout for value in held)
+        self.stale = any(map(_holds_tensors, self.layout))
         return self
 
     @torch.no_grad()
     def _renew_functions(self) -> None:
         """Make the functions anew; the constants stay."""
-        self.layout = [
-            [_function_of(new, old) for new, old in zip(position, held, strict=True)]
-            for position, held in zip(self.original(self.grid), self.layout, strict=True)
-        ]
+        self.layout = list(map(_renewed, self.layout, self.original(self.grid)))
         self.stale = False
 
     def _unpack(self, held: Any) -> Any:
-        if isinstance(held, Displacements):
-            weights = None if held.weights is None else getattr(self, cast("str", held.weights))
-            return held._replace(table=getattr(self, cast("str", held.table)), weights=weights)
-        if isinstance(held, tuple):
-            return BiasSum(getattr(self, held[0]), held[1])
-        return getattr(self, held) if isinstance(held, str) else held
+        if isinstance(held, _Constant):
+            return getattr(self, held.name)
+        return type(held)(*map(self._unpack, held)) if _is_named_tuple(held) else held
 
     def set_grid(self, grid: Grid) -> None:
         """Fold for `grid` instead."""
@@ -135,11 +121,22 @@ class FoldedPosition(Position):
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}"
 
 
-def _function_of(new: Any, old: Any) -> Any:
-    """What is kept of a field: the constants of before, and the function that was made anew."""
-    if isinstance(old, str | Displacements | None):
-        return old
-    return (old[0], new.function) if isinstance(old, tuple) else new
+@dataclass(frozen=True)
+class _Constant:
+    """Stands for the buffer called `name`."""
+
+    name: str
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _renewed(held: Any, new: Any) -> Any:
+    """Return `held` with its functions replaced by those of `new`; constants stay."""
+    if isinstance(held, _Constant):
+        return held
+    return type(held)(*map(_renewed, held, new)) if _is_named_tuple(held) else new
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -148,7 +145,7 @@ def _holds_tensors(value: Any) -> bool:
         return True
     if isinstance(value, partial):
         return any(map(_holds_tensors, (value.func, *value.args, *value.keywords.values())))
-    if isinstance(value, list | tuple) and not isinstance(value, Displacements):
+    if isinstance(value, list | tuple):
         return any(map(_holds_tensors, value))
     cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
     return any(map(_holds_tensors, [*cells, *(getattr(value, "__defaults__", None) or ())]))

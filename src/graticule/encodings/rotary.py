@@ -15,6 +15,7 @@ from graticule.encodings.base import Encoding, Position, Site, register_encoding
 from graticule.grid import Grid
 from graticule.joining import Joining
 from graticule.layer_position import LayerPosition
+from graticule.rotation import PairRotation
 
 
 class RotaryEncoding(Encoding):
@@ -103,10 +104,11 @@ class RotaryPosition(Position):
         self.window = window
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Say what each layer gets for `grid`: (N, 2d) or (heads, N, 2d) as `rotary`."""
+        """Return the rotation of each layer for `grid`."""
         table = self.encoding(grid if self.window is None else self.encoding.grid)
         tables = [table] * self.layers if table.ndim == 2 else list(table)
-        return [LayerPosition(rotary=one) for one in tables] + [LayerPosition()] * (self.depth - self.layers)
+        joined = [LayerPosition(rotary=PairRotation(one)) for one in tables]
+        return joined + [LayerPosition()] * (self.depth - self.layers)
 
     def set_grid(self, grid: Grid) -> None:
         """Compute everything for `grid`, or for its windows."""
@@ -117,7 +119,7 @@ class RotaryPosition(Position):
         return {f"rope.{name}": f"encoding.{name}" for name, _ in self.encoding.named_parameters()}
 
 
-@register_encoding("rotary")
+@register_encoding("rope")
 class AxialRotary(FixedRotary):
     r"""Rotates half of the channel pairs of queries and keys by the row, half by the column; nothing is learned.
 
@@ -153,7 +155,7 @@ class AxialRotary(FixedRotary):
         return (place[:, :, None] * self.temperature**-exponent).flatten(1)
 
 
-@register_encoding("rotary_mixed")
+@register_encoding("rope_mixed")
 class MixedRotary(RotaryEncoding):
     r"""Rotates queries and keys by a learned linear function of the position, per channel pair, head and layer.
 

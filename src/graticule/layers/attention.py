@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
 from graticule.checks import checked
@@ -78,7 +77,9 @@ class Attention(nn.Module):
                 for i, y in enumerate((all_q, all_k, all_v))
             )
         if position.rotary is not None:
-            q, k = (apply_rot_embed_cat(t, position.rotary).type_as(v) for t in (q, k))
+            q, k = position.rotary(q, k)
+        if position.query_scale is not None:
+            q = (q * position.query_scale[:, None]).type_as(v)
         if position.bias is None:
             return q, k, v, None
         bias = bias_of(position.bias, q * self.scale).to(q.dtype)

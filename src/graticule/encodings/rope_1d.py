@@ -11,7 +11,7 @@ from graticule.encodings.rotary import FixedRotary
 from graticule.grid import Grid
 
 
-@register_encoding("rotary_1d")
+@register_encoding("rope_1d")
 class Rotary1d(FixedRotary):
     r"""Rotates queries and keys by the index in the flattened sequence; nothing is learned.
 

@@ -1,0 +1,110 @@
+"""Rotations of queries and keys by their position, as `LayerPosition.rotary` holds them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from timm.layers import apply_rot_embed_cat
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Rotation(Protocol):
+    """Transforms queries and keys by their positions; a `NamedTuple` of tensors, so that it can be folded."""
+
+    @property
+    def channels(self) -> int | None:
+        """Channels per head that it returns; None for as many as it takes."""
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform queries and keys, (B, h, N, d) each, in their own dtype."""
+
+    def part(self, start: int, stop: int) -> Rotation:
+        """Return the rotation of the tokens from `start` to `stop`."""
+
+
+class PairRotation(NamedTuple):
+    """Rotates pairs of channels by the angle of their token.
+
+    table: (N, 2d) or (h, N, 2d): the sine of the angle that each of the d channels is rotated by, then the cosine.
+    half: whether channel i forms a pair with i + d / 2, and not with its neighbor.
+    """
+
+    table: Tensor
+    half: bool = False
+
+    @property
+    def channels(self) -> int | None:
+        """None: as many as it takes."""
+        return None
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate queries and keys, (B, h, N, d) each; computed in the wider dtype of tokens and table."""
+        return self._rotated(queries), self._rotated(keys)
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        turned: Tensor = apply_rot_embed_cat(x, self.table, half=self.half)
+        return turned.type_as(x)
+
+    def part(self, start: int, stop: int) -> PairRotation:
+        """Return the rotation of the tokens from `start` to `stop`."""
+        return self._replace(table=self.table[..., start:stop, :])
+
+
+class BlockRotation(NamedTuple):
+    """Rotates blocks of channels by an orthogonal matrix each.
+
+    matrices: (h, N, d / b, b, b), where b is the number of channels of a block.
+    """
+
+    matrices: Tensor
+
+    @property
+    def channels(self) -> int | None:
+        """None: as many as it takes."""
+        return None
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Multiply each block of queries and keys, (B, h, N, d) each, by its matrix."""
+        return self._rotated(queries), self._rotated(keys)
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        blocks = x.unflatten(-1, self.matrices.shape[-3:-1])[..., None]  # (B, h, N, d / b, b, 1)
+        return (self.matrices @ blocks.to(self.matrices.dtype)).squeeze(-1).flatten(-2).type_as(x)
+
+    def part(self, start: int, stop: int) -> BlockRotation:
+        """Return the rotation of the tokens from `start` to `stop`."""
+        return self._replace(matrices=self.matrices[:, start:stop])
+
+
+class PolarRotation(NamedTuple):
+    r"""Takes softplus of each channel as a magnitude, and the position alone as its angle.
+
+    The channels double: :math:`\mu \cos \theta` of all, then :math:`\mu \sin \theta`.
+
+    queries: (N, 2d): sines, then cosines, of the angles of the queries' channels.
+    keys: (h, N, 2d): the same of the keys.
+    """
+
+    queries: Tensor
+    keys: Tensor
+
+    @property
+    def channels(self) -> int | None:
+        """2d."""
+        return self.queries.shape[-1]
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, (B, h, N, d) each, as (B, h, N, 2d)."""
+        return _polar(queries, self.queries), _polar(keys, self.keys)
+
+    def part(self, start: int, stop: int) -> PolarRotation:
+        """Return the rotation of the tokens from `start` to `stop`."""
+        return PolarRotation(self.queries[start:stop], self.keys[:, start:stop])
+
+
+def _polar(x: Tensor, table: Tensor) -> Tensor:
+    sines, cosines = table.chunk(2, -1)
+    magnitudes = F.softplus(x.to(table.dtype))
+    return torch.cat([magnitudes * cosines, magnitudes * sines], -1).type_as(x)
