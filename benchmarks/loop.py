@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from timm.optim import create_optimizer_v2
 
 from graticule.tasks import Classification, Recipe, Run, build_data, build_model
-from graticule.tasks.callbacks import History, Progress
-from graticule.tasks.checkpoints import Checkpoints
-from graticule.tasks.training import build_trainer
+from graticule.training.callbacks import History, Progress
+from graticule.training.checkpoints import Checkpoints
+from graticule.training.loop import build_trainer
 
 
 class Enough(Exception):

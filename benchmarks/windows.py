@@ -27,7 +27,7 @@ import graticule
 from graticule.encodings import MixingPosition, QuadraticMixing
 from graticule.grid import Grid
 from graticule.layers import mix_tokens
-from graticule.tasks.cost import inference_cost
+from graticule.training.cost import inference_cost
 
 CHANNELS, GROUPS = 96, 4
 PATHS = ("matrix", "displacement")

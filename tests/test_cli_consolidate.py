@@ -11,7 +11,7 @@ from commands import run_command
 from graticule.checkpoints import read_checkpoint
 from graticule.data.digits import digits
 from graticule.tasks import Recipe, Run, build_model, train
-from graticule.tasks.machines import load_weights
+from graticule.training.devices import load_weights
 
 
 @pytest.fixture(scope="module", params=["one file", "shared out"])

@@ -16,7 +16,7 @@ SHORT |= {"batch_size": 8, "epochs": 2, "accelerator": "cpu"}
 @pytest.fixture(autouse=True)
 def _no_clock(monkeypatch):
     """Time three passes, however short they are."""
-    monkeypatch.setattr("graticule.tasks.cost._SECONDS", 0.0)
+    monkeypatch.setattr("graticule.training.cost._SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

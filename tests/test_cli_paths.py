@@ -81,22 +81,22 @@ def test_a_link_within_a_run_is_followed(run):
 
 
 def test_a_run_that_ends_in_the_folder_while_data_are_built_is_not_taken_for_this_one(tmp_path, monkeypatch):
-    from graticule.tasks import training
+    from graticule.training import loop
 
-    build, folder = training.build_data, tmp_path / "run"
+    build, folder = loop.build_data, tmp_path / "run"
 
     def meanwhile(recipe):
-        monkeypatch.setattr("graticule.tasks.training.build_data", build)
+        monkeypatch.setattr("graticule.training.loop.build_data", build)
         train(short(seed=1), folder, progress=False)
         return build(recipe)
 
-    monkeypatch.setattr("graticule.tasks.training.build_data", meanwhile)
+    monkeypatch.setattr("graticule.training.loop.build_data", meanwhile)
     with pytest.raises(FileExistsError, match="must not hold a run already"):
         train(short(), folder, progress=False)
     assert Run(folder).recipe().seed == 1
 
     folder = tmp_path / "resumed"
-    monkeypatch.setattr("graticule.tasks.training.build_data", meanwhile)
+    monkeypatch.setattr("graticule.training.loop.build_data", meanwhile)
     with pytest.raises(ValueError, match="`seed` would change"):
         train(short(), folder, resume=True, progress=False)
 
@@ -164,7 +164,7 @@ def test_no_name_or_value_of_a_file_commands_the_terminal(capsys, tmp_path, run)
 
 
 def test_a_run_whose_checkpoint_went_meanwhile_is_not_taken_for_a_sharded_one(tmp_path):
-    from graticule.tasks.machines import load_weights
+    from graticule.training.devices import load_weights
 
     with pytest.raises(FileNotFoundError, match="is not there; if the run is being trained"):
         load_weights(None, tmp_path / "step-000000001.ckpt")

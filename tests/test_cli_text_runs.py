@@ -14,8 +14,8 @@ from graticule.analysis import Correlations
 from graticule.data import BytePairTokenizer
 from graticule.grid import Grid
 from graticule.tasks import Recipe, Run, build_model, train
-from graticule.tasks.checkpoints import saved_checkpoints
-from graticule.tasks.machines import load_weights
+from graticule.training.checkpoints import saved_checkpoints
+from graticule.training.devices import load_weights
 from text_commands import short_recipe, spoiled_after_first_epoch, write_text_folder
 
 

@@ -41,7 +41,8 @@ from graticule.checkpoints import load_position, read_checkpoint, save_weights
 from graticule.encodings import Learnable, MixingEncoding
 from graticule.layers.gating import mix_tokens
 from graticule.studies.matrix import SMALL, build
-from graticule.tasks import Recipe, TextRecipe, build_model, cost, read_recipe, set_windows
+from graticule.tasks import Recipe, TextRecipe, build_model, read_recipe, set_windows
+from graticule.training import cost
 from tiny import draw, having
 
 GATED = ("gMLP", "PosMLP")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fuzz import JSON, edited, fuzzed, outcome, tree
 from graticule.studies.runs import read_metrics, summarise
 from graticule.tasks import Recipe, Run, TextRecipe, read_recipe
-from graticule.tasks.checkpoints import best_checkpoint
-from graticule.tasks.machines import read_rest
+from graticule.training.checkpoints import best_checkpoint
+from graticule.training.devices import read_rest
 from graticule.typed import Count, check_value
 
 RECIPES = [kind().to_dict() for kind in (Recipe, TextRecipe)]

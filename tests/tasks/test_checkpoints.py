@@ -14,7 +14,7 @@ from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.metric import TOP1
 from graticule.tasks import Run, train
-from graticule.tasks.checkpoints import Checkpoints, best_checkpoint, remove_leftovers, saved_checkpoints
+from graticule.training.checkpoints import Checkpoints, best_checkpoint, remove_leftovers, saved_checkpoints
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -185,7 +185,7 @@ def test_a_full_disk_is_said_and_costs_no_more_than_the_steps_since(tmp_path, mo
             full(path)
         return save(values, path, *arguments)
 
-    monkeypatch.setattr("graticule.tasks.checkpoints.torch.save", limited)
+    monkeypatch.setattr("graticule.training.checkpoints.torch.save", limited)
     with pytest.raises(OSError, match=r"step-000000004\.ckpt could not be written .*No space left.*is the disk full"):
         train(short(checkpoint_steps=2), folder, progress=False)
     monkeypatch.undo()

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.tasks.cost import inference_cost
+from graticule.training.cost import inference_cost
 
 
 class Steps(nn.Module):

@@ -230,7 +230,7 @@ def test_an_epoch_leaves_the_teacher_as_it_was_and_out_of_the_checkpoint(tmp_pat
         kept.append(build_teacher(*arguments))
         return kept[-1]
 
-    monkeypatch.setattr("graticule.tasks.training.build_teacher", build)
+    monkeypatch.setattr("graticule.training.loop.build_teacher", build)
     distillation = Distillation(teacher="test_resnet", teacher_checkpoint=convnet)
     run = train(small(distillation=distillation, **options), tmp_path / "run", progress=False)
     before, after = read_checkpoint(convnet)["model"], kept[0].model.state_dict()

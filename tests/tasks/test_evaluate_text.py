@@ -35,7 +35,7 @@ told = pytest.mark.parametrize(("encoding", "joining", "resampled"), TOLD)
 @pytest.fixture(autouse=True)
 def _no_clock(monkeypatch):
     """Time three passes, however short they are."""
-    monkeypatch.setattr("graticule.tasks.cost._SECONDS", 0.0)
+    monkeypatch.setattr("graticule.training.cost._SECONDS", 0.0)
 
 
 def text(**options) -> TextModule:

@@ -12,7 +12,7 @@ from short_runs import RICH, at_step, rows, short, stopped
 
 from graticule.data.digits import digits
 from graticule.tasks import Run, train
-from graticule.tasks.callbacks import History, Progress, memory
+from graticule.training.callbacks import History, Progress, memory
 
 DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)")
 
@@ -96,7 +96,7 @@ def test_an_epoch_that_was_resumed_in_its_middle_has_the_loss_of_a_whole_one(who
 
 def test_the_seconds_of_an_epoch_that_was_resumed_are_those_of_both_parts(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("graticule.tasks.callbacks.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("graticule.training.callbacks.time.perf_counter", lambda: now[0])
     trainer = types.SimpleNamespace(
         is_global_zero=True, global_step=0, world_size=1, current_epoch=0, max_epochs=1, callback_metrics={},
         strategy=types.SimpleNamespace(root_device=torch.device("cpu")),
@@ -155,7 +155,7 @@ def bars(monkeypatch):
         found.append(drawn)
         return bar
 
-    monkeypatch.setattr("graticule.tasks.callbacks.tqdm", opened)
+    monkeypatch.setattr("graticule.training.callbacks.tqdm", opened)
     return found
 
 

@@ -24,7 +24,7 @@ from graticule.data.digits import digits
 from graticule.data.pack import pack
 from graticule.files import locked
 from graticule.tasks import Recipe, Run, train
-from graticule.tasks.training import build_trainer
+from graticule.training.loop import build_trainer
 
 # of Python from 3.12 on, about the processes that load images
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

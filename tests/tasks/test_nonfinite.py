@@ -15,7 +15,7 @@ from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.data.sampling import TensorImages
 from graticule.tasks import Classification, Preempted, Recipe, Run, build_data, train
-from graticule.tasks.task import _MOST_SKIPPED
+from graticule.training.module import _MOST_SKIPPED
 
 #: A backbone with BatchNorm, whose statistics a bad image would spoil.
 NORMS = {"encoding": "peg(layers=2)", "global_pool": "avg"}
@@ -149,7 +149,7 @@ def test_steps_left_out_are_counted_over_a_resume_and_said_in_the_end(tmp_path, 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=["whole", "in parts"])
 def test_too_many_in_a_row_stop_even_if_it_was_resumed_between(tmp_path, monkeypatch, options):
-    monkeypatch.setattr("graticule.tasks.task._MOST_SKIPPED", 4)
+    monkeypatch.setattr("graticule.training.module._MOST_SKIPPED", 4)
     recipe, run = short(nonfinite="skip", checkpoint_steps=1, **options), Run(tmp_path / "run")
     step = Classification.forward
 
@@ -170,7 +170,7 @@ def test_too_many_in_a_row_stop_even_if_it_was_resumed_between(tmp_path, monkeyp
 
 
 def test_single_ones_never_stop(tmp_path, monkeypatch, spoil):
-    monkeypatch.setattr("graticule.tasks.task._MOST_SKIPPED", 1)
+    monkeypatch.setattr("graticule.training.module._MOST_SKIPPED", 1)
     recipe = short(nonfinite="skip", epochs=4)
     spoil(7)
     orders = [list(build_data(recipe).train_order().sampler.indices(epoch)).index(7) // 20 for epoch in range(4)]

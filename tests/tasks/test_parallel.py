@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from graticule.checkpoints import read_checkpoint
 from graticule.tasks import Recipe, Run, train
-from graticule.tasks.machines import check_shards, read_shards
+from graticule.training.devices import check_shards, read_shards
 
 #: Plain gradient descent in float64, so that a sum in another order stays as small as it is; 3 steps an epoch, the
 #: last of them not full, and a number of test images that two does not divide.

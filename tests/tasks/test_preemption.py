@@ -14,7 +14,7 @@ from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.tasks import Classification, Interrupted, Preempted, Run, train
-from graticule.tasks.checkpoints import saved_checkpoints
+from graticule.training.checkpoints import saved_checkpoints
 
 #: All that draws random numbers or keeps state of its own: two epochs of three steps, in two parts each.
 TYPED = """
@@ -149,7 +149,7 @@ def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tm
         signal_itself()
         raise AssertionError("it goes on")
 
-    monkeypatch.setattr(f"graticule.tasks.training.{at}", signalled)
+    monkeypatch.setattr(f"graticule.training.loop.{at}", signalled)
     command = ["train", *TYPED.split(), "--output", str(tmp_path / "run"), "--auto-resume"]
     assert main(command) == 75
     assert not Run(tmp_path / "run").recipe_file.exists()
@@ -166,13 +166,13 @@ def test_while_the_trainer_is_set_up_the_run_stops_at_once_too(tmp_path, monkeyp
 
 
 def test_a_signal_between_the_last_epoch_and_the_weights_does_not_lose_them(tmp_path, monkeypatch):
-    from graticule.tasks.training import save_weights
+    from graticule.training.loop import save_weights
 
     def signalled(*arguments):
         signal_itself()
         save_weights(*arguments)
 
-    monkeypatch.setattr("graticule.tasks.training.save_weights", signalled)
+    monkeypatch.setattr("graticule.training.loop.save_weights", signalled)
     run = train(short(), tmp_path / "run", progress=False)
     assert run.finished and run.weights.is_file()
 

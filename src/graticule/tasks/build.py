@@ -22,7 +22,7 @@ from graticule.names import known_name
 from graticule.plugins import plugins_of
 from graticule.tasks.recipe import Recipe
 from graticule.tasks.text_recipe import TextRecipe
-from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.training.recipe import TrainingRecipe
 
 _RECIPES: dict[str, type[TrainingRecipe]] = {kind.task: kind for kind in (Recipe, TextRecipe)}
 

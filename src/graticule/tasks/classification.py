@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from graticule.data import PADDING, BatchOrder
 from graticule.tasks.distillation import Teacher
 from graticule.tasks.recipe import Recipe
-from graticule.tasks.task import Sharded, Task
+from graticule.training.module import Sharded, Task
 
 
 class Classification(Task):

@@ -209,7 +209,7 @@ def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, int
 
 
 def _run_teacher(folder: Path, options: Distillation, info: DatasetInfo) -> Teacher:
-    from graticule.tasks.run import Run  # which reads recipes, and they have our options
+    from graticule.training.run import Run  # which reads recipes, and they have our options
 
     run = Run(folder)
     if not run.recipe_file.is_file():

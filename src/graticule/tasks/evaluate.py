@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from graticule.data import DataModule
 from graticule.surgery import fold, unfold
-from graticule.tasks.cost import inference_cost
+from graticule.training.cost import inference_cost
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from tqdm.auto import tqdm
 from graticule.backbones import LanguageModel
 from graticule.data import PADDING, TextModule
 from graticule.surgery import fold, unfold
-from graticule.tasks.cost import inference_cost
 from graticule.tasks.language import token_nats
+from graticule.training.cost import inference_cost
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.data import PADDING, BatchOrder
-from graticule.tasks.task import Sharded, Task
 from graticule.tasks.text_recipe import TextRecipe
+from graticule.training.module import Sharded, Task
 
 
 class LanguageModeling(Task):

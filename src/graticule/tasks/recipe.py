@@ -12,7 +12,7 @@ from pydantic import Field
 from graticule.data import Augmentation
 from graticule.metric import TOP1, Metric
 from graticule.tasks.distillation import Distillation
-from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.training.recipe import TrainingRecipe
 from graticule.typed import (
     Count,
     Epochs,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from graticule.metric import BITS_PER_BYTE, Metric
-from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.training.recipe import TrainingRecipe
 from graticule.typed import Count, Flag, ShareBelowOne
 
 

@@ -9,11 +9,11 @@ from torch import nn
 
 from graticule.checkpoints import Transfer, load_position, transfer
 from graticule.data import DatasetInfo, check_vocabulary, same_classes
-from graticule.tasks.machines import read_shards
 from graticule.tasks.recipe import Recipe
-from graticule.tasks.run import Run
 from graticule.tasks.text_recipe import TextRecipe
-from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.training.devices import read_shards
+from graticule.training.recipe import TrainingRecipe
+from graticule.training.run import Run
 
 
 def start(model: nn.Module, recipe: TrainingRecipe, data: Any) -> Transfer | None:

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard
 from typing_extensions import TypedDict
 
 from graticule.checkpoints import load_checkpoint, read_checkpoint
-from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.training.recipe import TrainingRecipe
 from graticule.typed import Count, Epochs, NotNegative, Number, Whole, check_value
 
 #: A block of a backbone, by its name: blocks.3, layers.1.blocks.0, block2.1

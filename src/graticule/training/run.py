@@ -17,11 +17,11 @@ from graticule.metric import Metric
 from graticule.plugins import missing_plugins
 from graticule.run_folder import RunFolder
 from graticule.tasks.build import build_data, build_model, data_sizes, read_recipe
-from graticule.tasks.checkpoints import best_checkpoint, saved_checkpoints
-from graticule.tasks.machines import load_weights
-from graticule.tasks.surroundings import changed_surroundings
 from graticule.tasks.text_recipe import TextRecipe
-from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.training.checkpoints import best_checkpoint, saved_checkpoints
+from graticule.training.devices import load_weights
+from graticule.training.recipe import TrainingRecipe
+from graticule.training.surroundings import changed_surroundings
 from graticule.typed import Count, Finite, NotNegative, Number, Whole, read_typed
 
 

@@ -24,25 +24,25 @@ from graticule.checkpoints import save_weights
 from graticule.data import BatchOrder, BytePairTokenizer, build_mixup
 from graticule.files import locked, write_json, write_whole
 from graticule.tasks.build import build_data, build_model, data_sizes, recipe_plugins
-from graticule.tasks.callbacks import History, Progress
-from graticule.tasks.checkpoints import (
+from graticule.tasks.classification import Classification, ShardedClassification
+from graticule.tasks.distillation import build_teacher
+from graticule.tasks.language import LanguageModeling, ShardedLanguageModeling
+from graticule.tasks.recipe import Recipe
+from graticule.tasks.text_recipe import TextRecipe
+from graticule.training.callbacks import History, Progress
+from graticule.training.checkpoints import (
     Checkpoints,
     Interrupted,
     WholeFileCheckpoints,
     remove_leftovers,
     saved_checkpoints,
 )
-from graticule.tasks.classification import Classification, ShardedClassification
-from graticule.tasks.distillation import build_teacher
-from graticule.tasks.language import LanguageModeling, ShardedLanguageModeling
-from graticule.tasks.machines import build_strategy, check_trainer, read_rest, syncs_batchnorm
-from graticule.tasks.recipe import Recipe
-from graticule.tasks.run import Run
-from graticule.tasks.start import start
-from graticule.tasks.surroundings import surroundings
-from graticule.tasks.task import Task
-from graticule.tasks.text_recipe import TextRecipe
-from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.training.devices import build_strategy, check_trainer, read_rest, syncs_batchnorm
+from graticule.training.module import Task
+from graticule.training.recipe import TrainingRecipe
+from graticule.training.run import Run
+from graticule.training.start import start
+from graticule.training.surroundings import surroundings
 
 #: What Lightning warns of and is meant here: a resumed run, small images without workers, its own use of torch.
 _EXPECTED_WARNINGS = (

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from graticule.data import BatchOrder
 from graticule.files import write_json
-from graticule.tasks.machines import shard
-from graticule.tasks.training_recipe import TrainingRecipe
+from graticule.training.devices import shard
+from graticule.training.recipe import TrainingRecipe
 
 #: So many steps with a loss that is not finite may be skipped one after the other.
 _MOST_SKIPPED = 50
