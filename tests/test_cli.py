@@ -243,26 +243,6 @@ def test_models_lists_language_models_with_their_sizes_on_bytes(capsys):
     assert "patches" not in out and "pydoc, text_folder" in out and "bytes, bpe" in out
 
 
-def test_models_of_both_kinds_are_listed_and_none_takes_memory(capsys, monkeypatch):
-    import graticule
-
-    built = []
-
-    def remembering(build):
-        def create(*arguments, **options):
-            built.append(build(*arguments, **options))
-            return built[-1]
-
-        return create
-
-    for name in ("create_model", "create_language_model"):
-        monkeypatch.setattr(graticule, name, remembering(getattr(graticule, name)))
-    code, out, _ = run_command(capsys, "models", "*_nano*")
-    assert code == 0 and "\nlm_nano " in out and "\nvit_nano_patch4_28 " in out
-    assert len(built) == len(graticule.list_models("*_nano*")) + 1
-    assert all(parameter.is_meta for model in built for parameter in model.parameters())
-
-
 def test_a_pattern_that_no_model_has_is_answered_with_all_of_both_kinds(capsys):
     code, out, err = run_command(capsys, "models", "gpt*")
     assert code == 1 and out == "" and "'gpt*'" in err and "deit_tiny_patch16_224" in err and "lm_nano" in err

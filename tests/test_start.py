@@ -33,7 +33,7 @@ def test_importing_the_package_imports_no_pytorch():
 
 #: Exit code -> command lines.
 LIGHT = {
-    0: ["--help", "--version", "runs runs", "runs --help"]
+    0: ["--help", "--version", "runs runs", "runs --help", "models", "models lm_*"]
     + [f"{name} --help" for name in ("attention", "compare", "correlations", "demo", "evaluate", "mixing", "models")]
     + [f"{name} --help" for name in ("pack", "plot", "translation")],
     1: ["trian", "runs nowhere", "runs --srot name", "plot a --metrik b"],
