@@ -33,12 +33,12 @@ CHOICES = {
     "ours": {},
     "again": {},
     "lape": {"joining": "lape"},
-    "none": {"encoding": "none"},
-    "rope_1d": {"encoding": "rope_1d"},
-    "alibi": {"encoding": "alibi"},
-    "bucketed_bias": {"encoding": "bucketed_bias"},
-    "relative_bias": {"encoding": "relative_bias"},
 }
+
+
+def _choice(name: str) -> dict[str, str]:
+    """Return the arguments of a choice: one of `CHOICES`, or an encoding by its name."""
+    return CHOICES.get(name, {"encoding": name})
 
 
 class TorchModel(nn.Module):
@@ -101,7 +101,7 @@ def training_step(model: nn.Module, tokens: Tensor, options: argparse.Namespace)
 def training(options: argparse.Namespace) -> None:
     """Time training steps in turns."""
     tokens = torch.randint(WORDS, (options.batch, options.context + 1), device=options.device)
-    models = {name: create(options, **CHOICES[name]) for name in options.choices}
+    models = {name: create(options, **_choice(name)) for name in options.choices}
     ours = create(options)
     models["torch"] = TorchModel(ours)
     with torch.no_grad():
@@ -137,7 +137,7 @@ def generation(options: argparse.Namespace) -> None:
     for name in options.choices:
         if name == "again":
             continue
-        model = create(options, **CHOICES[name]).eval()
+        model = create(options, **_choice(name)).eval()
         for how, use_cache in (("", True), (", without", False)):
             if not use_cache and name != "ours":
                 continue
@@ -164,7 +164,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--size", default="lm_small", choices=graticule.list_language_models())
-    parser.add_argument("--choices", nargs="+", default=list(CHOICES), choices=list(CHOICES))
+    parser.add_argument(
+        "--choices",
+        nargs="+",
+        default=[*CHOICES, "none", "rope_1d", "bucketed_bias", "relative_bias"],
+        choices=[*CHOICES, *graticule.list_encodings()],
+    )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--texts", type=int, default=1, help="texts that are generated at once")
     parser.add_argument("--context", type=int, default=256)

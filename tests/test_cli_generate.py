@@ -44,7 +44,7 @@ def pairs(tmp_path_factory) -> Run:
     """A run on byte pairs."""
     folder = tmp_path_factory.mktemp("runs")
     options = {"dataset": "text_folder", "data_root": write_text_folder(folder / "texts")}
-    recipe = short_recipe(tokenizer="bpe", vocab_size=270, encoding="alibi", **options)
+    recipe = short_recipe(tokenizer="bpe", vocab_size=270, encoding="bucketed_bias", **options)
     return train(recipe, folder / "pairs", progress=False)
 
 
@@ -258,7 +258,14 @@ def test_a_table_limits_the_text_and_the_last_token_needs_no_place(capsys, table
     assert code == 0 and "instead of" not in err
     code, out, err = run_command(capsys, "generate", table.folder, "--prompt", "abc", "--tokens", CONTEXT - 1)
     assert code == 1 and out == ""
-    for said in (f"at most {CONTEXT - 2},", "Learnable", "3 tokens, got 31", "shorter prompt", "--context 33", "alibi"):
+    for said in (
+        f"at most {CONTEXT - 2},",
+        "Learnable",
+        "3 tokens, got 31",
+        "shorter prompt",
+        "--context 33",
+        "sinusoidal_1d",
+    ):
         assert said in err
 
 

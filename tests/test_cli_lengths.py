@@ -122,7 +122,7 @@ def test_a_length_that_is_no_number_is_an_error(capsys, rotary):
 
 def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
     small = ",model=lm_nano,context=16"
-    choices = (f"encoding=learnable{small}", f"encoding=alibi{small}")
+    choices = (f"encoding=learnable{small}", f"encoding=bucketed_bias{small}")
     options = ("--quick", "--seeds", 0, 1, "--lengths", 16, 64, "--output", tmp_path)
     with spoiled_after_first_epoch():
         code, out, err = run_command(capsys, "compare", "pydoc_quick", "--choices", *choices, *options)

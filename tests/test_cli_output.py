@@ -122,7 +122,7 @@ def test_what_a_recipe_sets_can_be_opened_by_none(tmp_path):
 
     assert (resolved().clip_grad, resolved("--clip-grad", "None").clip_grad) == (1.0, None)
     assert resolved("--clip-grad", "2").clip_grad == 2.0
-    assert resolved("--encoding", "alibi").encoding == "alibi" and resolved("--encoding", "None").encoding is None
+    assert resolved("--encoding", "shaw").encoding == "shaw" and resolved("--encoding", "None").encoding is None
     assert resolved("--data-root", "a").data_root == Path("a")
 
 

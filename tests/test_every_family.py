@@ -54,7 +54,7 @@ OF_ATTENTION = [
     (None, "default"),
     ("none", "default"),
     ("sinusoidal_2d", "lape"),
-    ("alibi", "default"),
+    ("bucketed_bias", "default"),
     ("learnable+relative_bias", "shared"),
     ("rope+shaw", "default"),
     ("peg+learnable", "unshared"),
@@ -83,7 +83,7 @@ family_alone = pytest.mark.parametrize("family", SMALL)
 REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
     ("attention_maps", GATED): "`model` must be one of our backbones with attention",
     ("mixing_maps", tuple(set(SMALL) - set(GATED))): "`model` must mix its tokens by position",
-    ("position_correlations", ("alibi", "rope+shaw", "peg+sgu")): "`model` must have an absolute encoding",
+    ("position_correlations", ("bucketed_bias", "rope+shaw", "peg+sgu")): "`model` must have an absolute encoding",
     # the families whose own encoding is no table
     ("position_correlations of its own", ("CPVT, GAP", "Swin", *GATED)): "`model` must have an absolute encoding",
     ("set_windows", tuple(set(SMALL) - {"PosMLP"})): "`windows` must be left out",
@@ -303,7 +303,7 @@ def test_attention_maps_are_shares_of_the_keys_in_every_layer(tmp_path, family, 
 def test_bias_maps_are_the_biases_of_the_patches_where_layers_have_some(family, encoding, joining):
     model = held(family, encoding, joining)
     positions = iter(model.position(model.grid))
-    biased = "alibi" in str(encoding) or "relative_bias" in str(encoding) or (family, encoding) == ("Swin", None)
+    biased = "_bias" in str(encoding) or (family, encoding) == ("Swin", None)
     for stage, depth in enumerate(getattr(model, "depths", (layers(model),))):
         given = [next(positions).bias for _ in range(depth)]
         found = bias_maps(model, stage=stage)
@@ -556,7 +556,7 @@ def test_what_acts_on_weights_takes_a_language_model(tmp_path, encoding, joining
     longer = create(16)
     graticule.transfer(longer, model.state_dict())
     assert longer(torch.randint(0, 11, (2, 16))).isfinite().all()
-    refused = refusal("position_correlations", "alibi") if encoding == "rope_1d" else None
+    refused = refusal("position_correlations", "bucketed_bias") if encoding == "rope_1d" else None
     found = result(refused, position_correlations, model)
     assert found is None or found.similarity.shape == (2, 8, 8)
     assert next(graticule.generate(model, tokens[:, :3], 2)).shape == (2,)

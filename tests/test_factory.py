@@ -1,13 +1,15 @@
 """Names become modules: which pairs there are, how many parameters they have, what is refused and how."""
 
-import itertools
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import graticule
-from graticule import Grid, LayerPosition, build_position
+from graticule import Grid, LayerPosition, build_position, encodings
 from graticule.encodings import (
+    ENCODINGS,
     BeforeProjections,
     BetweenBlocks,
     BiasPosition,
@@ -21,12 +23,13 @@ from graticule.encodings import (
     RelativeBias,
     ShawBias,
     Sinusoidal2d,
+    TokenMixing,
 )
-from graticule.joining import Lape, Unshared
-from tiny import DEPTH, DIM, PAIRS, TOKENS, count, images, spec, tiny
+from graticule.joining import JOININGS, Lape, Unshared
+from tiny import DEPTH, DIM, TOKENS, count, images, spec, takes, tiny
 
 GRID = Grid(4, 4, prefix=1)
-TOKEN_MIXING = ("sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe")
+
 TABLE = TOKENS * DIM
 
 
@@ -34,34 +37,31 @@ def build(encoding="learnable", joining="default", **kwargs):
     return build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=joining, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "joining"), list(itertools.product(graticule.list_encodings(), graticule.list_joinings()))
-)
-def test_a_pair_is_built_or_refused_with_a_reason(encoding, joining):
-    if encoding in TOKEN_MIXING and joining == "default":
-        flat = Grid(4, 4)  # tokens without a place cannot be mixed by place
-        given = build_position(flat, dim=24, depth=3, num_heads=3, encoding=encoding)(flat)
-        weights = [one.mixing if isinstance(one.mixing, torch.Tensor) else one.mixing.weights for one in given]
-        assert [one.shape[1:] for one in weights] == [(16, 16)] * DEPTH
-        with pytest.raises(ValueError, match="`grid` must have no prefix tokens"):
-            build(encoding)
-    elif (encoding, joining) in PAIRS:
-        assert len(build(encoding, joining)(GRID)) == DEPTH
-    else:
-        with pytest.raises(ValueError, match=r"`joining` must (be|not be) .*'"):
-            build(encoding, joining)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_pair_is_built_or_refused_with_a_reason(encoding):
+    flat = Grid(4, 4)
+    mixes = issubclass(ENCODINGS[encoding], TokenMixing)
+    for joining in JOININGS:
+        if mixes and joining == "default":
+            given = build_position(flat, dim=24, depth=3, num_heads=3, encoding=encoding)(flat)
+            weights = [one.mixing if isinstance(one.mixing, torch.Tensor) else one.mixing.weights for one in given]
+            assert [one.shape[1:] for one in weights] == [(16, 16)] * DEPTH
+            with pytest.raises(ValueError, match="`grid` must have no prefix tokens"):  # they have no position
+                build(encoding)
+        elif takes(joining, encoding):
+            assert len(build(encoding, joining)(GRID)) == DEPTH, joining
+        else:
+            with pytest.raises(ValueError, match=rf"`joining` must (be .*|not be )'.*{joining}"):
+                build(encoding, joining)
 
 
-def test_the_names_are_listed():
-    assert graticule.list_encodings()[0] == "none"
-    assert set(graticule.list_encodings()) == {
-        *("none", "learnable", "sinusoidal_1d", "sinusoidal_2d"),
-        *("relative_bias", "shared_relative_bias", "continuous_bias", "contextual_product", "shaw"),
-        *("bucketed_bias", "alibi", "rope", "rope_mixed", "rope_1d"),
-        *("peg", "convolutional_projection"),
-        *TOKEN_MIXING,
-    }
-    assert graticule.list_joinings() == ["default", "shared", "unshared", "lape_sharing", "lape"]
+def test_every_file_of_the_folder_is_imported_and_its_classes_are_public():
+    files = {path.stem for path in Path(encodings.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == {name.rpartition(".")[2] for name in sys.modules if name.startswith("graticule.encodings.")}
+    ours = [kind for kind in ENCODINGS.values() if kind.__module__.startswith("graticule.")]
+    assert ours and all(getattr(encodings, kind.__name__) is kind for kind in ours)
+    assert {kind.__name__ for kind in ours} <= set(encodings.__all__)
+    assert graticule.list_encodings() == list(ENCODINGS) and graticule.list_joinings() == list(JOININGS)
     assert graticule.list_decompositions()[0] == "w"
     assert graticule.list_decompositions()[-1] == "layer_norm"
 

@@ -7,7 +7,6 @@ import pytest
 
 import graticule
 from graticule.cli import main
-from graticule.studies.matrix import encodings_table
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -19,11 +18,6 @@ def test_the_ten_lines_run(tmp_path, monkeypatch):
     assert len(more) == 3
     exec(compile(block + "".join(more), "README.md", "exec"), {})
     assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_table_of_encodings_is_the_one_that_the_registry_makes():
-    """`python -m graticule.studies.matrix encodings` prints it."""
-    assert encodings_table() in README
 
 
 def test_the_table_of_joinings_names_every_one():

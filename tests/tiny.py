@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 import graticule
+from graticule.encodings import ENCODINGS, TokenMixing
+from graticule.joining import JOININGS
 from graticule.specs import Spec
 
 SIZE: dict[str, Any] = {
@@ -18,27 +20,27 @@ SIZE: dict[str, Any] = {
 }
 TOKENS, DIM, DEPTH, CLASSES = 17, 24, 3, 5
 
+#: The encodings that attention, or a convolution between blocks, can use: all but those of gated MLPs.
+ENCODERS = [name for name, kind in ENCODINGS.items() if not issubclass(kind, TokenMixing)]
+
+
+def takes(joining: str, encoding: str) -> bool:
+    """Whether a joining can bring an encoding to the layers, by what their classes say."""
+    kind, how = ENCODINGS[encoding], JOININGS[joining]
+    if how.per_layer and not getattr(kind, "learnable", False):
+        return False
+    return joining == "default" or kind.joined in how.joins
+
+
+def fields(encoding: str, joining: str = "default") -> set[str]:
+    """Return the fields of `LayerPosition` that an encoding and a joining give to layers."""
+    grid = graticule.Grid(2, 2)
+    given = graticule.build_position(grid, dim=24, depth=2, num_heads=3, encoding=encoding, joining=joining)(grid)
+    return {name for layer in given for name, value in layer._asdict().items() if value is not None}
+
+
 #: Every encoding alone with every joining that it takes.
-PAIRS = [
-    ("none", "default"),
-    *[("learnable", joining) for joining in ("default", "shared", "unshared", "lape_sharing", "lape")],
-    *[("sinusoidal_1d", joining) for joining in ("default", "shared", "lape_sharing", "lape")],
-    *[("sinusoidal_2d", joining) for joining in ("default", "shared", "lape_sharing", "lape")],
-    ("relative_bias", "default"),
-    ("relative_bias", "lape"),
-    ("continuous_bias", "default"),
-    ("continuous_bias", "lape"),
-    ("contextual_product", "default"),
-    ("shaw", "default"),
-    ("shared_relative_bias", "default"),
-    ("bucketed_bias", "default"),
-    ("alibi", "default"),
-    ("rope", "default"),
-    ("rope_mixed", "default"),
-    ("rope_1d", "default"),
-    ("peg", "default"),
-    ("convolutional_projection", "default"),
-]
+PAIRS = [(encoding, joining) for encoding in ENCODERS for joining in JOININGS if takes(joining, encoding)]
 #: The same, and an absolute encoding beside a relative or a conditional one.
 CHOICES = [
     *PAIRS,

@@ -68,10 +68,11 @@ def build_position(
     if len(tables) > 1:
         raise ValueError(f"`encoding` must have one absolute encoding at most, got {' and '.join(tables)}.")
     joined = "table" if tables else "bias" if any(kind.joined for kind in kinds) else None
-    if joined is None and how.name != "default":
-        raise ValueError(
-            f"`joining` must be 'default' with encoding {said!r}: there is nothing to join, got {how.name!r}."
-        )
+    if joined not in JOININGS[how.name].joins:
+        known = " or ".join(repr(name) for name, kind in JOININGS.items() if joined in kind.joins)
+        what = {"table": "it has a table", "bias": "its bias differs from layer to layer"}
+        why = what.get(joined or "", "there is nothing to join")
+        raise ValueError(f"`joining` must be {known} with encoding {said!r}: {why}, got {how.name!r}.")
     if "layers" in how.options and not any(kind.layered for kind in kinds):
         raise ValueError(f"`layers` of the joining must be left out with encoding {said!r}, got {how!s}.")
     build_joining(how, dim, depth).check(joined, how.options)

@@ -33,6 +33,8 @@ class Joining(nn.Module, ABC):
     per_layer: ClassVar[bool] = False
     #: Whether it passes w to every layer anew, beside the residual stream or into it.
     repeats: ClassVar[bool] = True
+    #: What it can join: the table of an absolute encoding, a relative bias, or None, which stands for neither.
+    joins: ClassVar[frozenset[str | None]] = frozenset({"table"})
 
     @checked
     def __init__(self, depth: int, layers: int | None = None) -> None:
@@ -52,18 +54,11 @@ class Joining(nn.Module, ABC):
 
     @property
     def bias_norm(self) -> Literal["keys", "heads"] | None:
-        """What a relative bias is normalized over; None to add it as it is.
-
-        Raises:
-            ValueError: if this joining is not for a bias.
-        """
-        raise ValueError(
-            f"`joining` must be 'default' or 'lape' with a relative bias, which every layer has of its own, got "
-            f"{JOININGS.name_of(type(self))!r}."
-        )
+        """What a relative bias is normalized over; None to add it as it is."""
+        return None
 
     def check(self, joined: str | None, options: Collection[str]) -> None:
-        """Refuse options that have no effect on what is joined: a 'table', a 'bias', or nothing.
+        """Refuse options that have no effect on what is joined, one of `joins`.
 
         Raises:
             ValueError: naming the option.
@@ -112,11 +107,7 @@ class Default(Joining):
     """
 
     repeats = False
-
-    @property
-    def bias_norm(self) -> Literal["keys", "heads"] | None:
-        """None: a bias is added as it is."""
-        return None
+    joins = frozenset({"table", "bias", None})
 
     def check(self, joined: str | None, options: Collection[str]) -> None:
         """Refuse `layers` with a table, which is added once and so reaches every layer."""
@@ -233,6 +224,8 @@ class Lape(LapeSharing):
         decomposition: what replaces LN, one of `DECOMPOSITIONS`; for tables.
         over: what a relative bias is normalized over.
     """
+
+    joins = frozenset({"table", "bias"})
 
     @checked
     def __init__(

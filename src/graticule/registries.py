@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -85,6 +85,14 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         return self._classes[known_name(self.argument, name, self._classes)]
+
+    def items(self) -> ItemsView[str, T]:
+        """Return the names and their classes."""
+        return self._classes.items()
+
+    def values(self) -> ValuesView[T]:
+        """Return the classes."""
+        return self._classes.values()
 
     def name_of(self, cls: type) -> str | None:
         """Return the first name of a class; None if it is not registered."""

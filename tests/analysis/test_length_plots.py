@@ -5,8 +5,8 @@ import pytest
 
 from graticule.analysis import length_plot
 
-SCORES = {"learnable": {256: [3.0, 3.2], 128: [2.5, 2.5]}, "alibi": {128: [2.6], 512: [2.4]}}
-PLACES = {"learnable": {1: [5.0, 5.2], 2: [4.0, 4.0], 256: [3.5, 3.7]}, "alibi": {1: [5.1], 512: [2.2]}}
+SCORES = {"learnable": {256: [3.0, 3.2], 128: [2.5, 2.5]}, "rope_1d": {128: [2.6], 512: [2.4]}}
+PLACES = {"learnable": {1: [5.0, 5.2], 2: [4.0, 4.0], 256: [3.5, 3.7]}, "rope_1d": {1: [5.1], 512: [2.2]}}
 
 
 def drawn(figure):
@@ -20,7 +20,7 @@ def test_both_panels_have_the_means_and_bars_of_every_label_in_order():
     np.testing.assert_allclose(points.get_xydata(), [[128, 2.5], [256, 3.1]])
     np.testing.assert_allclose(np.ptp([s[:, 1] for s in bars.get_segments()], axis=1), [0, 0.2 * 2**0.5], atol=1e-12)
     np.testing.assert_allclose(right.containers[0][0].get_xydata(), [[1, 5.1], [2, 4.0], [256, 3.6]])
-    assert [container.get_label() for container in left.containers] == ["learnable", "alibi"]
+    assert [container.get_label() for container in left.containers] == ["learnable", "rope_1d"]
     assert left.get_xscale() == right.get_xscale() == "log" and left.figure.get_suptitle() == "pydoc"
     assert len(left.figure.legends) == 1
 

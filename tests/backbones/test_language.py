@@ -11,24 +11,22 @@ from timm.optim import param_groups_layer_decay
 import graticule
 from graticule import LayerPosition, build_position
 from graticule.backbones import LanguageModel
-from tiny import CHOICES, PAIRS, count, draw
+from graticule.encodings import ENCODINGS, TokenMixing
+from tiny import CHOICES, ENCODERS, PAIRS, count, draw, fields
 
 WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
 SIZE = {"vocab_size": WORDS, "context": CONTEXT, "embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS}
 #: Those that see the tokens around a token, and those of gated MLPs.
-CONDITIONAL = ("peg", "convolutional_projection")
-MIXING = ("sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe")
+CONDITIONAL = [name for name in ENCODERS if fields(name) & {"before", "inputs", "after"}]
+MIXING = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
 #: Every encoding with every joining that a text takes, and some at once.
 TEXTS = [
     *[(encoding, joining) for encoding, joining in CHOICES if not {*encoding.split("+")} & {*CONDITIONAL}],
     ("learnable+shaw", "lape"),
     ("shaw+contextual_product+relative_bias", "default"),
-    ("sinusoidal_1d+rope_1d+alibi", "shared"),
+    ("sinusoidal_1d+rope_1d+bucketed_bias", "shared"),
     ("learnable+bucketed_bias", "lape_sharing"),
 ]
-#: Those that hold a table for their grid.
-TABLES = ("learnable", "relative_bias", "shared_relative_bias")
-
 every = pytest.mark.parametrize(("encoding", "joining"), TEXTS)
 
 
@@ -45,8 +43,8 @@ def texts(length=CONTEXT, batch=2):
 
 
 def has_table(encoding, joining):
-    normed = joining == "lape" and encoding in ("relative_bias", "continuous_bias")
-    return normed or bool({*encoding.split("+")} & {*TABLES})
+    """Whether it holds values for its grid; the norm of a bias does, one per key."""
+    return bool(small(encoding, joining).position.resampled_encodings())
 
 
 @pytest.mark.parametrize(
@@ -103,7 +101,7 @@ def test_a_text_longer_than_the_context_is_computed_or_refused_with_the_choices(
     model, tokens = small(encoding, joining), texts(2 * CONTEXT + 1)
     model = model.double().eval()
     if has_table(encoding, joining):
-        message = r"`tokens` must be at most 10 long, as the table of \w+.* is, got 21: cut .*set_context\(21\).*alibi"
+        message = r"`tokens` must be at most 10 long, as the table of .* is, got 21: .*set_context\(21\).*sinusoidal_1d"
         for act in (lambda: model(tokens), lambda: model.new_cache(21), lambda: model.positions(21)):
             with pytest.raises(ValueError, match=message):
                 act()
@@ -162,7 +160,7 @@ def test_a_gradient_reaches_every_parameter(encoding, joining):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("encoding", ["none", "learnable", "relative_bias", "rope_1d", "alibi", "shaw"])
+@pytest.mark.parametrize("encoding", ["none", "learnable", "relative_bias", "rope_1d", "bucketed_bias", "shaw"])
 def test_bfloat16_agrees(encoding):
     model, tokens = small(encoding).eval().requires_grad_(False), texts()
     exact = model(tokens)
@@ -224,7 +222,7 @@ def test_the_parameters_are_counted():
     assert count(small("learnable", "lape")) - count(small("none")) == CONTEXT * DIM + DEPTH * 2 * DIM
     assert count(small("relative_bias")) - count(small("none")) == DEPTH * (2 * CONTEXT - 1) * HEADS
     assert count(small("bucketed_bias")) - count(small("none")) == 32 * HEADS
-    assert count(small("alibi")) == count(small("rope_1d")) == count(small("none"))
+    assert count(small("rope_1d")) == count(small("none"))
 
 
 def test_the_sizes_by_name():
@@ -299,7 +297,7 @@ def test_a_position_of_ones_own_is_told_that_it_is_causal():
 
     def builder(grid, *, dim, depth, num_heads, **within):
         told.update(within, grid=grid)
-        return build_position(grid, dim=dim, depth=depth, num_heads=num_heads, encoding="alibi")
+        return build_position(grid, dim=dim, depth=depth, num_heads=num_heads, encoding="bucketed_bias")
 
     model = LanguageModel(builder, WORDS, context=CONTEXT, embed_dim=DIM, depth=2, num_heads=HEADS)
     assert told == {"causal": True, "grid": graticule.Grid(1, CONTEXT)}
@@ -332,7 +330,7 @@ def test_what_is_no_text_is_refused(tokens, message):
         ({"drop_path_rate": 1.0}, r"`drop_path_rate` must be in \[0, 1\), got 1.0"),
         ({"embed_scale": 0.0}, "`embed_scale` must be positive, got 0.0"),
         ({"num_heads": 5}, "`embed_dim` must be a multiple of `num_heads`, got 24 with 5 heads"),
-        ({"encoding": "alibbi"}, "`encoding` must be one of .*did you mean 'alibi'"),
+        ({"encoding": "shw"}, "`encoding` must be one of .*did you mean 'shaw'"),
     ],
 )
 def test_what_is_no_model_is_refused(kwargs, message):
@@ -356,7 +354,8 @@ def test_more_tokens_than_the_cache_is_for_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("encoding", "joining"), [pair for pair in PAIRS if pair[0] in TABLES and pair[1] in ("default", "lape")]
+    ("encoding", "joining"),
+    [pair for pair in PAIRS if pair[0] not in CONDITIONAL and pair[1] in ("default", "lape") and has_table(*pair)],
 )
 def test_a_checkpoint_of_another_context_is_brought_over_as_set_context_does_it(encoding, joining):
     short, long = drawn(encoding, joining, context=16), drawn(encoding, joining, context=24)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from graticule import Grid
-from graticule.encodings import NormalizedBias, RelativeBias
+from graticule.encodings import BiasPosition, ContinuousBias, NormalizedBias, RelativeBias
 
 GRID, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)
 
@@ -119,3 +119,11 @@ def test_two_epsilons_give_two_normalised_biases(eps):
     bias = RelativeBias(GRID, 3)
     by_hand = F.layer_norm(bias.patch_bias(GRID), (15,), eps=eps)
     torch.testing.assert_close(NormalizedBias(bias, eps)(GRID)[:, 1:, 1:], by_hand)
+
+
+def test_only_the_norm_of_a_bias_is_resampled_and_not_other_vectors_of_a_checkpoint():
+    """The hidden layer of a continuous bias has a vector of 256 numbers, which is also that of a grid of 16 x 16."""
+    position = BiasPosition([NormalizedBias(ContinuousBias(Grid(4, 4), 2, hidden=256))], 1)
+    hidden = torch.randn(256)
+    assert position.fit("encodings.0.bias.cpb_mlp.0.bias", hidden) is hidden
+    assert position.fit("encodings.0.norm.weight", hidden).shape == (16,)

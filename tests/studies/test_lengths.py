@@ -70,14 +70,14 @@ def test_every_run_is_scored_at_every_length_with_its_last_weights(tmp_path):
     base |= {"model_kwargs": ("depth=1",), "lr": 1e-2}
     choices = {
         "learnable": TextRecipe(encoding="learnable", context=16, **base),
-        "alibi": TextRecipe(encoding="alibi", context=32, **base),
+        "bucketed_bias": TextRecipe(encoding="bucketed_bias", context=32, **base),
     }
     with spoiled_after_first_epoch():
         comparison = compare(choices, [0, 1], tmp_path, progress=False)
     found = lengths(comparison, [32, 16], progress=False)
-    assert found.lengths == [32, 16] and found.trained_at == {"learnable": 16, "alibi": 32}
-    assert found.resampled == {"learnable": [32], "alibi": []}
-    assert found.num_bytes == {"learnable": 64, "alibi": 128}  # 4 windows each
+    assert found.lengths == [32, 16] and found.trained_at == {"learnable": 16, "bucketed_bias": 32}
+    assert found.resampled == {"learnable": [32], "bucketed_bias": []}
+    assert found.num_bytes == {"learnable": 64, "bucketed_bias": 128}  # 4 windows each
     for name, runs in comparison.runs.items():
         assert all(run.result()["best_bpb"] + 1 < run.result()["last_bpb"] for run in runs)
         same = found.scores[name][found.trained_at[name]]

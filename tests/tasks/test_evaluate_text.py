@@ -19,7 +19,6 @@ TOLD = [
     ("none", "default", False),
     ("sinusoidal_1d", "lape", False),
     ("rope_1d", "default", False),
-    ("alibi", "default", False),
     ("bucketed_bias", "default", False),
     ("continuous_bias", "default", False),
     ("shaw", "default", False),
@@ -27,7 +26,7 @@ TOLD = [
     ("learnable", "lape", True),
     ("relative_bias", "default", True),
     ("relative_bias", "lape", True),  # its norm is over the keys of the whole context
-    ("learnable+alibi", "default", True),
+    ("learnable+bucketed_bias", "default", True),
 ]
 told = pytest.mark.parametrize(("encoding", "joining", "resampled"), TOLD)
 
@@ -114,7 +113,7 @@ def test_the_model_is_as_it_was_and_learns_on(data, encoding, joining, resampled
 
 
 def test_every_length_has_every_token_and_the_same_bytes(any_data):
-    model = draw(small(any_data, "alibi"))
+    model = draw(small(any_data, "bucketed_bias"))
     lengths = (1, 2, 7, 16, 100, TOKENS)
     for score, length in zip(scores(model, any_data, *lengths), lengths, strict=True):
         assert (score.length, score.tokens) == (length, TOKENS)
@@ -195,7 +194,7 @@ def test_cost_is_that_of_a_full_batch(data):
     assert (short.batch, long.batch) == (16, 1)
     assert all(score.tokens_per_second > 0 for score in (short, long))
     assert short.memory > 257 * 4  # the logits of a token, at least
-    with_bias = [score.memory for score in scores(small(data, "alibi"), data, 4, 64)]
+    with_bias = [score.memory for score in scores(small(data, "bucketed_bias"), data, 4, 64)]
     assert with_bias[1] > with_bias[0]  # every query has a number a key
 
 

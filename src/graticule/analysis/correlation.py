@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from graticule.backbones import LanguageModel
 from graticule.checks import checked
-from graticule.encodings import AbsoluteEncoding, Learnable
+from graticule.encodings import AbsoluteEncoding
+from graticule.encodings.learnable import Learnable
 from graticule.files import write_bytes
 from graticule.grid import Grid
 from graticule.joining import Scale

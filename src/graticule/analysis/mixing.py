@@ -14,15 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graticule.checks import checked
-from graticule.encodings import (
-    FoldedPosition,
-    MixingEncoding,
-    MixingPosition,
-    MixingSum,
-    Position,
-    PyramidPosition,
-    QuadraticMixing,
-)
+from graticule.encodings import FoldedPosition, MixingEncoding, MixingPosition, Position, PyramidPosition
+from graticule.encodings.mixing import MixingSum, QuadraticMixing
 from graticule.files import write_bytes
 from graticule.grid import Grid
 

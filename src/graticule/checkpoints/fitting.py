@@ -12,7 +12,8 @@ from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 
 from graticule.checkpoints.load import kind, unusable
-from graticule.encodings import AbsoluteEncoding, Learnable
+from graticule.encodings import AbsoluteEncoding
+from graticule.encodings.learnable import Learnable
 
 #: Prefix tokens, in the order of their rows in a table.
 _PREFIX = ("cls_token", "dist_token", "reg_token")

@@ -22,15 +22,9 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from graticule.checkpoints.names import read_grids, with_grids
-from graticule.encodings import (
-    DenseMixing,
-    Learnable,
-    LearnableMixing,
-    MixingEncoding,
-    MixingPosition,
-    MixingSum,
-    QuadraticMixing,
-)
+from graticule.encodings import MixingEncoding, MixingPosition
+from graticule.encodings.learnable import Learnable
+from graticule.encodings.mixing import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
 
 Change = Callable[[Tensor], Tensor]
 #: Number of groups of a gating unit, by the prefix of its names in the released code.

@@ -182,7 +182,7 @@ def _count(model: Any, begin: int, wanted: int | None) -> int:
         )
     raise ValueError(
         f"{wrong}, or --context {begin + count - 1}, which resamples the table, or a run trained with an encoding "
-        "that needs no table (sinusoidal_1d, rope_1d, alibi, bucketed_bias, none)."
+        "that holds no table, as sinusoidal_1d or none."
     )
 
 

@@ -1,11 +1,17 @@
-"""What position information is, one file per method: a grid in, one `LayerPosition` per layer out."""
+"""What position information is, one file per method: a grid in, one `LayerPosition` per layer out.
+
+Every file of this folder is imported and its public classes are re-exported, so adding a method is adding its file.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from graticule.encodings.absolute import AbsoluteEncoding, FixedEncoding, JoinedPosition
-from graticule.encodings.alibi import Alibi
 from graticule.encodings.base import (
     ENCODINGS,
     CombinedPosition,
     Encoding,
+    NoEncoding,
     NoPosition,
     Position,
     PositionBuilder,
@@ -14,83 +20,47 @@ from graticule.encodings.base import (
     register_encoding,
 )
 from graticule.encodings.between import BeforeProjections, BetweenBlocks
-from graticule.encodings.bias import (
-    BiasEncoding,
-    BiasPosition,
-    HeadNormalizedBias,
-    NormalizedBias,
-    PatchBias,
-    SharedBiasPosition,
-)
-from graticule.encodings.bucketed import BucketedBias
-from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
-from graticule.encodings.contextual import ContextualProduct
-from graticule.encodings.continuous import ContinuousBias
+from graticule.encodings.bias import BiasEncoding, BiasPosition, PatchBias, SharedBiasPosition
 from graticule.encodings.folded import FoldedPosition
-from graticule.encodings.learnable import Learnable
-from graticule.encodings.mixing import DenseMixing, LearnableMixing, MixingEncoding, MixingSum, QuadraticMixing
+from graticule.encodings.mixing import MixingEncoding
 from graticule.encodings.mixing_position import MixingPosition
 from graticule.encodings.pyramid import PyramidPosition
-from graticule.encodings.relative_bias import RelativeBias, SharedRelativeBias
-from graticule.encodings.rope_1d import Rotary1d
-from graticule.encodings.rotary import AxialRotary, FixedRotary, MixedRotary, RotaryEncoding, RotaryPosition
-from graticule.encodings.shaw import ShawBias
-from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
-from graticule.encodings.token_mixing import Ggqpe, Glrpe, Gqpe, Lrpe, LrpeM, Sgu, TokenMixing
+from graticule.encodings.rotary import RotaryEncoding, RotaryPosition
+from graticule.encodings.token_mixing import TokenMixing
 
+#: What all methods share; type checkers know these names, and those of a method in its own file.
 __all__ = [
     "ENCODINGS",
     "AbsoluteEncoding",
-    "Alibi",
-    "AxialRotary",
     "BeforeProjections",
     "BetweenBlocks",
     "BiasEncoding",
     "BiasPosition",
-    "BucketedBias",
     "CombinedPosition",
-    "ContextualProduct",
-    "ContinuousBias",
-    "ConvolutionalProjection",
-    "DenseMixing",
     "Encoding",
     "FixedEncoding",
-    "FixedRotary",
     "FoldedPosition",
-    "Ggqpe",
-    "Glrpe",
-    "Gqpe",
-    "HeadNormalizedBias",
     "JoinedPosition",
-    "Learnable",
-    "LearnableMixing",
-    "Lrpe",
-    "LrpeM",
-    "MixedRotary",
     "MixingEncoding",
     "MixingPosition",
-    "MixingSum",
+    "NoEncoding",
     "NoPosition",
-    "NormalizedBias",
     "PatchBias",
-    "Peg",
     "Position",
     "PositionBuilder",
     "PyramidPosition",
-    "QuadraticMixing",
-    "QueryKeyPeg",
-    "RelativeBias",
-    "Rotary1d",
     "RotaryEncoding",
     "RotaryPosition",
-    "Sgu",
     "SharedBiasPosition",
-    "SharedRelativeBias",
-    "ShawBias",
-    "Sinusoidal1d",
-    "Sinusoidal2d",
     "Site",
     "TokenMixing",
     "check_fields",
     "register_encoding",
 ]
+
+for _file in iter_modules(__path__):
+    _module = import_module(f"{__name__}.{_file.name}")
+    for _name, _value in list(vars(_module).items()):
+        if isinstance(_value, type) and _value.__module__ == _module.__name__ and not _name.startswith("_"):
+            globals()[_name] = _value
+            __all__ += [_name] * (_name not in __all__)

@@ -89,7 +89,7 @@ class _NormalizedBias(nn.Module):
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
         """Make `value` of a checkpoint fit the parameter `name`, as `BiasEncoding.fit` does."""
-        return self.bias.fit(name, value, shape)
+        return self.bias.fit(name.removeprefix("bias."), value, shape) if name.startswith("bias.") else value
 
 
 class NormalizedBias(_NormalizedBias):
@@ -125,7 +125,7 @@ class NormalizedBias(_NormalizedBias):
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
         """Resample scale and shift of another grid, (H' W',), for this one; pass on what is of the bias."""
-        if value.ndim != 1:
+        if not name.startswith("norm.") or value.ndim != 1:
             return super().fit(name, value, shape)
         old = self.grid.alike(value.shape[0], shape)
         if old is None or old.shape == self.grid.shape:
@@ -216,8 +216,9 @@ class BiasPosition(Position):
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Bring a bias table, or a norm of one, of another grid or window to this one."""
-        encoding: Any = self.encodings[int(name.split(".")[1])]
-        return encoding.fit(name, value, shape)
+        _, index, own = name.split(".", 2)
+        encoding: Any = self.encodings[int(index)]
+        return encoding.fit(own, value, shape)
 
 
 class SharedBiasPosition(Position):
@@ -253,4 +254,4 @@ class SharedBiasPosition(Position):
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Bring a bias table of another grid or window to this one."""
         encoding: Any = self.encoding
-        return encoding.fit(name, value, shape)
+        return encoding.fit(name.removeprefix("encoding."), value, shape)

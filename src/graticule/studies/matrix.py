@@ -1,29 +1,29 @@
 """Tables for the docs, made from what is registered and from what can be built.
 
-`python -m graticule.studies.matrix` prints docs/matrix.md: which family takes which encoding with which joining.
-`python -m graticule.studies.matrix encodings` prints README's table of encodings.
+`python -m graticule.studies.matrix` writes docs/matrix.md, which says which family takes which encoding with which
+joining, and README's table of encodings.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
 from typing import Any
-
-import torch
 
 from graticule.backbones import create_model
 from graticule.encodings import (
     ENCODINGS,
     AbsoluteEncoding,
     BiasEncoding,
-    ConvolutionalProjection,
-    Peg,
+    NoEncoding,
     RotaryEncoding,
     TokenMixing,
 )
-from graticule.factory import list_encodings, list_joinings
+from graticule.factory import build_position, list_encodings, list_joinings
+from graticule.grid import Grid
 
 #: A model of every family, as small as it can be and still have what makes the family.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -67,36 +67,40 @@ def build(family: str, encoding: str | None = None, joining: str = "default", **
 
 
 def combinations() -> dict[tuple[str, str, str], str]:
-    """Build all of them without memory: (family, encoding, joining) -> '' or the reason why it is refused."""
+    """Build all of them: (family, encoding, joining) -> '' or the reason why it is refused."""
     found = {}
-    for family in SMALL:
-        for encoding in list_encodings():
-            for joining in list_joinings():
-                try:
-                    with torch.device("meta"):
-                        build(family, encoding, joining)
-                    found[family, encoding, joining] = ""
-                except ValueError as error:
-                    found[family, encoding, joining] = str(error)
+    for encoding, joining in product(list_encodings(), list_joinings()):
+        alone = _refusal(build_position, Grid(2, 2), dim=24, depth=2, num_heads=2, encoding=encoding, joining=joining)
+        for family in SMALL:
+            found[family, encoding, joining] = alone or _refusal(build, family, encoding, joining)
     return found
+
+
+def _refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Return the reason why a function refuses its arguments; '' if it does not."""
+    try:
+        function(*args, **kwargs)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def table(found: dict[tuple[str, str, str], str]) -> str:
     """Write `combinations()` as Markdown: one row per encoding, one column per family, the joinings in each cell."""
-    short = {"default": "d", "shared": "s", "unshared": "u", "lape_sharing": "ls", "lape": "l"}
+    short = initials()
+    legend = ", ".join(f"{letters} = {name}" for name, letters in short.items())
     lines = [
         "# What goes with what",
         "",
-        "Every family with every encoding alone and every joining, as they can be built: d default, s shared, u",
-        "unshared, ls lape_sharing, l lape; - what is refused with a reason. Made by `python -m",
-        "graticule.studies.matrix`; a test builds and runs each of them (`tests/test_matrix.py`). Several encodings at",
-        "once (`learnable+relative_bias+peg`) go together where each does, with one absolute, one rotary and one",
-        "mixing encoding at most.",
+        f"Every family with every encoding alone and every joining: {legend}.",
+        "A dash marks what is refused, with a reason. Several encodings together (`learnable+relative_bias+peg`) are",
+        "allowed where each is, with at most one absolute, one rotary and one mixing encoding. Written by",
+        "`python -m graticule.studies.matrix`; `tests/test_matrix.py` compares.",
         "",
         f"| encoding | {' | '.join(SMALL)} |",
         f"| --- |{' --- |' * len(SMALL)}",
     ]
-    for encoding in list_encodings():
+    for encoding in _ordered():
         cells = [
             " ".join(short[joining] for joining in list_joinings() if not found[family, encoding, joining]) or "-"
             for family in SMALL
@@ -108,7 +112,7 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
 def encodings_table() -> str:
     """Write README's table of encodings: name and options, first line of the docstring, reference, file."""
     lines = ["| encoding | what it does | reference | file |", "| --- | --- | --- | --- |"]
-    for name in sorted(list_encodings(), key=_kind):
+    for name in _ordered():
         kind = ENCODINGS[name]
         options = ", ".join(f"{option}={each.default!r}" for option, each in ENCODINGS.options(name).items())
         about = (inspect.getdoc(kind) or "").partition("\n")[0]
@@ -118,16 +122,20 @@ def encodings_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _kind(name: str) -> int:
-    """What rows are sorted by: absolute, bias, rotary, from the tokens, token mixing, none."""
-    kinds: tuple[Any, ...] = (
-        AbsoluteEncoding,
-        BiasEncoding,
-        RotaryEncoding,
-        (Peg, ConvolutionalProjection),
-        TokenMixing,
-    )
-    return next((i for i, kind in enumerate(kinds) if issubclass(ENCODINGS[name], kind)), len(kinds))
+def _ordered() -> list[str]:
+    """List the encodings by kind, absolute, bias, rotary, from the tokens, token mixing, none; then by name."""
+    kinds: tuple[Any, ...] = (AbsoluteEncoding, BiasEncoding, RotaryEncoding)
+
+    def kind(name: str) -> int:
+        found = next((i for i, base in enumerate(kinds) if issubclass(ENCODINGS[name], base)), len(kinds))
+        return found + issubclass(ENCODINGS[name], TokenMixing) + 2 * issubclass(ENCODINGS[name], NoEncoding)
+
+    return sorted(list_encodings(), key=lambda name: (kind(name), name))
+
+
+def initials() -> dict[str, str]:
+    """Abbreviate the joinings for the matrix: lape_sharing -> ls."""
+    return {name: "".join(word[0] for word in name.split("_")) for name in list_joinings()}
 
 
 def _reference(kind: type) -> str:
@@ -139,5 +147,15 @@ def _reference(kind: type) -> str:
     return ""
 
 
+def write_tables(root: Path) -> None:
+    """Write both tables into the checkout of the repository at `root`."""
+    (root / "docs" / "matrix.md").write_text(table(combinations()), encoding="utf-8")
+    readme = root / "README.md"
+    found = re.sub(
+        r"(?<=## Encodings\n\n)(\|.*\n)+", lambda _: encodings_table(), readme.read_text(encoding="utf-8"), count=1
+    )
+    readme.write_text(found, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(encodings_table() if sys.argv[1:] == ["encodings"] else table(combinations()), end="")
+    write_tables(Path(__file__).parents[3])
