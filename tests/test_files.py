@@ -1,12 +1,15 @@
 """Files that are written whole."""
 
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from graticule.files import write_bytes, write_json, write_text, write_whole
+from graticule.files import locked, write_bytes, write_json, write_text, write_whole
 
 WRITERS = {
     "text": lambda path: write_text(path, "a"),
@@ -28,3 +31,33 @@ def test_a_file_gets_the_mode_of_new_files_whoever_writes_it(writer, umask, tmp_
     finally:
         os.umask(before)
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_lock_is_held_until_its_process_is_killed_even_if_its_workers_live_on(tmp_path):
+    script = f"""
+import os, time
+from pathlib import Path
+from graticule.files import locked
+with locked(Path({str(tmp_path)!r})) as free:
+    worker = os.fork()
+    print(free, os.getpid(), flush=True) if worker else None
+    time.sleep(60)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout.readline().split()[0] == "True"
+        for _ in range(2):  # failing to lock takes the lock from nobody
+            with locked(tmp_path) as free:
+                assert not free
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        with locked(tmp_path) as free:
+            assert free
+            with locked(tmp_path) as again:
+                assert not again
+        assert (tmp_path / ".lock").exists()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

@@ -148,22 +148,23 @@ def read_json(path: Path, limit: int = 1 << 26) -> Any:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Hold `folder` for this process, until the block or the process ends, however it ends; yields whether it could.
+    """Lock `folder` for this process until the block or the process ends, however it ends; yield whether it could.
 
-    Where the system has no such locks (Windows), it always can.
+    The lock is one of the operating system on the file .lock, which stays: removing it could take the lock from
+    another process.
+
+    Raises:
+        OSError: if `folder` cannot be written to, or its file system has no locks.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield True
-        return
-    with (folder / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-            return
-        yield True
+    from filelock import FileLock, Timeout
+
+    with contextlib.ExitStack() as stack:
+        try:  # a soft lock, of a file system without any, would outlive a killed process
+            stack.enter_context(FileLock(folder / ".lock", timeout=0, fallback_to_soft=False))
+            free = True
+        except Timeout:
+            free = False
+        yield free
 
 
 def _first_line(error: Exception) -> str:
