@@ -1,4 +1,4 @@
-"""Two encodings, a joining and a backbone in one file outside of the package; docs/extending.md walks through it.
+"""Two encodings, a joining, a backbone and a recipe in one file of your own; docs/extending.md walks through it.
 
 graticule train digits_quick --plugin docs/my_methods.py --encoding "fourier(frequencies=16)" --joining decayed
 """
@@ -92,3 +92,19 @@ class ConvolutionalVit(VisionTransformer):
     def embed(self, x: Tensor) -> Tensor:
         """Turn images (B, C, height, width) into tokens (B, N, D)."""
         return super().embed(self.before(x))
+
+
+@graticule.register_recipe("fourier_digits", joining="decayed")
+@graticule.register_recipe("fourier_digits_default", joining="default")
+def fourier_digits(joining: str) -> graticule.Recipe:
+    """A small ViT with Fourier features on the embedded digits."""
+    return graticule.Recipe(
+        model="vit_nano_patch4_28",
+        encoding="fourier(frequencies=16)",
+        joining=joining,
+        dataset="digits",
+        epochs=10,
+        warmup_epochs=1,
+        batch_size=50,
+        lr=3e-3,
+    )

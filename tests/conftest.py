@@ -12,6 +12,7 @@ from graticule import plugins
 from graticule.backbones import registry
 from graticule.encodings import ENCODINGS
 from graticule.joining import JOININGS
+from graticule.recipe_registry import RECIPES
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def _start_alike():
 @pytest.fixture(scope="module")
 def my_methods():
     """Import the file of docs/extending.md, as --plugin does, for the tests of one module."""
-    ours = [ENCODINGS._classes, JOININGS._classes, registry._backbones, plugins._registered]
+    ours = [ENCODINGS._classes, JOININGS._classes, registry._backbones, RECIPES, plugins._registered]
     timms = [timm_registry._model_entrypoints, timm_registry._model_to_module]
     kept = [(holder, dict(holder)) for holder in (*ours, *timms, sys.modules)]
     yield graticule.load_plugin(Path(__file__).parents[1] / "docs" / "my_methods.py")

@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 #: Rooms from the ground up; a room imports from those below it and from itself.
 FLOORS = [
     {"files", "lazy", "memory", "metric", "names", "plugins"},
-    {"checks", "run_folder", "specs"},
+    {"checks", "recipe_registry", "run_folder", "specs"},
     {"grid", "registries"},
     {"typed"},
     {"displacement", "rotation"},
@@ -27,8 +27,8 @@ FLOORS = [
     {"cli", "__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-#: The package itself re-exports what is public: it stands on surgery, and those above may read it.
-FLOOR["graticule"] = FLOOR["surgery"] + 0.5
+#: The package itself re-exports what is public: it stands on tasks, and those above may read it.
+FLOOR["graticule"] = FLOOR["tasks"] + 0.5
 #: What analysis may read: the public interface of models, and the helpers that write files and check values.
 PUBLIC = {
     "checks",
@@ -132,7 +132,7 @@ def test_imports_are_found_however_they_are_written(text, found):
         ("backbones", "surgery"),
         ("checkpoints", "backbones"),
         ("layers", "checkpoints"),
-        ("backbones", "graticule"),
+        ("tasks", "graticule"),
         ("surgery", "tasks"),
         ("tasks", "analysis"),
         ("analysis", "tasks"),
@@ -150,7 +150,7 @@ def test_an_arrow_going_up_is_found(room, target):
     [
         ("backbones", "layers"),
         ("backbones", "checkpoints"),
-        ("tasks", "graticule"),
+        ("recipes", "graticule"),
         ("cli", "commands"),
         ("commands", "analysis"),
         ("analysis", "backbones"),

@@ -6,6 +6,8 @@ import functools
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +18,16 @@ import yaml
 from timm.layers import DropPath
 from torch import nn
 
+import graticule
+from commands import run_command
+from graticule import plugins
 from graticule.data import build_mixup
 from graticule.data.digits import digits
 from graticule.encodings import Ggqpe, Glrpe, Gqpe, Lrpe, LrpeM, MixingPosition, Sgu
 from graticule.factory import list_decompositions
+from graticule.recipe_registry import RECIPES
 from graticule.recipes import list_recipes, load_recipe
-from graticule.tasks import Classification, Mixing, Recipe, TextRecipe, build_model, evaluate, read_recipe, train
+from graticule.tasks import Classification, Mixing, Recipe, Run, TextRecipe, build_model, evaluate, read_recipe, train
 from graticule.tasks.distillation import Distillation
 
 FIGURES = yaml.safe_load((Path(__file__).parent / "parity" / "golden" / "figures.yaml").read_text())
@@ -48,6 +54,10 @@ GATED = {
 MIXING = {"sgu": Sgu, "lrpe": Lrpe, "lrpe_m": LrpeM, "glrpe": Glrpe, "gqpe": Gqpe, "ggqpe": Ggqpe}
 #: Groups of every stage, where the encoding has several.
 GROUPS = {"digits_gmlp": [8], "digits_posmlp": [4, 8]}
+#: The recipes of the package; a plugin may register others.
+NAMES = [name for name in list_recipes() if RECIPES[name].function.__module__.startswith("graticule.recipes.")]
+#: The file of docs/extending.md.
+PLUGIN = Path(__file__).parents[1] / "docs" / "my_methods.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,15 +67,21 @@ def _digits_are_unpacked_once():
         yield
 
 
+@functools.cache
+def model_of(recipe, classes=1000):
+    """Build the model of a recipe without its numbers."""
+    with torch.device("meta"):
+        return build_model(recipe, classes, 3)
+
+
 def stages(model):
-    """What mixes tokens, a stage each."""
+    """Return what mixes the tokens of each stage."""
     return [module for module in model.position.modules() if isinstance(module, MixingPosition)]
 
 
 def columns(recipe):
-    """What a recipe comes to, under the names of the papers' tables: of the model, optimiser and schedule as built."""
-    with torch.device("meta"):
-        model = build_model(recipe, 1000, 3)
+    """Name the values of a recipe as the papers' tables do, read from the model, optimizer and schedule as built."""
+    model = model_of(recipe)
     configured = Classification(model, recipe, SimpleNamespace(steps=10), None).configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     magnitude, spread, _ = re.fullmatch(r"rand-m(.+)-mstd(.+)-inc(1)", recipe.augmentation.rand_augment).groups()
@@ -95,7 +111,7 @@ def columns(recipe):
 
 
 def is_cosine(recipe, optimizer, schedule, steps=10):
-    """Whether the rate rises in a line, falls as a cosine and rests, with `steps` an epoch."""
+    """Whether the rate rises linearly, falls as a cosine and then stays, with `steps` per epoch."""
     warm, last, end = (steps * n for n in (recipe.warmup_epochs, recipe.epochs, recipe.epochs + recipe.cooldown_epochs))
     for step in sorted({0, 1, warm // 2, warm, warm + 1, last // 3, last // 2, last - 1, last, end}):
         schedule.step_update(step)
@@ -109,7 +125,7 @@ def is_cosine(recipe, optimizer, schedule, steps=10):
 
 
 def number(value):
-    """The value of a table; YAML takes 5e-4 for a word."""
+    """Read the value of a table; YAML reads 5e-4 as text."""
     try:
         return float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else value
     except ValueError:
@@ -136,7 +152,7 @@ def test_the_deit_recipe_augments_as_cpvt_lists_it():
     assert cells({column: found[column] for column in row}) == pytest.approx(cells(row))
 
 
-@pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith(("cpvt_", "pvt_"))])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("cpvt_", "pvt_"))])
 def test_the_recipes_of_cpvt_have_the_values_of_its_table(name):
     recipe, row = load_recipe(name), FIGURES["cpvt"]["hyperparameters_table10"]
     assert row["optimizer"] == "lamb"
@@ -149,7 +165,7 @@ def test_the_recipes_of_cpvt_have_the_values_of_its_table(name):
 
 
 def test_repeated_augmentation_is_where_the_code_of_the_papers_has_it():
-    images = [name for name in list_recipes() if isinstance(load_recipe(name), Recipe)]
+    images = [name for name in NAMES if isinstance(load_recipe(name), Recipe)]
     repeated = {name for name in images if load_recipe(name).aug_repeats == 3}
     families = ("deit_", "ceit_", "cpvt_", "pvt_", "gmlp_")
     assert repeated == {name for name in images if name.startswith(families)}
@@ -163,8 +179,7 @@ def test_a_distilled_recipe_is_the_plain_one_with_a_teacher(family):
     given = recipe.distillation
     assert (given.teacher, given.form, given.share) == ("regnety_160", "hard", 0.5)
     assert str(FIGURES["cpvt"]["hard_distillation"][family]) in list_recipes()[f"{family}_distilled_imagenet"]
-    with torch.device("meta"):
-        tokens = [build_model(one, 1000, 3).num_prefix_tokens for one in (recipe, plain)]
+    tokens = [model_of(one).num_prefix_tokens for one in (recipe, plain)]
     assert tokens == ([2, 1] if family == "deit_tiny" else [1, 1])
 
 
@@ -199,9 +214,8 @@ def test_what_section_5_2_leaves_out_is_deits():
 
 
 def released_settings(recipe, gpus=4):
-    """What a recipe comes to, under the names of the released configuration."""
-    with torch.device("meta"):
-        model = build_model(recipe, 1000, 3)
+    """Name the values of a recipe as the released configuration does."""
+    model = model_of(recipe)
     configured = Classification(model, recipe, SimpleNamespace(steps=10), None).configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     block = model.block(3, 1)
@@ -271,7 +285,7 @@ def test_tables_of_half_of_imagenet_are_trained_on_half_and_table_2_on_all():
 
 
 @pytest.mark.parametrize("name", GATED)
-def test_the_first_line_of_a_recipe_tells_what_the_paper_measured(name):
+def test_the_line_about_a_recipe_says_what_the_paper_measured(name):
     line = list_recipes()[name]
     if name.startswith("gmlp"):
         row = POSMLP["units_table1"]["gmlp"]
@@ -283,8 +297,7 @@ def test_the_first_line_of_a_recipe_tells_what_the_paper_measured(name):
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])
 def test_the_models_of_posmlps_recipes_have_the_sizes_of_its_table_11(size):
     table = POSMLP["architecture_table11"]
-    with torch.device("meta"):
-        model = build_model(load_recipe(f"posmlp_{size}_imagenet"), 1000, 3)
+    model = model_of(load_recipe(f"posmlp_{size}_imagenet"))
     assert model.embed_dims == tuple(table["base_dim"][size] * factor for factor in table["dims"])
     assert list(model.depths) == table["depths"] and list(model.windows) == table["windows"]
     parts = stages(model)
@@ -300,17 +313,17 @@ def test_the_models_of_posmlps_recipes_have_the_sizes_of_its_table_11(size):
 def test_the_model_of_gmlps_recipe_is_that_of_table_3_with_and_without_ggqpe():
     recipe = load_recipe("gmlp_small_imagenet")
     for encoding, row in ((None, "gmlp"), ("ggqpe", "gmlp_ggqpe")):
-        with torch.device("meta"):
-            model = build_model(dataclasses.replace(recipe, encoding=encoding), 1000, 3)
+        model = model_of(dataclasses.replace(recipe, encoding=encoding))
         count = sum(p.numel() for p in model.parameters()) / 1e6
         assert count == pytest.approx(POSMLP["components_table3"][row]["params"], abs=0.05)
         assert {type(one) for one in stages(model)[0].encodings} == {MIXING[encoding or "sgu"]}
 
 
-@pytest.mark.parametrize("encoding", MIXING)
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize(
+    ("name", "encoding"), [*[("digits_posmlp", encoding) for encoding in MIXING], ("digits_gmlp", "ggqpe")]
+)
 def test_a_small_gated_mlp_trains_with_every_mixing_encoding(tmp_path, name, encoding):
-    recipe = dataclasses.replace(load_recipe(name).quick(), encoding=encoding)
+    recipe = dataclasses.replace(load_recipe(name).quick(), encoding=encoding, limit_train=16, limit_test=16)
     run = train(recipe, tmp_path / "run", progress=False)
     assert run.finished and run.recipe() == recipe
     model = run.model(checkpoint="last")
@@ -326,26 +339,35 @@ def test_a_small_gated_mlp_trains_with_every_mixing_encoding(tmp_path, name, enc
     assert untrained.state_dict().keys() == model.state_dict().keys()
     assert not [key for key, p in untrained.named_parameters() if torch.equal(p, model.get_parameter(key))]
     (score,) = evaluate(model, run.data(), [(24, 40)], progress=False)
-    assert score.images == 40 and math.isfinite(score.loss)
+    assert score.images == 16 and math.isfinite(score.loss)
 
 
-@pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_says_what_it_reproduces_how_and_at_what_cost(name):
-    module = __import__(f"graticule.recipes.{name}", fromlist=["recipe"])
-    assert all(f"\n{word}:" in module.__doc__ or word == "Reproduces" for word in ("Command", "Cost", "Result"))
-    assert "eproduces" in module.__doc__
-    assert read_recipe(load_recipe(name).to_dict()) == load_recipe(name)
+def documentation(name):
+    """Return the docstring of the file that a recipe is in."""
+    return sys.modules[RECIPES[name].function.__module__].__doc__
 
 
-@pytest.mark.parametrize("name", list_recipes())
-def test_the_model_of_every_recipe_can_be_built_for_its_size(name):
-    recipe = load_recipe(name)
-    with torch.device("meta"):
-        model = build_model(recipe, 10, 3)
-    if isinstance(recipe, TextRecipe):
-        assert model.context == recipe.context and model.vocab_size == 10
-    else:
-        assert model.img_size == recipe.img_size and model.num_classes == 10
+def test_every_recipe_says_what_it_reproduces_how_and_at_what_cost():
+    words = ("Reproduces", "Command", "Cost", "Result")
+    silent = {(name, word) for name in NAMES for word in words if f"\n{word}: " not in documentation(name)}
+    assert not silent
+    assert all(RECIPES[name].about for name in NAMES)
+
+
+def test_every_recipe_can_be_written_and_read():
+    for name in NAMES:
+        recipe = load_recipe(name)
+        assert read_recipe(json.loads(json.dumps(recipe.to_dict()))) == recipe, name
+
+
+def test_the_model_of_every_recipe_can_be_built_for_its_size():
+    for name in NAMES:
+        recipe = load_recipe(name)
+        model = model_of(recipe)
+        if isinstance(recipe, TextRecipe):
+            assert (model.context, model.vocab_size) == (recipe.context, 1000), name
+        else:
+            assert (model.img_size, model.num_classes) == (recipe.img_size, 1000), name
 
 
 def test_the_recipe_of_a_small_cpvt_has_five_pegs_and_pools(tmp_path):
@@ -367,8 +389,7 @@ def test_swin_with_pegs_is_trained_as_swin_is_in_its_code_with_its_batch_and_rat
         str(FIGURES["cpvt"]["pyramid_table13"]["swin_tiny_peg_gap"]["cls"][1])
         in list_recipes()["swin_tiny_peg_imagenet"]
     )
-    with torch.device("meta"):
-        kept, removed = (build_model(dataclasses.replace(recipe, encoding=e), 10, 3) for e in (None, "peg"))
+    kept, removed = (model_of(dataclasses.replace(recipe, encoding=encoding)) for encoding in (None, "peg"))
     names = {name for name, _ in kept.named_parameters()} - {name for name, _ in removed.named_parameters()}
     assert sum("relative_position_bias_table" in name for name in names) == 12
     assert kept.global_pool == removed.global_pool == "avg"
@@ -461,8 +482,7 @@ def test_a_recipe_has_the_values_of_the_published_configuration(name):
 def test_a_compact_transformer_is_normalized_as_the_data_set_that_it_is_trained_on(name):
     recipe = load_recipe(name)
     classes = 100 if recipe.dataset == "cifar100" else 10
-    with torch.device("meta"):
-        cfg = build_model(recipe, classes, 3).pretrained_cfg
+    cfg = model_of(recipe, classes).pretrained_cfg
     expected = {
         10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
         100: ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
@@ -471,10 +491,15 @@ def test_a_compact_transformer_is_normalized_as_the_data_set_that_it_is_trained_
 
 
 def test_what_a_recipe_names_in_its_docstring_exists():
-    docs = {name: __import__(f"graticule.recipes.{name}", fromlist=["recipe"]).__doc__ for name in list_recipes()}
-    named = {found for doc in docs.values() for found in re.findall(r"decomposition='(\w+)'", doc)}
+    docs = {documentation(name) for name in NAMES}
+    named = {found for doc in docs for found in re.findall(r"decomposition='(\w+)'", doc)}
     assert named and named <= set(list_decompositions())
-    assert "swin_small_patch4_window7_224\n    --drop-path-rate 0.3" in docs["swin_tiny_imagenet"]  # Swin-S's own
+    models = {found for doc in docs for found in re.findall(r"--model (\w+)", doc)}
+    assert models and models <= set(graticule.list_models())
+    commands = {found for doc in docs for found in re.findall(r"graticule (?:train|compare) (\w+)", doc)}
+    assert commands <= set(NAMES) and len(commands) > 15
+    swin = documentation("swin_tiny_imagenet")
+    assert "swin_small_patch4_window7_224\n    --drop-path-rate 0.3" in swin  # Swin-S's own
 
 
 def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names(monkeypatch):
@@ -500,3 +525,82 @@ def test_the_spaces_of_a_spec_are_no_difference_and_its_options_are():
     assert recipe.differences(dataclasses.replace(recipe, encoding="shaw(clip=5)+learnable")) == ["encoding"]
     assert recipe.differences(dataclasses.replace(recipe, joining="lape(layers=3)")) == ["joining"]
     assert recipe.differences(dataclasses.replace(recipe, encoding=None)) == ["encoding"]
+
+
+# Recipes of others
+
+
+@pytest.fixture
+def registered():
+    """Forget the recipes that a test registers."""
+    before = dict(RECIPES), dict(plugins._registered)
+    yield RECIPES
+    for holder, kept in zip((RECIPES, plugins._registered), before, strict=True):
+        holder.clear()
+        holder.update(kept)
+
+
+def test_a_registered_recipe_has_its_variants_and_its_line(registered):
+    @graticule.register_recipe("mine_small", depth=2)
+    @graticule.register_recipe("mine_large", "The large one.", depth=4)
+    def mine(depth: int = 3) -> Recipe:
+        """Train my model.
+
+        More about it.
+        """
+        return Recipe(model_kwargs=(f"depth={depth}",))
+
+    assert load_recipe("mine_small") == Recipe(model_kwargs=("depth=2",))
+    assert load_recipe("mine_large") == Recipe(model_kwargs=("depth=4",))
+    assert mine() == Recipe(model_kwargs=("depth=3",))
+    assert list_recipes()["mine_small"] == "Train my model." and list_recipes()["mine_large"] == "The large one."
+    assert plugins.registered_plugins()[Path(__file__).name] == plugins._hash(Path(__file__))
+    with pytest.raises(ValueError, match=r"`recipe` must be one of .*; got 'mine_smal'; did you mean 'mine_small'"):
+        load_recipe("mine_smal")
+
+
+def test_what_cannot_be_registered_as_a_recipe_is_refused(registered):
+    def mine(depth: int) -> Recipe:
+        return Recipe(model_kwargs=(f"depth={depth}",))
+
+    def of_nothing() -> None:
+        """Return no recipe."""
+
+    refused = [
+        ("my recipe", mine, {"depth": 2}, ValueError, "`name` of a recipe must be an identifier, as my_recipe, got"),
+        ("digits_quick", mine, {"depth": 2}, ValueError, "`name` must be new, got 'digits_quick', which is the recipe"),
+        ("mine", mine, {}, ValueError, "the recipe 'mine' must have the arguments of mine: missing a required"),
+        ("mine", mine, {"depht": 2}, ValueError, "the recipe 'mine' must have the arguments of mine: "),
+        ("mine", Recipe, {}, TypeError, "the recipe 'mine' must be a function that returns a recipe"),
+        ("mine", Recipe(), {}, TypeError, "the recipe 'mine' must be a function that returns a recipe"),
+    ]
+    for name, function, arguments, kind, message in refused:
+        with pytest.raises(kind, match=message):
+            graticule.register_recipe(name, **arguments)(function)
+    assert not [name for name in registered if name.startswith(("mine", "my "))]
+    graticule.register_recipe("nothing")(of_nothing)
+    with pytest.raises(ValueError, match=r"nothing must .* that returns a graticule.Recipe or TextRecipe"):
+        load_recipe("nothing")
+
+
+def test_a_recipe_of_a_plugin_is_trained_by_its_name(my_methods, capsys, tmp_path):
+    code, out, _ = run_command(capsys, "train", "--help")
+    assert code == 0 and re.search(r"fourier_digits +A small ViT with Fourier features", out)
+    command = ("train", "fourier_digits", "--plugin", PLUGIN, "--quick", "--output", tmp_path / "run")
+    code, out, err = run_command(capsys, *command)
+    assert code == 0, err
+    run = Run.open(tmp_path / "run")
+    assert run.recipe() == load_recipe("fourier_digits").quick()
+    assert (run.recipe().encoding, run.recipe().joining) == ("fourier(frequencies=16)", "decayed")
+    assert run.plugins == {PLUGIN.name: plugins._hash(PLUGIN)}
+
+
+def test_recipes_are_listed_and_looked_up_without_importing_pytorch():
+    code = (
+        "import sys; from graticule.cli import main; main(['train', '--help']); "
+        "codes = [main(command) for command in "
+        "(['train', 'digits_quik'], ['compare', 'digits_quik', '--choices', 'joining=lape'])]; "
+        "sys.exit(codes != [1, 1] or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "did you mean 'digits_quick'" in done.stderr

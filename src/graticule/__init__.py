@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         register_backbone,
     )
     from graticule.checkpoints import Transfer, load_checkpoint, published_state_dict, transfer
+    from graticule.data import Augmentation
     from graticule.encodings import (
         AbsoluteEncoding,
         BiasEncoding,
@@ -31,22 +32,30 @@ if TYPE_CHECKING:
     from graticule.joining import Joining, register_joining
     from graticule.layer_position import LayerPosition
     from graticule.plugins import load_plugin
+    from graticule.recipe_registry import register_recipe
     from graticule.specs import Spec
     from graticule.surgery import fold, unfold
+    from graticule.tasks import Distillation, Mixing, Recipe, Run, TextRecipe
 
 __version__ = "0.1.0"
 
 #: Public name -> the module that defines it.
 _HOMES = {
     "AbsoluteEncoding": "encodings",
+    "Augmentation": "data",
     "BiasEncoding": "encodings",
+    "Distillation": "tasks",
     "Grid": "grid",
     "Joining": "joining",
     "LayerPosition": "layer_position",
+    "Mixing": "tasks",
     "PatchBias": "encodings",
     "PositionBuilder": "encodings",
+    "Recipe": "tasks",
     "RotaryEncoding": "encodings",
+    "Run": "tasks",
     "Spec": "specs",
+    "TextRecipe": "tasks",
     "Transfer": "checkpoints",
     "build_position": "factory",
     "create_language_model": "backbones",
@@ -64,20 +73,27 @@ _HOMES = {
     "register_backbone": "backbones",
     "register_encoding": "encodings",
     "register_joining": "joining",
+    "register_recipe": "recipe_registry",
     "transfer": "checkpoints",
     "unfold": "surgery",
 }
 
 __all__ = [
     "AbsoluteEncoding",
+    "Augmentation",
     "BiasEncoding",
+    "Distillation",
     "Grid",
     "Joining",
     "LayerPosition",
+    "Mixing",
     "PatchBias",
     "PositionBuilder",
+    "Recipe",
     "RotaryEncoding",
+    "Run",
     "Spec",
+    "TextRecipe",
     "Transfer",
     "build_position",
     "create_language_model",
@@ -95,6 +111,7 @@ __all__ = [
     "register_backbone",
     "register_encoding",
     "register_joining",
+    "register_recipe",
     "transfer",
     "unfold",
 ]

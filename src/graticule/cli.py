@@ -44,7 +44,7 @@ came of it.
 {_LIST}
 
 graticule COMMAND --help says more. To begin: graticule train digits_quick
-Every command takes --plugin FILE.py, a file of yours that registers encodings, joinings or backbones.
+Every command takes --plugin FILE.py, your file that registers encodings, joinings, backbones or recipes.
 An error is one line; GRATICULE_DEBUG=1 shows where it came from.
 """
 

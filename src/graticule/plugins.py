@@ -1,4 +1,4 @@
-"""Code of a user that registers encodings, joinings and backbones: a Python file, or an installed entry point."""
+"""Code of a user that registers encodings, joinings, backbones or recipes: a Python file, or an entry point."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import traceback
 from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 GROUP = "graticule.plugins"
+#: What can be registered: a class, or a function of Python.
+Definition = type | FunctionType
 #: Name of the file of every plugin that registered something -> its SHA-256 when it did.
 _registered: dict[str, str] = {}
 
@@ -71,19 +73,34 @@ def load_named_plugins(arguments: Sequence[str]) -> list[str]:
     return left
 
 
-def note_registration(cls: type) -> None:
-    """Remember the file of a class that is not of the package."""
-    file = source_of(cls)
-    if file is not None:
+def register_once(kind: str, name: str, given: Definition, known: Definition | None) -> None:
+    """Check that a class or function can be registered as `name`, and remember its file if it is not of the package.
+
+    Args:
+        kind: what it is for users, as 'encoding'; messages name it.
+        name: the name that it is to have.
+        given: the class or function.
+        known: what has that name already; the same definition of the same file may replace it.
+
+    Raises:
+        ValueError: if `name` is no identifier, or something else has it.
+    """
+    if not (isinstance(name, str) and name.isidentifier()):
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise ValueError(f"`name` of {article} {kind} must be an identifier, as my_{kind}, got {name!r}.")
+    if known is not None and (known.__qualname__, source_of(known)) != (given.__qualname__, source_of(given)):
+        place = source_of(known) or known.__module__
+        raise ValueError(f"`name` must be new, got {name!r}, which is the {kind} {known.__qualname__} of {place}.")
+    if (file := source_of(given)) is not None:
         _registered[file.name] = _hash(file)
 
 
-def source_of(cls: type) -> Path | None:
-    """Return the file of a class that is not of the package; None for those of the package and without a file."""
-    if cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
+def source_of(definition: Definition) -> Path | None:
+    """Return the file of a class or function; None for those of the package and for those without a file."""
+    if definition.__module__.partition(".")[0] == __name__.partition(".")[0]:
         return None
     try:
-        file = inspect.getsourcefile(cls)
+        file = inspect.getsourcefile(definition)
     except (TypeError, OSError):  # typed into a console
         return None
     return None if file is None or not Path(file).is_file() else Path(file)

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from graticule.checks import shown
 from graticule.names import known_name
-from graticule.plugins import note_registration, source_of
+from graticule.plugins import register_once
 from graticule.specs import Spec, parse_sum
 
 T = TypeVar("T", bound=type)
@@ -52,24 +52,14 @@ class Registry(Generic[T]):
             ValueError: if `name` is no identifier, or another class has it.
             TypeError: if the class is no subclass of the base.
         """
-        if not (isinstance(name, str) and name.isidentifier()):
-            raise ValueError(
-                f"`name` of an {self.argument} must be an identifier, as my_{self.argument}, got {name!r}."
-            )
 
         def add(cls: T) -> T:
             if not (isinstance(cls, type) and issubclass(cls, self.base)):
                 raise TypeError(
                     f"the {self.argument} {name!r} must be a subclass of {self.base.__name__}, got {cls!r}."
                 )
-            known = self._classes.get(name)
-            if known is not None and (known.__qualname__, source_of(known)) != (cls.__qualname__, source_of(cls)):
-                place = source_of(known) or known.__module__
-                raise ValueError(
-                    f"`name` must be new, got {name!r}, which is the {self.argument} {known.__qualname__} of {place}."
-                )
+            register_once(self.argument, name, cls, self._classes.get(name))
             self._classes[name] = cls
-            note_registration(cls)
             return cls
 
         return add

@@ -20,7 +20,7 @@ from graticule.encodings import ENCODINGS, PositionBuilder, TokenMixing
 from graticule.factory import build_position
 from graticule.memory import build_within_memory
 from graticule.names import known_name
-from graticule.plugins import note_registration, source_of
+from graticule.plugins import register_once
 from graticule.specs import Spec
 
 PREFIX = "graticule_"
@@ -65,16 +65,9 @@ def register_backbone(
     Raises:
         ValueError: if `name` is no identifier, or another class has it.
     """
-    if not name.isidentifier():
-        raise ValueError(f"`name` of a backbone must be an identifier, as my_vit_tiny, got {name!r}.")
 
     def add(cls: type[nn.Module]) -> type[nn.Module]:
-        known = _backbones.get(name)
-        if known is not None and (known.__qualname__, source_of(known)) != (cls.__qualname__, source_of(cls)):
-            raise ValueError(
-                f"`name` must be new, got {name!r}, which is the backbone {known.__qualname__} of "
-                f"{source_of(known) or known.__module__}."
-            )
+        register_once("backbone", name, cls, _backbones.get(name))
 
         def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
             if pretrained:
@@ -89,7 +82,6 @@ def register_backbone(
             return model
 
         register(cls.__module__, name, build, cls)
-        note_registration(cls)
         return cls
 
     return add

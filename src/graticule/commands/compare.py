@@ -58,10 +58,12 @@ def run(arguments: list[str]) -> int:
     """Train several choices with several seeds, and make one table."""
     options = parse(Compare, "compare", arguments)
     from graticule.recipes import load_recipe
+
+    base = load_recipe(options.recipe)  # first, so that an unknown name costs no import of PyTorch
+
     from graticule.studies import compare, lengths, resolutions
     from graticule.tasks import Interrupted, TextRecipe, build_data, build_model, check_lengths, check_sizes, data_sizes
 
-    base = load_recipe(options.recipe)
     check_kind(isinstance(base, TextRecipe), lengths=options.lengths, sizes=options.sizes)
     sizes = parse_sizes(options.sizes)
     base = base.quick() if options.quick else base

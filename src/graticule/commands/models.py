@@ -49,8 +49,9 @@ def run(arguments: list[str]) -> int:
     print(f"texts           {', '.join(known['texts'])}")
     print(f"tokenizers      {', '.join(known['tokenizers'])} (or the file of a saved one)")
     print("recipes")
-    for name, about in known["recipes"].items():
-        print(f"  {name:20s} {about}")
+    recipes = known["recipes"]
+    for name, about in recipes.items():
+        print(f"  {name:{max(map(len, recipes))}}  {about}")
     return 0
 
 

@@ -34,17 +34,23 @@ REQUEUE = 75
 
 def run(arguments: list[str]) -> int:
     """Train a recipe, or go on with a run."""
-    from lightning.fabric.utilities.rank_zero import rank_zero_only
-
     from graticule.recipes import list_recipes, load_recipe
-    from graticule.tasks import Interrupted, Preempted, Run, TextRecipe, train
 
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
-        for name, about in list_recipes().items():
-            print(f"  {name:20s} {about}")
+        recipes = list_recipes()
+        for name, about in recipes.items():
+            print(f"  {name:{max(map(len, recipes))}}  {about}")
         print("\ngraticule train RECIPE --help lists every option with its value in that recipe.")
         return 0 if arguments else 2
+    loaded = None
+    if not arguments[0].startswith("-"):
+        loaded = load_recipe(arguments[0])  # first, so that an unknown name costs no import of PyTorch
+
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    from graticule.tasks import Interrupted, Preempted, Run, TextRecipe, train
+
     requeue = _requeue_code()
     if arguments[0] == "--resume" or arguments[0].startswith("--resume="):
         given = [part for part in [*arguments[0].partition("=")[2:], *arguments[1:]] if part]
@@ -60,10 +66,10 @@ def run(arguments: list[str]) -> int:
                 )
             recipe = options.recipe
     else:
-        if arguments[0].startswith("-"):
+        if loaded is None:
             raise ValueError(f"`RECIPE` must come first: graticule train RECIPE --option ..., got {arguments[0]!r}.")
-        quick = "--quick" in arguments  # first, so that what is said beside it has the last word
-        loaded = load_recipe(arguments[0]).quick() if quick else load_recipe(arguments[0])
+        if "--quick" in arguments:  # before the overrides, which take precedence
+            loaded = loaded.quick()
         options = _overridden(loaded, arguments[1:], f"train {arguments[0]}")
         recipe, resume = options.recipe, options.auto_resume
         if resume and options.output is None:

@@ -1,22 +1,26 @@
-"""A small ViT on Fashion-MNIST: 60,000 real images, minutes an epoch on 2 cores.
+"""A small ViT on Fashion-MNIST: 60,000 real images, for machines without ImageNet.
 
-Reproduces nothing; it is the benchmark for machines without ImageNet.
+Reproduces: nothing.
 Command: graticule train fashion_mnist
-Cost: 150 s an epoch on 2 cores (2026-11-21).
-Result: not measured whole; the first 3 epochs are in docs/results.md.
+Cost: 150 s per epoch on 2 cores (2026-11-21).
+Result: not measured over all epochs; the first 3 are in docs/results.md.
 """
 
-from graticule.data import Augmentation
-from graticule.tasks import Recipe
+from __future__ import annotations
+
+import graticule
 
 
-def recipe() -> Recipe:
-    """Images of 28 x 28 in patches of 4, cropped with padding and flipped."""
+@graticule.register_recipe(
+    "fashion_mnist", "A small ViT on Fashion-MNIST: 60,000 real images, minutes per epoch on 2 cores."
+)
+def fashion_mnist() -> graticule.Recipe:
+    """Train on images of 28 x 28 in patches of 4, cropped with padding and flipped."""
     batch_size = 256
-    return Recipe(
+    return graticule.Recipe(
         model="vit_micro_patch4_28",
         dataset="fashion_mnist",
-        augmentation=Augmentation(random_crop_padding=2, hflip=0.5),
+        augmentation=graticule.Augmentation(random_crop_padding=2, hflip=0.5),
         drop_path_rate=0.05,
         batch_size=batch_size,
         epochs=20,

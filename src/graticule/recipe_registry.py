@@ -1,0 +1,62 @@
+"""Recipes by name: those of the package and those that a plugin registers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from graticule.plugins import register_once
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class RegisteredRecipe:
+    """A function that returns a recipe, and the arguments that make the variant of this name."""
+
+    function: Callable[..., Any]
+    about: str
+    """what the recipe trains, one line"""
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+RECIPES: dict[str, RegisteredRecipe] = {}
+
+
+def register_recipe(name: str, about: str | None = None, **arguments: Any) -> Callable[[F], F]:
+    """Return a decorator that registers a function that returns a recipe; several on one function are its variants.
+
+    Args:
+        name: the name for `graticule train` and `load_recipe`, an identifier.
+        about: what it trains, one line (default: the first line of the function's docstring).
+        arguments: passed to the function.
+
+    Raises:
+        ValueError: if `name` is no identifier or already taken, or the function does not take `arguments`.
+        TypeError: for what is no function.
+
+    Example:
+        >>> import graticule
+        >>> @graticule.register_recipe("my_digits", depth=3)
+        ... @graticule.register_recipe("my_deep_digits", depth=6)
+        ... def digits(depth: int) -> graticule.Recipe:
+        ...     '''Train a small ViT on digits.'''
+        ...     return graticule.Recipe(model_kwargs=(f"depth={depth}",), epochs=3)
+    """
+
+    def add(function: F) -> F:
+        if not inspect.isfunction(function):
+            raise TypeError(f"the recipe {name!r} must be a function that returns a recipe, got {function!r}.")
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            raise ValueError(f"the recipe {name!r} must have the arguments of {function.__name__}: {error}.") from None
+        known = RECIPES.get(name)
+        register_once("recipe", name, function, known and known.function)
+        documented = (inspect.getdoc(function) or "").partition("\n")[0]
+        RECIPES[name] = RegisteredRecipe(function, documented if about is None else about, arguments)
+        return function
+
+    return add

@@ -1,0 +1,69 @@
+"""Load a recipe by its name, or from a path."""
+
+from __future__ import annotations
+
+import pkgutil
+import runpy
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graticule.names import is_path, known_name
+from graticule.recipe_registry import RECIPES, RegisteredRecipe
+
+if TYPE_CHECKING:
+    from graticule.tasks import TrainingRecipe
+
+
+def registered_recipes() -> dict[str, RegisteredRecipe]:
+    """Return the recipes of the package and of plugins by their names, without importing PyTorch."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
+    return dict(sorted(RECIPES.items()))
+
+
+def list_recipes() -> dict[str, str]:
+    """List the recipes of the package and of plugins: name -> what it trains, one line."""
+    return {name: recipe.about for name, recipe in registered_recipes().items()}
+
+
+def load_recipe(name: str) -> TrainingRecipe:
+    """Load a recipe by its name, or from a path.
+
+    A path contains a separator or ends in .py or .json: a Python file with a function `recipe()`, the folder of a run,
+    or its recipe.json. Anything else is a name, even if a file or folder is called so.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest ones, or a file without `recipe()`.
+        FileNotFoundError: for a path that does not exist.
+    """
+    if (Path(name).name == "recipe.json" or is_path(name)) and not name.endswith(".py"):
+        from graticule.tasks import Run
+
+        return Run.open(Path(name).parent if Path(name).name == "recipe.json" else name).recipe()
+    made = _from_file(Path(name)) if name.endswith(".py") else _by_name(name)
+
+    from graticule.tasks import TrainingRecipe
+
+    if not isinstance(made, TrainingRecipe):
+        raise ValueError(f"{name} must have a function `recipe()` that returns a graticule.Recipe or TextRecipe.")
+    return made
+
+
+def _by_name(name: str) -> object:
+    recipes = registered_recipes()
+    if name not in recipes and Path(name).is_dir():
+        raise ValueError(f"`recipe` must be a name or a path, got {name!r}; for the run in that folder, ./{name}.")
+    recipe = recipes[known_name("recipe", name, recipes)]
+    return recipe.function(**recipe.arguments)
+
+
+def _from_file(path: Path) -> object:
+    if not path.is_file():
+        raise FileNotFoundError(f"`recipe` must be a name or a Python file, got {str(path)!r}, which does not exist.")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # the file can import its neighbors, as a script can
+    build = runpy.run_path(str(path)).get("recipe")
+    return build() if callable(build) else None
