@@ -7,14 +7,15 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
+from typing import Any
 
 GROUP = "graticule.plugins"
-#: What can be registered: a class, or a function of Python.
-Definition = type | FunctionType
+#: What can be registered: a class or a function.
+Definition = Callable[..., Any]
 #: Name of the file of every plugin that registered something -> its SHA-256 when it did.
 _registered: dict[str, str] = {}
 

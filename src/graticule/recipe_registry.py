@@ -54,7 +54,7 @@ def register_recipe(name: str, about: str | None = None, **arguments: Any) -> Ca
         except TypeError as error:
             raise ValueError(f"the recipe {name!r} must have the arguments of {function.__name__}: {error}.") from None
         known = RECIPES.get(name)
-        register_once("recipe", name, function, known and known.function)
+        register_once("recipe", name, function, known.function if known else None)
         documented = (inspect.getdoc(function) or "").partition("\n")[0]
         RECIPES[name] = RegisteredRecipe(function, documented if about is None else about, arguments)
         return function

@@ -26,6 +26,7 @@ class Models:
 def run(arguments: list[str]) -> int:
     """List the models with their sizes, and the names that options can have."""
     options = parse(Models, "models", arguments)
+    from graticule.recipes import list_recipes
     from graticule.studies.catalog import catalog
 
     known = catalog()
@@ -49,7 +50,7 @@ def run(arguments: list[str]) -> int:
     print(f"texts           {', '.join(known['texts'])}")
     print(f"tokenizers      {', '.join(known['tokenizers'])} (or the file of a saved one)")
     print("recipes")
-    recipes = known["recipes"]
+    recipes = list_recipes()
     for name, about in recipes.items():
         print(f"  {name:{max(map(len, recipes))}}  {about}")
     return 0

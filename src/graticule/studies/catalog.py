@@ -53,7 +53,6 @@ class Catalog(TypedDict):
     datasets: list[str]
     texts: list[str]
     tokenizers: list[str]
-    recipes: dict[str, str]
 
 
 def catalog() -> Catalog:
@@ -66,7 +65,6 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
     """Collect the names from the registries and measure the models, but for those whose sizes are `known`."""
     import graticule
     from graticule.data import list_datasets, list_texts, list_tokenizers
-    from graticule.recipes import list_recipes
 
     return {
         "models": _sizes(graticule.list_models(), measure, known["models"] if known else {}),
@@ -79,7 +77,6 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
         "datasets": list(list_datasets()),
         "texts": list(list_texts()),
         "tokenizers": list(list_tokenizers()),
-        "recipes": list_recipes(),
     }
 
 
@@ -132,7 +129,7 @@ def measure_language(name: str) -> LanguageSize:
 
 
 def text_of(found: Catalog) -> str:
-    """Write a catalog as JSON with one line per model and recipe."""
+    """Write a catalog as JSON with one line per model."""
     parts = []
     for key, values in found.items():
         if isinstance(values, dict):
