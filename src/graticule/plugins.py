@@ -133,7 +133,8 @@ def _entry_point(name: str) -> ModuleType:
             f"`plugin` must be a Python file (NAME.py) or an entry point of the group {GROUP}, got {name!r}; {known}."
         )
     try:
-        return installed[name].load()
+        module: ModuleType = installed[name].load()
+        return module
     except Exception as error:
         raise ValueError(f"the plugin {name} cannot be imported: {type(error).__name__}: {error}.") from error
 

@@ -41,7 +41,8 @@ def load_recipe(name: str) -> TrainingRecipe:
     if (Path(name).name == "recipe.json" or is_path(name)) and not name.endswith(".py"):
         from graticule.tasks import Run
 
-        return Run.open(Path(name).parent if Path(name).name == "recipe.json" else name).recipe()
+        recipe: TrainingRecipe = Run.open(Path(name).parent if Path(name).name == "recipe.json" else name).recipe()
+        return recipe
     made = _from_file(Path(name)) if name.endswith(".py") else _by_name(name)
 
     from graticule.tasks import TrainingRecipe
