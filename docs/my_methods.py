@@ -25,8 +25,6 @@ class Fourier(graticule.AbsoluteEncoding):
     Reference: Fourier Features Let Networks Learn High Frequency Functions (Tancik et al., 2020).
     """
 
-    learnable = True  # so that joining 'unshared' can give every layer its own
-
     def __init__(self, grid: graticule.Grid, dim: int, frequencies: int = 32, sigma: float = 2.0) -> None:
         super().__init__(grid, dim)
         self.register_buffer("directions", torch.randn(2, frequencies) * sigma)

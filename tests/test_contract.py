@@ -79,7 +79,7 @@ def test_a_bias_of_another_shape_is_an_error(broken):
 
 def test_an_unregistered_class_has_no_spec():
     class Mine(AbsoluteEncoding):
-        learnable = True
+        """An encoding without a name."""
 
     with pytest.raises(ValueError, match="Mine must be registered"):
         Mine.options()

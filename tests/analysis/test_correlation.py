@@ -6,7 +6,7 @@ import torch
 
 import graticule
 from graticule.analysis import Correlations, cosine_similarity, locality, position_correlations, two_dimensionality
-from graticule.encodings import CombinedPosition, Sinusoidal1d, Sinusoidal2d
+from graticule.encodings import CombinedPosition, JoinedPosition, Learnable, Sinusoidal1d, Sinusoidal2d
 from graticule.grid import Grid
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1)]
@@ -52,6 +52,34 @@ def test_a_row_of_zeros_has_no_cosine():
     s = cosine_similarity(np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
     assert np.isnan(s[1]).all() and np.isnan(s[:, 1]).all()
     assert s[0, 2] == pytest.approx(0.5**0.5)
+
+
+class QueriesKeys(graticule.Joining):
+    """Adds w to the inputs of queries and keys in every layer."""
+
+    def join(self, *tables):
+        (w,) = tables
+        return [graticule.LayerPosition(inputs=lambda x: (x + w, x + w, x))] * self.layers, None
+
+
+def test_a_table_that_a_joining_adds_to_queries_and_keys_is_compared_as_it_is():
+    def build(grid, dim, depth, num_heads):
+        return JoinedPosition([Learnable(grid, dim)], QueriesKeys(depth, 2))
+
+    model = nano(position=build)
+    found = position_correlations(model, untrained=2)
+    w = patches(model.position.encodings[0].pos_embed[0], model.grid)
+    assert found.sources[:2] == ("queries_keys",) * 2 and set(found.sources[2:]) == {None}
+    for layer in (0, 1):
+        np.testing.assert_allclose(found.similarity[layer], cosine_similarity(w), atol=1e-7)
+    assert found.untrained.shape == (2,)
+
+
+@pytest.mark.parametrize("encoding", ["peg(acts_on='queries_keys')", "convolutional_projection"])
+def test_what_depends_on_the_tokens_alone_has_no_correlations(encoding):
+    model = nano(encoding=encoding)
+    with pytest.raises(ValueError, match=r"`model` must have an absolute encoding .* no vector per token"):
+        position_correlations(model)
 
 
 # The numbers

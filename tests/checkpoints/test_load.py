@@ -1,7 +1,9 @@
 """Checkpoints of several families go in whole; anything else is refused by name and changes nothing."""
 
 import argparse
+import os
 import pickle
+import stat
 import warnings
 from pathlib import Path
 
@@ -362,6 +364,16 @@ def test_a_table_of_another_shape_is_resampled_or_refused(encoding, key, shape, 
     except ValueError as error:
         assert "checkpoint.pth" in str(error)
     assert model.position.encodings[0].pos_embed.shape == (1, 17, 24)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_the_umask_decides_who_may_read_weights(umask, mode, tmp_path):
+    before = os.umask(umask)
+    try:
+        path = save_weights({"weight": torch.ones(2)}, tmp_path / "a.safetensors")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 def test_a_model_without_position_is_refused_by_name(saved):

@@ -12,6 +12,7 @@ import graticule
 from graticule import fold, unfold
 from graticule.backbones import VisionTransformer
 from graticule.encodings import (
+    ENCODINGS,
     BiasPosition,
     ContextualProduct,
     ConvolutionalProjection,
@@ -21,78 +22,103 @@ from graticule.encodings import (
     Peg,
     Position,
     ShawBias,
+    TokenMixing,
 )
-from graticule.joining import Joining
+from graticule.joining import JOININGS, Joining
 from graticule.layer_position import LayerPosition
-from tiny import CHOICES, DEPTH, DIM, SIZE, draw, images, tiny
+from tiny import DEPTH, DIM, SIZE, draw, images, tiny
 
-choices = pytest.mark.parametrize(("encoding", "joining"), CHOICES)
-
-
-@choices
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_a_folded_model_computes_the_same(name, encoding, joining):
-    model = draw(tiny(encoding, joining, name)).eval()
-    x = images()
-    before = model(x)
-    assert fold(model) is model
-    assert isinstance(model.position, FoldedPosition)
-    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-6)
+#: Every encoding once, every joining once, and sums of tables, biases and functions of the tokens.
+EACH = [
+    *[(name, "default") for name in ENCODINGS if not issubclass(ENCODINGS[name], TokenMixing)],
+    *[("learnable", name) for name in JOININGS if name != "default"],
+    ("relative_bias", "lape"),
+    ("sinusoidal_2d+relative_bias", "shared"),
+    ("learnable+rotary", "lape"),
+    ("peg+learnable", "lape"),
+]
+each = pytest.mark.parametrize(("encoding", "joining"), EACH)
 
 
-@choices
-def test_unfolding_brings_state_dict_and_outputs_back_exactly(encoding, joining):
-    model = draw(tiny(encoding, joining)).eval()
-    x, other = images(), images(24, 40)
-    before = model(x), model(other)
+def assert_same(found, expected, atol=1e-12):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+@each
+def test_a_folded_model_computes_the_same_at_every_size_and_unfolds_exactly(encoding, joining):
+    model = draw(tiny(encoding, joining)).double().eval()
+    x, wide = images(dtype=torch.float64), images(24, 40, dtype=torch.float64)
+    before, before_wide = model(x), model(wide)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     position = model.position
-    assert unfold(fold(model)) is model
+    assert fold(model) is model
+    assert isinstance(model.position, FoldedPosition)
+    assert_same(model(x), before)
+    assert_same(fold(model, img_size=(24, 40))(wide), before_wide)
+    assert_same(fold(model, img_size=32)(x), before)  # folding again starts from the original
+    assert sum(value.numel() for value in model.state_dict().values()) == sum(v.numel() for v in state.values())
+    assert unfold(model) is model
     assert model.position is position
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert torch.equal(model(x), before[0])
-    assert torch.equal(model(other), before[1])
-
-
-@choices
-def test_a_model_folds_for_another_size(encoding, joining):
-    model = draw(tiny(encoding, joining)).eval()
-    x, square = images(24, 40), images()
-    wide, plain = model(x), model(square)
-    fold(model, img_size=(24, 40))
-    torch.testing.assert_close(model(x), wide, rtol=0, atol=1e-6)
-    fold(model, img_size=32)  # folding again starts from the original
-    torch.testing.assert_close(model(square), plain, rtol=0, atol=1e-6)
-    unfold(model)
-    assert torch.equal(model(x), wide)
-
-
-@choices
-def test_a_folded_model_keeps_pace_with_set_input_size(encoding, joining):
-    model = draw(tiny(encoding, joining)).double().eval()
-    x = images(24, 40, dtype=torch.float64)
-    before = model(x)
+    assert torch.equal(model(x), before)
+    assert torch.equal(model(wide), before_wide)
     fold(model).set_input_size((24, 40))
-    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-12)
-    torch.testing.assert_close(unfold(model)(x), before, rtol=0, atol=1e-12)
+    assert_same(model(wide), before_wide)
+    assert_same(unfold(model)(wide), before_wide)
+
+
+def test_a_folded_distilled_model_computes_the_same():
+    model = draw(tiny("learnable", "lape", "deit_tiny_distilled_patch16_224")).double().eval()
+    x = images(dtype=torch.float64)
+    before = model(x)
+    assert_same(fold(model)(x), before)
+
+
+@each
+def test_a_folded_model_is_loaded_copied_and_moved_as_any_other(encoding, joining):
+    trained = draw(tiny(encoding, joining)).eval()
+    x = images()
+    expected = trained(x).detach()
+    for state in (trained.state_dict(), graticule.published_state_dict(trained), fold(trained).state_dict()):
+        model = fold(tiny(encoding, joining))
+        model.load_state_dict(state, strict=True)
+        assert_same(model(x), expected, 1e-6)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in unfold(other).parameters():
+            parameter.zero_()
+    assert_same(model(x), expected, 1e-6)
+    for dtype, rounding in ((torch.float64, 1e-5), (torch.bfloat16, 0.15)):
+        logits = model.to(dtype)(x.to(dtype))
+        assert logits.dtype == dtype
+        assert_same(logits.float(), expected, rounding * expected.abs().max().item())
+    assert unfold(model)(x.bfloat16()).dtype == torch.bfloat16
+
+
+@each
+def test_a_folded_model_refuses_to_be_trained_and_has_no_gradient_but_of_functions_of_the_tokens(encoding, joining):
+    model = fold(draw(tiny(encoding, joining)))
+    x = images()
+    model.train()
+    with pytest.raises(RuntimeError, match=r"the model is folded.*graticule.unfold\(model\).*model.eval\(\)"):
+        model(x)
+    model.eval()(x).sum().backward()
+    kinds = (Peg, ConvolutionalProjection, ShawBias, ContextualProduct)
+    made = [module for module in model.position.modules() if isinstance(module, kinds)]
+    functions = {id(parameter) for module in made for parameter in module.parameters()}
+    assert bool(functions) == any(name in encoding for name in ("peg", "convolutional_projection", "shaw", "product"))
+    for name, parameter in model.position.named_parameters():
+        assert (parameter.grad is not None) == (id(parameter) in functions), name
+    assert not any(buffer.requires_grad for buffer in model.position.buffers())
+    assert model.head.weight.grad is not None
+    assert unfold(model).train()(x).requires_grad
 
 
 def test_folding_ends_training():
     model = tiny("learnable", "lape").train()
     fold(model)
     assert not any(module.training for module in model.modules())
-
-
-@choices
-def test_a_folded_model_refuses_to_be_trained(encoding, joining):
-    model = fold(tiny(encoding, joining))
-    x = images()
-    model.train()
-    with pytest.raises(RuntimeError, match=r"the model is folded.*graticule.unfold\(model\).*model.eval\(\)"):
-        model(x)
-    assert model.eval()(x).isfinite().all()
-    assert unfold(model).train()(x).requires_grad
 
 
 def test_a_folded_model_refuses_another_grid_and_names_both():
@@ -115,22 +141,6 @@ def test_a_size_that_cannot_be_folded_for_leaves_the_model_as_it_was():
     assert torch.equal(model(x), before)
 
 
-@choices
-def test_no_gradient_reaches_a_constant_of_a_folded_model_and_what_is_made_from_the_tokens_keeps_its_own(
-    encoding, joining
-):
-    model = fold(draw(tiny(encoding, joining)))
-    model(images()).sum().backward()
-    kinds = (Peg, ConvolutionalProjection, ShawBias, ContextualProduct)
-    made = [module for module in model.position.modules() if isinstance(module, kinds)]
-    functions = {id(parameter) for module in made for parameter in module.parameters()}
-    assert bool(functions) == any(name in encoding for name in ("peg", "convolutional_projection", "shaw", "product"))
-    for name, parameter in model.position.named_parameters():
-        assert (parameter.grad is not None) == (id(parameter) in functions), name
-    assert not any(buffer.requires_grad for buffer in model.position.buffers())
-    assert model.head.weight.grad is not None
-
-
 def test_folding_does_not_change_what_is_trained():
     model = tiny("learnable", "lape")
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
@@ -138,48 +148,26 @@ def test_folding_does_not_change_what_is_trained():
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
 
 
-@choices
-def test_loading_a_state_dict_into_a_folded_model_folds_it_anew(encoding, joining):
-    trained = draw(tiny(encoding, joining)).eval()
-    model = fold(tiny(encoding, joining))
-    x = images()
-    model.load_state_dict(graticule.published_state_dict(trained), strict=True)
-    torch.testing.assert_close(model(x), trained(x), rtol=0, atol=1e-6)
-    model = fold(tiny(encoding, joining))
-    model.load_state_dict(fold(trained).state_dict(), strict=True)
-    torch.testing.assert_close(model(x), trained(x), rtol=0, atol=1e-6)
+class Adds(nn.Module):
+    """Adds a table that it holds as a plain attribute, which no change of dtype reaches."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def forward(self, x):
+        return x + self.table
 
 
-@pytest.mark.parametrize(
-    ("encoding", "joining"),
-    [("learnable", "lape"), ("relative_bias", "lape"), ("peg+learnable", "lape"), ("shaw", "default")],
-)
-def test_weights_go_between_folded_and_unfolded_models(encoding, joining):
-    """A checkpoint of training goes into the folded model that ships, and the other way round."""
-    trained = draw(tiny(encoding, joining)).eval()
-    x = images()
-    expected = trained(x)
-    shipped = fold(tiny(encoding, joining))
-    shipped.load_state_dict(trained.state_dict(), strict=True)
-    torch.testing.assert_close(shipped(x), expected, rtol=0, atol=1e-6)
-    fresh = tiny(encoding, joining).eval()
-    fresh.load_state_dict(shipped.state_dict(), strict=True)
-    torch.testing.assert_close(fresh(x), expected, rtol=0, atol=1e-6)
-
-
-@choices
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_a_folded_model_changes_its_dtype(dtype, encoding, joining):
-    model = draw(tiny(encoding, joining)).eval()
-    x = images()
-    before = model(x)
-    fold(model).to(dtype)
-    logits = model(x.to(dtype))
-    assert logits.dtype == dtype
-    rounding = {torch.bfloat16: 0.15, torch.float64: 1e-5}[dtype]
-    scale = before.abs().max().item()
-    torch.testing.assert_close(logits.float(), before, rtol=0, atol=rounding * scale)
-    assert unfold(model)(x.to(dtype)).dtype == dtype
+CAPTURED = {
+    "closure": lambda table: lambda x: x + table,
+    "partial": lambda table: partial(torch.add, table),
+    "default": lambda table: lambda x, table=table: x + table,
+    "nested": lambda table: partial(lambda add, x: add(x), lambda x: x + table),
+    "dictionary": lambda table: (lambda held: lambda x: x + held["w"])({"w": table}),
+    "module": Adds,
+    "method": lambda table: Adds(table).forward,
+}
 
 
 class Capturing(Joining):
@@ -190,28 +178,49 @@ class Capturing(Joining):
         self.how = how
 
     def join(self, *tables):
-        (table,) = tables
-        functions = {
-            "closure": lambda x: x + table,
-            "partial": partial(torch.add, table),
-            "default": lambda x, table=table: x + table,
-            "nested": partial(lambda add, x: add(x), lambda x: x + table),
-        }
-        return [LayerPosition(pre=table, before=functions[self.how])], None
+        return [LayerPosition(pre=tables[0], before=CAPTURED[self.how](tables[0]))], None
 
 
-@pytest.mark.parametrize("how", ["closure", "partial", "default", "nested"])
+def build_capturing(grid, dim, depth, num_heads, how, **within):
+    return JoinedPosition([Learnable(grid, dim)], Capturing(how))
+
+
+def capturing(how):
+    position = partial(build_capturing, how=how)
+    return draw(graticule.create_model("vit_tiny_patch16_224", position=position, **SIZE)).eval()
+
+
+@pytest.mark.parametrize("how", CAPTURED)
 def test_what_a_joining_captures_follows_a_change_of_dtype(how):
-    def build(grid, dim, depth, num_heads, **within):
-        return JoinedPosition([Learnable(grid, dim)], Capturing(how))
-
-    model = draw(graticule.create_model("vit_tiny_patch16_224", position=build, **SIZE)).eval()
+    model = capturing(how)
     x = images(dtype=torch.float64)
     expected = copy.deepcopy(model).double()(x)
     folded = fold(model).double()
-    torch.testing.assert_close(folded(x), expected, rtol=0, atol=1e-12)
+    assert_same(folded(x), expected)
     half = folded.bfloat16()(x.bfloat16())
     assert half.dtype == torch.bfloat16
+
+
+def test_what_a_joining_captures_follows_a_copy_and_a_pickle():
+    model = fold(capturing("closure").double())
+    x = images(dtype=torch.float64)
+    expected = model(x)
+    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        unfold(model).position.encodings[0].pos_embed.normal_()
+    for other in copies:
+        assert_same(other(x), expected)
+        assert_same(unfold(other)(x), expected)
+    assert not torch.allclose(model(x), expected)
+
+
+def test_a_folded_model_that_was_moved_is_one_graph_and_the_tracer_leaves_nothing_in_it():
+    model = fold(capturing("closure")).double()
+    x = images(dtype=torch.float64)
+    graph = torch.compile(copy.deepcopy(model), fullgraph=True, backend="eager")
+    exported = torch.export.export(model, (x,), strict=False).module()
+    assert_same(graph(x), model(x))
+    assert_same(exported(x), model(x))
 
 
 def test_what_a_folded_position_keeps_for_later_moves_with_it():
@@ -267,27 +276,6 @@ def test_a_table_that_every_layer_shares_is_kept_once():
     assert {position.pre.data_ptr() for position in positions} == {positions[0].pre.data_ptr()}
     own = fold(tiny("learnable", "lape"))
     assert len(dict(own.position.named_buffers(recurse=False))) == DEPTH
-
-
-@choices
-def test_constants_are_not_saved(encoding, joining):
-    model = tiny(encoding, joining)
-    values = sum(value.numel() for value in model.state_dict().values())
-    assert sum(value.numel() for value in fold(model).state_dict().values()) == values
-
-
-@choices
-def test_a_copy_of_a_folded_model_unfolds_on_its_own(encoding, joining):
-    model = fold(draw(tiny(encoding, joining)))
-    x = images()
-    logits = model(x).detach().clone()
-    other = copy.deepcopy(model)
-    assert torch.equal(other(x), logits)
-    with torch.no_grad():
-        for parameter in unfold(other).parameters():
-            parameter.zero_()
-    assert isinstance(model.position, FoldedPosition)
-    assert torch.equal(model(x), logits)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +349,7 @@ def test_a_bias_that_depends_on_the_image_stays_the_function_that_it_is():
 
 
 @pytest.mark.parametrize(("encoding", "joining"), [("peg", "default"), ("convolutional_projection", "default")])
-def test_a_model_that_is_told_by_functions_alone_folds_into_no_constant_and_still_refuses_another_grid(
+def test_a_model_whose_layers_get_functions_alone_folds_into_no_constant_and_still_refuses_another_grid(
     encoding, joining
 ):
     model = fold(tiny(encoding, joining))

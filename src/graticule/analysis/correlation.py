@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from graticule.backbones import LanguageModel
 from graticule.checks import checked
 from graticule.encodings import AbsoluteEncoding
-from graticule.encodings.learnable import Learnable
 from graticule.files import write_bytes
 from graticule.grid import Grid
 from graticule.joining import Scale
@@ -46,7 +45,7 @@ class Correlations:
     Args:
         grid: where the tokens are; prefix tokens are left out of all arrays.
         similarity: (L, H * W, H * W), cosines; NaN for a layer that is told nothing.
-        sources: what each layer sees of position: 'inner', 'stream', 'stream + inner' or None.
+        sources: what each layer sees of position: 'stream', 'inner', 'queries_keys', several joined by ' + ', or None.
         initial: (H * W, H * W), cosines of the table w itself; None where there is not just one table.
         untrained: (n,), `locality_range` of n untrained models of the same shape; None where there are none.
     """
@@ -207,7 +206,9 @@ def position_correlations(
       the image. But it is one positive number a token, and a cosine does not feel the length of its vectors:
       it drops out. LN_l is taken whole, weight and bias: the paper splits a third term off for what beta is
       then too much, and its released code draws it so;
-    - 'stream + inner', where a layer has both: their sum, with lambda_2 = 1, for here it would not drop out.
+    - 'queries_keys': what a joining adds to the inputs of queries, and of keys, alone;
+    - 'stream + inner' and so on, where a layer has several: their sum, with lambda_2 = 1, for here it would not drop
+      out.
 
     Where a block has a norm on the stream itself (ViT-Lite, CVT, CCT), w goes on through it. In a pyramid the layers
     of one stage are compared; what was on the stream before came through the patch mergings, as the tokens do.
@@ -241,17 +242,16 @@ def position_correlations(
     if untrained < 0:
         raise ValueError(f"`untrained` must be at least 0, got {untrained}.")
     positions, grid, table = positions_of(model, img_size, stage)
-    told = any(p.pre is not None or p.inner is not None for p in positions)
-    if not told and any(value is not None for position in positions for value in position):
+    exact = copy.deepcopy(model).cpu().double().eval()
+    here, seen = _seen(exact, positions, grid, stage, next(model.parameters()))
+    absolute = any(seen) or any(p.pre is not None or p.inner is not None for p in positions)
+    if not absolute and any(value is not None for position in positions for value in position):
         raise ValueError(
             "`model` must have an absolute encoding (learnable, sinusoidal_1d or sinusoidal_2d, with any joining) "
-            "to have position correlations, got one with a relative, rotary, conditional or mixing encoding alone; "
+            "to have position correlations, got one that gives its layers no vector per token; "
             "bias_maps draws a relative bias, translation_error measures any model, attention_maps shows attention, "
             "mixing_maps shows gated MLPs."
         )
-
-    exact = copy.deepcopy(model).cpu().double().eval()
-    here, seen = _seen(exact, positions, grid, stage)
     layers = np.stack([cosine_similarity(_total(parts.values(), here).numpy()) for parts in seen])
     sources = tuple(" + ".join(parts) or None for parts in seen)
     initial = None
@@ -286,8 +286,13 @@ def positions_of(
     return positions, grid, table
 
 
-def _seen(model: Any, positions: list[LayerPosition], grid: Grid, stage: int) -> tuple[Grid, list[dict[str, Tensor]]]:
-    """Return the grid of a stage and what each of its layers sees of position, (H * W, D), by where it comes from."""
+def _seen(
+    model: Any, positions: list[LayerPosition], grid: Grid, stage: int, like: Tensor
+) -> tuple[Grid, list[dict[str, Tensor]]]:
+    """Return the grid of a stage and what each of its layers sees of position, (H * W, D), by where it comes from.
+
+    `positions` are in the dtype and on the device of `like`, and `model` is in float64 on the CPU.
+    """
     stream: Tensor | None = None
     layers: list[dict[str, Tensor]] = []
     for (at, index, block, entered), position in zip(layers_of(model, grid), positions, strict=True):
@@ -303,16 +308,26 @@ def _seen(model: Any, positions: list[LayerPosition], grid: Grid, stage: int) ->
                 seen["stream"] = block.norm1(stream)
             if position.inner is not None:
                 seen["inner"] = _patches(position.inner, at)
+            if position.inputs is not None:
+                queries = _added_to_queries(position.inputs, at, like.new_zeros(1, at.tokens, len(block.norm1.weight)))
+                if not torch.equal(queries, queries[:1].expand_as(queries)):  # all alike, as the bias of a PEG
+                    seen["queries_keys"] = queries
             layers.append(seen)
         if stream is not None and (carried := getattr(block, "carried", None)) is not None:
             stream = carried(stream)
     return here, layers
 
 
+def _added_to_queries(inputs: Callable[[Tensor], Any], grid: Grid, zeros: Tensor) -> Tensor:
+    """Return what is added to the inputs of queries, (H * W, D): what they are for tokens that are zero, (1, N, D)."""
+    return _patches(inputs(zeros)[0][0], grid)
+
+
 def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
     """Return `locality_range` of `count` untrained models; `model`, in float64, is a copy that may be changed."""
     model.position = getattr(model.position, "original", model.position)  # of a folded one
-    tables = [module for module in model.position.modules() if isinstance(module, Learnable)]
+    encodings = [module for module in model.position.modules() if isinstance(module, AbsoluteEncoding)]
+    tables = [part for module in encodings for part in module.modules() if hasattr(part, "reset_parameters")]
     norms = _norms(model)
     found = []
     with torch.random.fork_rng(devices=[]):
@@ -322,7 +337,7 @@ def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
                 table.reset_parameters()
             for parameter, start, deviation in norms:
                 parameter.copy_(start + deviation * torch.randn_like(parameter))
-            here, seen = _seen(model, model.position(grid), grid, stage)
+            here, seen = _seen(model, model.position(grid), grid, stage, next(model.parameters()))
             everywhere = here.coordinates().double()
             places = torch.randperm(here.patches)[:_PLACES]
             distance = torch.cdist(everywhere[places], everywhere).numpy()

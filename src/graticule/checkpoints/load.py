@@ -26,6 +26,7 @@ from graticule.checkpoints.names import (
 )
 from graticule.checks import checked, printable
 from graticule.encodings import Position
+from graticule.files import write_whole
 
 #: What the readers raise for a file that is damaged or of another kind.
 _UNREADABLE = (
@@ -65,10 +66,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else dict(found)
 
 
-def save_weights(state: Mapping[str, Tensor], path: Path) -> None:
-    """Write a state dict as .safetensors, and beside the tensors what grid each table is for."""
+def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
+    """Write a state dict as .safetensors, whole or not at all, with the grid of each table; returns `path`.
+
+    Raises:
+        OSError: if it cannot be written; what was at `path` is then as it was.
+    """
     tensors = {name: value.contiguous() for name, value in state.items()}
-    save_file(tensors, path, metadata={"format": "pt", GRIDS: json.dumps(read_grids(state))})
+    metadata = {"format": "pt", GRIDS: json.dumps(read_grids(state))}
+    return write_whole(path, lambda temporary: save_file(tensors, temporary, metadata))
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
     options = parse(Consolidate, "consolidate", arguments)
     checkpoint = parse_checkpoint(options.checkpoint)
     from graticule.checkpoints import save_weights
-    from graticule.files import followed, write_whole
+    from graticule.files import followed
     from graticule.tasks import Run
 
     trained = Run.open(options.run)
@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`output` must be a file that ends in .safetensors, got {str(path)!r}.")
     weights = trained.model(checkpoint=checkpoint).state_dict()
     source = trained.best if checkpoint == "best" else trained.last
-    write_whole(path, lambda temporary: save_weights(weights, temporary))
+    save_weights(weights, path)
     count = sum(value.numel() for value in weights.values())
     print(printable(f"wrote {path}: {len(weights)} tensors, {count:,} numbers, of {source}"))
     return 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graticule.checks import checked
 from graticule.encodings.base import ENCODINGS, Encoding, NoPosition, Position, Site
 from graticule.grid import Grid
-from graticule.joining import Joining
+from graticule.joining import JOININGS, Joining
 from graticule.layer_position import LayerPosition
 
 
@@ -26,8 +26,6 @@ class AbsoluteEncoding(Encoding):
     """
 
     joined = "table"
-    #: Whether each layer can have a table of its own (joining 'unshared').
-    learnable: bool
     #: Whether another grid's table is resampled from the one that is held, not computed.
     resampled: bool = False
     pos_embed: nn.Parameter
@@ -64,18 +62,20 @@ class AbsoluteEncoding(Encoding):
         """Build the table, or one per layer, and join it.
 
         Raises:
-            ValueError: if the joining wants one per layer and they would all be the same.
+            ValueError: if the joining takes one per layer and the encoding has nothing to learn.
         """
-        if joining.per_layer and not cls.learnable:
-            raise ValueError(
-                f"`joining` must not be 'unshared' with the fixed encoding {ENCODINGS.name_of(cls)!r}: every layer's "
-                "table would be the same; use 'shared', or an encoding that is learned."
-            )
         before = site.merged and joining.repeats  # then it is the table of the stage before
         if not (before or site.absolute or joining.per_layer):
             return NoPosition(site.depth)
         count = 0 if before else joining.tables
-        return JoinedPosition([cls.build(site, site.grid, options) for _ in range(count)], joining)
+        tables = [cls.build(site, site.grid, options) for _ in range(count)]
+        if joining.per_layer and not any(parameter.requires_grad for parameter in tables[0].parameters()):
+            raise ValueError(
+                f"`joining` must not be {JOININGS.name_of(type(joining))!r} with the fixed encoding "
+                f"{ENCODINGS.name_of(cls)!r}: the table of every layer would be the same; use 'shared', or a learnable "
+                "encoding."
+            )
+        return JoinedPosition(tables, joining)
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}, dim={self.dim}"
@@ -83,8 +83,6 @@ class AbsoluteEncoding(Encoding):
 
 class FixedEncoding(AbsoluteEncoding):
     """A table given by a formula: nothing is learned, and another grid is computed, not resampled."""
-
-    learnable = False
 
     @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,11 +18,11 @@ class FoldedPosition(Position):
     """Constants for one grid instead of what depends on parameters and grid alone.
 
     What depends on the tokens (a PEG, Shaw's encoding) stays the function of them that it is. Such a function may hold
-    tensors that were computed from parameters; as a change of dtype or device does not reach those, the functions are
-    made anew after it.
+    tensors or modules in ways that no change of dtype or device, copy or pickle reaches (in a closure, say), so
+    functions are made again after each of these.
 
     It keeps the original, so that nothing is lost, and its state dict is the original's: the constants are
-    computed anew when one is loaded. It refuses another grid and refuses to be trained.
+    computed again when one is loaded. It refuses another grid and refuses to be trained.
     """
 
     def __init__(self, original: Position, grid: Grid) -> None:
@@ -40,7 +39,7 @@ class FoldedPosition(Position):
     @torch.no_grad()
     def fold(self) -> None:
         """Compute the constants from the parameters as they are now."""
-        self.stale = False  # whether functions hold tensors from before a change of dtype or device
+        self.stale = False  # whether functions have to be made again
         names: dict[int, str] = {}  # a table that several layers share is kept once
         keep: list[Tensor] = []
 
@@ -70,21 +69,29 @@ class FoldedPosition(Position):
                 f"the model is folded for a grid of {self.grid.shape} patches with {self.grid.prefix} prefix tokens, "
                 f"got one of {grid.shape} with {grid.prefix}; unfold it, or fold it with `img_size` for this size."
             )
-        if self.stale:  # only now have all modules changed that the functions may be made from
-            self._renew_functions()
-        return [self._unpack(held) for held in self.layout]
+        layout = self._with_functions() if self.stale else self.layout
+        if not torch.compiler.is_compiling():  # a tracer's functions are not kept
+            self.layout, self.stale = layout, False
+        return [self._unpack(held) for held in layout]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedPosition:
         super()._apply(fn, recurse)
         self.original._apply(fn, recurse=False)  # what it shares was changed with the rest
-        self.stale = any(map(_holds_tensors, self.layout))
+        self.__dict__.update(self._without_functions())
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, **self._without_functions()}
+
+    def _without_functions(self) -> dict[str, Any]:
+        """Return the state from which `forward` makes the functions again, once all modules are what they will be."""
+        layout = list(map(_without_functions, self.layout))
+        return {"layout": layout, "stale": self.stale or layout != self.layout}
+
     @torch.no_grad()
-    def _renew_functions(self) -> None:
-        """Make the functions anew; the constants stay."""
-        self.layout = list(map(_renewed, self.layout, self.original(self.grid)))
-        self.stale = False
+    def _with_functions(self) -> list[LayerPosition]:
+        """Return the layout with functions made again; the constants stay."""
+        return list(map(_renewed, self.layout, self.original(self.grid)))
 
     def _unpack(self, held: Any) -> Any:
         if isinstance(held, _Constant):
@@ -139,16 +146,11 @@ def _renewed(held: Any, new: Any) -> Any:
     return type(held)(*map(_renewed, held, new)) if _is_named_tuple(held) else new
 
 
-def _holds_tensors(value: Any) -> bool:
-    """Whether a function holds tensors of its own, in a closure or as arguments, and not in a module."""
-    if isinstance(value, Tensor):
-        return True
-    if isinstance(value, partial):
-        return any(map(_holds_tensors, (value.func, *value.args, *value.keywords.values())))
-    if isinstance(value, list | tuple):
-        return any(map(_holds_tensors, value))
-    cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    return any(map(_holds_tensors, [*cells, *(getattr(value, "__defaults__", None) or ())]))
+def _without_functions(held: Any) -> Any:
+    """Return `held` with None instead of its functions."""
+    if _is_named_tuple(held):
+        return type(held)(*map(_without_functions, held))
+    return None if callable(held) else held
 
 
 def _fold_again(module: nn.Module, _: Any) -> None:

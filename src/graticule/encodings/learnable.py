@@ -22,7 +22,6 @@ class Learnable(AbsoluteEncoding):
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
     """
 
-    learnable = True
     resampled = True
 
     @checked

@@ -22,7 +22,7 @@ from torch import nn
 
 from graticule.checkpoints import save_weights
 from graticule.data import BatchOrder, BytePairTokenizer, build_mixup
-from graticule.files import locked, write_json, write_whole
+from graticule.files import locked, write_json
 from graticule.tasks.build import build_data, build_model, data_sizes, recipe_plugins
 from graticule.tasks.classification import Classification, ShardedClassification
 from graticule.tasks.distillation import build_teacher
@@ -332,8 +332,7 @@ def _finish(run: Run, data: Any, task: Task) -> None:
     history = read_rest(run.last)["callbacks"]["History"]["rows"]
     metric = task.recipe.metric
     best = metric.best(history)
-    model = run.model()
-    write_whole(run.weights, lambda path: save_weights(model.state_dict(), path))
+    save_weights(run.model().state_dict(), run.weights)
     write_json(
         run.result_file,
         {
