@@ -34,7 +34,7 @@ EACH = [
     *[("learnable", name) for name in JOININGS if name != "default"],
     ("relative_bias", "lape"),
     ("sinusoidal_2d+relative_bias", "shared"),
-    ("learnable+rotary", "lape"),
+    ("learnable+rope", "lape"),
     ("peg+learnable", "lape"),
 ]
 each = pytest.mark.parametrize(("encoding", "joining"), EACH)
