@@ -327,7 +327,7 @@ def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
     """Return `locality_range` of `count` untrained models; `model`, in float64, is a copy that may be changed."""
     model.position = getattr(model.position, "original", model.position)  # of a folded one
     encodings = [module for module in model.position.modules() if isinstance(module, AbsoluteEncoding)]
-    tables = [part for module in encodings for part in module.modules() if hasattr(part, "reset_parameters")]
+    tables: list[Any] = [part for module in encodings for part in module.modules() if hasattr(part, "reset_parameters")]
     norms = _norms(model)
     found = []
     with torch.random.fork_rng(devices=[]):
