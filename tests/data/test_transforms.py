@@ -6,8 +6,10 @@ import torch
 from image_files import picture
 from PIL import Image
 from timm.data import create_transform
+from torchvision.transforms import InterpolationMode
 
 from graticule.data import Augmentation, DatasetInfo, evaluation_transform, training_transform
+from graticule.data.augmentation import INTERPOLATIONS
 
 FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 NATIVE = dataclasses.replace(FOLDER, name="cifar10", size=(32, 32))
@@ -150,3 +152,7 @@ def test_nothing_is_random_unless_asked_for():
 def test_an_option_out_of_its_range_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=rf"`augmentation\.{field}"):
         Augmentation(**{field: value})
+
+
+def test_the_interpolations_are_torchvisions():
+    assert set(INTERPOLATIONS) == {mode.value for mode in InterpolationMode}

@@ -1,14 +1,23 @@
-"""Real images and text, on this machine or shipped with a package, as batches that can be repeated."""
+"""Real images and text, on this machine or shipped with a package, as batches that can be repeated.
 
-from graticule.data.byte_pairs import BytePairTokenizer
-from graticule.data.images import ArrayImages, DatasetInfo, check_class_names, same_classes
-from graticule.data.module import DataModule, build_mixup, list_datasets, load_dataset
-from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, SeededImages
-from graticule.data.text import Document, list_texts, load_text
-from graticule.data.text_module import TextInfo, TextModule, build_tokenizer, list_tokenizers
-from graticule.data.tokens import ByteTokenizer, Tokenizer, check_vocabulary
-from graticule.data.transforms import Augmentation, evaluation_transform, training_transform
-from graticule.data.windows import EvaluationWindows, TextWindows
+Names are imported when they are first used: a recipe needs no PyTorch.
+"""
+
+from typing import TYPE_CHECKING
+
+from graticule.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from graticule.data.augmentation import Augmentation
+    from graticule.data.byte_pairs import BytePairTokenizer
+    from graticule.data.images import ArrayImages, DatasetInfo, check_class_names, same_classes
+    from graticule.data.module import DataModule, build_mixup, list_datasets, load_dataset
+    from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, SeededImages
+    from graticule.data.text import Document, list_texts, load_text
+    from graticule.data.text_module import TextInfo, TextModule, build_tokenizer, list_tokenizers
+    from graticule.data.tokens import ByteTokenizer, Tokenizer, check_vocabulary
+    from graticule.data.transforms import evaluation_transform, training_transform
+    from graticule.data.windows import EvaluationWindows, TextWindows
 
 __all__ = [
     "PADDING",
@@ -41,3 +50,36 @@ __all__ = [
     "same_classes",
     "training_transform",
 ]
+
+_HOMES = {
+    "PADDING": "sampling",
+    "ArrayImages": "images",
+    "Augmentation": "augmentation",
+    "BatchOrder": "sampling",
+    "BytePairTokenizer": "byte_pairs",
+    "ByteTokenizer": "tokens",
+    "DataModule": "module",
+    "DatasetInfo": "images",
+    "Document": "text",
+    "EpochSampler": "sampling",
+    "EvaluationOrder": "sampling",
+    "EvaluationWindows": "windows",
+    "SeededImages": "sampling",
+    "TextInfo": "text_module",
+    "TextModule": "text_module",
+    "TextWindows": "windows",
+    "Tokenizer": "tokens",
+    "build_mixup": "module",
+    "build_tokenizer": "text_module",
+    "check_class_names": "images",
+    "check_vocabulary": "tokens",
+    "evaluation_transform": "transforms",
+    "list_datasets": "module",
+    "list_texts": "text",
+    "list_tokenizers": "text_module",
+    "load_dataset": "module",
+    "load_text": "text",
+    "same_classes": "images",
+    "training_transform": "transforms",
+}
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

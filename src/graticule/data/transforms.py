@@ -3,89 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated
 
 from PIL import Image
-from pydantic import Field
 from timm.data import create_transform
-from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision import transforms as T
 from torchvision.transforms import InterpolationMode
 
+from graticule.data.augmentation import Augmentation, named_augmentation
 from graticule.data.images import DatasetInfo
-from graticule.typed import Flag, NotNegative, Positive, Share, ShareAboveZero, Whole, check_fields
 
 Transform = Callable[[Image.Image], Tensor]
 _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """What happens to a training image; all off by default. `crop_pct` is for evaluation too."""
-
-    random_crop_padding: Annotated[Whole, Field(le=4096)] = 0
-    """pixels of padding before a random crop, for small images"""
-    scale: tuple[ShareAboveZero, ShareAboveZero] | None = None
-    """range of the area of a random resized crop, as a share of the image"""
-    hflip: Share = 0.0
-    """probability of a horizontal flip"""
-    color_jitter: NotNegative = 0.0
-    """strength of brightness, contrast and saturation jitter, where there is no RandAugment"""
-    rand_augment: str | None = None
-    """timm's string, as rand-m9-mstd0.5-inc1"""
-    erasing: Share = 0.0
-    """probability of random erasing"""
-    crop_pct: ShareAboveZero = 1.0
-    """in evaluation, the share of the resized image that the centre crop keeps; 0.875 on ImageNet"""
-    interpolation: str = "bicubic"
-    """how images are resized: bicubic, bilinear, ..."""
-    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
-    """range of the aspect ratio of a random resized crop"""
-    random_interpolation: Flag = False
-    """resize every random resized crop by bilinear or bicubic at random; evaluation by `interpolation`"""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "augmentation.")
-        if self.random_crop_padding and self.scale:
-            raise ValueError(
-                f"`augmentation.random_crop_padding` must be 0 where `scale` crops by area, got "
-                f"{self.random_crop_padding} with {self.scale}."
-            )
-        if self.rand_augment is not None:
-            try:
-                _named_augmentation(self.rand_augment, (0.5,), (32, 32))
-            except (AssertionError, KeyError, ValueError, IndexError):
-                raise ValueError(
-                    f"`augmentation.rand_augment` must be one of timm's, as rand-m9-mstd0.5-inc1, got "
-                    f"{self.rand_augment!r}."
-                ) from None
-        if self.interpolation not in _INTERPOLATION:
-            known = ", ".join(_INTERPOLATION)
-            raise ValueError(f"`augmentation.interpolation` must be one of {known}, got {self.interpolation!r}.")
-        if self.scale is not None and self.scale[0] > self.scale[1]:
-            raise ValueError(f"`augmentation.scale` must be a range, the smaller share first, got {self.scale}.")
-        if self.random_crop_padding and (self.random_interpolation or self.ratio != (3 / 4, 4 / 3)):
-            raise ValueError(
-                f"`augmentation.random_crop_padding` must be 0 where crops have a `ratio` or `random_interpolation`, "
-                f"which those by area have, got {self.random_crop_padding}."
-            )
-        if self.ratio[0] > self.ratio[1]:
-            raise ValueError(f"`augmentation.ratio` must be a range, the smaller number first, got {self.ratio}.")
-
-    @property
-    def random(self) -> bool:
-        """Whether a training image differs from epoch to epoch."""
-        return bool(
-            self.random_crop_padding
-            or self.scale
-            or self.hflip
-            or self.color_jitter
-            or self.rand_augment
-            or self.erasing
-        )
 
 
 def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
@@ -135,7 +65,7 @@ def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: A
     if augmentation.hflip:
         steps.append(T.RandomHorizontalFlip(augmentation.hflip))
     if augmentation.rand_augment:
-        steps.append(_named_augmentation(augmentation.rand_augment, info.mean, size))
+        steps.append(named_augmentation(augmentation.rand_augment, info.mean, size))
     elif augmentation.color_jitter:
         steps.append(T.ColorJitter(*[augmentation.color_jitter] * 3))
     steps += [T.ToTensor(), T.Normalize(info.mean, info.std)]
@@ -148,10 +78,3 @@ def _resize(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation
     if info.size == size:
         return []
     return [T.Resize(size, _INTERPOLATION[augmentation.interpolation])]
-
-
-def _named_augmentation(name: str, mean: tuple[float, ...], size: tuple[int, int]) -> Callable:
-    fill = tuple(min(255, round(255 * value)) for value in mean)
-    options = {"translate_const": int(min(size) * 0.45), "img_mean": fill if len(fill) > 1 else fill[0]}
-    build = {"rand": rand_augment_transform, "augm": augment_and_mix_transform}.get(name[:4], auto_augment_transform)
-    return build(name, options)
