@@ -61,7 +61,7 @@ RANGES: dict[str, Range] = {
     "vocab_size": Range(1, 2**28),
     "context": Range(1, 2**24),
     **dict.fromkeys(("mlp_ratio", "mlp_ratios"), Range(0, 1000, open=True)),
-    **dict.fromkeys(("temperature", "ratio", "eps", "qk_scale", "scale", "embed_scale"), _POSITIVE),
+    **dict.fromkeys(("temperature", "base", "ratio", "eps", "qk_scale", "scale", "embed_scale"), _POSITIVE),
     "std": _POSITIVE,
     **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
     **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path"), _SHARE),

@@ -70,8 +70,9 @@ class BlockRotation(NamedTuple):
         return self._rotated(queries), self._rotated(keys)
 
     def _rotated(self, x: Tensor) -> Tensor:
-        blocks = x.unflatten(-1, self.matrices.shape[-3:-1])[..., None]  # (B, h, N, d / b, b, 1)
-        return (self.matrices @ blocks.to(self.matrices.dtype)).squeeze(-1).flatten(-2).type_as(x)
+        with torch.autocast(x.device.type, enabled=False):  # which would round the matrices
+            blocks = x.unflatten(-1, self.matrices.shape[-3:-1])[..., None]  # (B, h, N, d / b, b, 1)
+            return (self.matrices @ blocks.to(self.matrices.dtype)).squeeze(-1).flatten(-2).type_as(x)
 
     def part(self, start: int, stop: int) -> BlockRotation:
         """Return the rotation of the tokens from `start` to `stop`."""

@@ -8,7 +8,7 @@ import torch
 from timm.layers import apply_rot_embed_cat
 
 from graticule import Grid
-from graticule.encodings import Rotary1d
+from graticule.encodings import Rope1d
 
 GRIDS = [Grid(1, 6), Grid(3, 4), Grid(1, 5, prefix=1), Grid(2, 3, prefix=2)]
 HEAD_DIM = 6
@@ -27,14 +27,14 @@ def naive(grid, head_dim=HEAD_DIM, temperature=10_000.0):
 @pytest.mark.parametrize("temperature", [10_000.0, 50.0])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_the_angles_are_those_of_the_formula(grid, temperature):
-    table = Rotary1d(grid, HEAD_DIM, temperature).double()(grid)
+    table = Rope1d(grid, HEAD_DIM, temperature).double()(grid)
     assert table.shape == (grid.tokens, 2 * HEAD_DIM)
     torch.testing.assert_close(table, naive(grid, HEAD_DIM, temperature), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("grid", [Grid(1, 9), Grid(3, 3)], ids=str)
 def test_the_logits_depend_on_the_distance_in_the_sequence_alone(grid):
-    table = Rotary1d(grid, HEAD_DIM, 20.0).double()(grid)
+    table = Rope1d(grid, HEAD_DIM, 20.0).double()(grid)
     q, k = torch.randn(2, 1, HEAD_DIM, dtype=torch.float64)
     turned = [apply_rot_embed_cat(t.expand(grid.tokens, -1), table) for t in (q, k)]
     logits = turned[0] @ turned[1].T
@@ -44,10 +44,10 @@ def test_the_logits_depend_on_the_distance_in_the_sequence_alone(grid):
     assert logits[0].std() > 0.1
 
 
-def test_a_pair_is_turned_as_a_complex_number_is_multiplied():
+def test_a_pair_is_rotated_as_a_complex_number_is_multiplied():
     grid = Grid(1, 5)
     x = torch.randn(5, HEAD_DIM, dtype=torch.float64)
-    turned = apply_rot_embed_cat(x, Rotary1d(grid, HEAD_DIM).double()(grid))
+    turned = apply_rot_embed_cat(x, Rope1d(grid, HEAD_DIM).double()(grid))
     speed = 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM)
     factor = torch.polar(torch.ones(5, 3, dtype=torch.float64), torch.arange(5.0, dtype=torch.float64)[:, None] * speed)
     expected = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * factor).flatten(1)
@@ -55,18 +55,18 @@ def test_a_pair_is_turned_as_a_complex_number_is_multiplied():
 
 
 def test_a_longer_sequence_begins_with_the_shorter_and_is_computed():
-    encoding = Rotary1d(Grid(1, 4), HEAD_DIM)
+    encoding = Rope1d(Grid(1, 4), HEAD_DIM)
     longer = encoding(Grid(1, 40))
     assert torch.equal(longer[:4], encoding(Grid(1, 4)))
     encoding.set_grid(Grid(1, 40))
     assert torch.equal(encoding(Grid(1, 40)), longer)
-    assert torch.equal(Rotary1d(Grid(1, 40), HEAD_DIM)(Grid(1, 40)), longer)
+    assert torch.equal(Rope1d(Grid(1, 40), HEAD_DIM)(Grid(1, 40)), longer)
     assert not list(encoding.parameters()) and not encoding.state_dict()
     assert "(1, 40)" in repr(encoding)
 
 
 def test_with_fewer_digits_it_keeps_float32_and_copies_are_their_own():
-    encoding = Rotary1d(Grid(1, 400), HEAD_DIM)
+    encoding = Rope1d(Grid(1, 400), HEAD_DIM)
     other = copy.deepcopy(encoding).bfloat16()
     assert other(Grid(1, 400)).dtype == torch.float32
     assert torch.equal(other(Grid(1, 400)), encoding(Grid(1, 400)))
@@ -76,4 +76,4 @@ def test_with_fewer_digits_it_keeps_float32_and_copies_are_their_own():
 @pytest.mark.parametrize("head_dim", [0, 1, 7])
 def test_channels_that_are_no_pairs_are_refused(head_dim):
     with pytest.raises(ValueError, match=f"`head_dim` must be a multiple of 2 .*got {head_dim}"):
-        Rotary1d(Grid(1, 4), head_dim)
+        Rope1d(Grid(1, 4), head_dim)

@@ -9,7 +9,7 @@ from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embe
 
 import graticule
 from graticule import Grid
-from graticule.encodings import AxialRotary, MixedRotary, RotaryPosition
+from graticule.encodings import Frequencies, MixedRope, Rope, RotaryPosition, Scaling
 from tiny import DEPTH, draw, images, spec, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5), Grid(1, 6), Grid(7, 2, prefix=1), Grid(3, 4, prefix=2)]
@@ -23,8 +23,8 @@ grids = pytest.mark.parametrize("grid", GRIDS, ids=str)
 def rotary(name, grid=BUILT, **kwargs):
     """An encoding in float64; a mixed one of two layers whose frequencies are drawn."""
     if name == "axial":
-        return AxialRotary(grid, HEAD_DIM, **kwargs).double()
-    encoding = MixedRotary(grid, 2, HEADS, HEAD_DIM, **kwargs).double()
+        return Rope(grid, HEAD_DIM, **kwargs).double()
+    encoding = MixedRope(grid, 2, HEADS, HEAD_DIM, **kwargs).double()
     torch.nn.init.normal_(encoding.freqs, std=0.7)
     return encoding
 
@@ -83,7 +83,7 @@ def assert_depends_on_the_displacement_alone(logits, grid):
 @grids
 @pytest.mark.parametrize(("head_dim", "temperature"), [(8, 100.0), (12, 10.0), (4, 100.0)])
 def test_the_axial_table_is_the_formula_in_float64(grid, head_dim, temperature):
-    table = AxialRotary(grid, head_dim, temperature).double()(grid)
+    table = Rope(grid, head_dim, Frequencies(temperature)).double()(grid)
     by_hand = naive_axial(grid, head_dim, temperature)
     assert table.shape == (grid.tokens, 2 * head_dim)
     torch.testing.assert_close(table, by_hand, rtol=0, atol=1e-14)
@@ -93,7 +93,7 @@ def test_the_axial_table_is_the_formula_in_float64(grid, head_dim, temperature):
 @pytest.mark.parametrize("head_dim", [4, 8, 32])
 def test_the_axial_table_is_timms(grid, head_dim):
     theirs = RotaryEmbeddingCat(head_dim, temperature=100.0, in_pixels=False, feat_shape=[*grid.shape]).get_embed()
-    ours = AxialRotary(grid, head_dim)(grid)[grid.prefix :]
+    ours = Rope(grid, head_dim)(grid)[grid.prefix :]
     assert ours.dtype == theirs.dtype == torch.float32
     # an angle of timm's, below 8, is rounded at a few places to 2^-22
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2**-20)
@@ -102,7 +102,7 @@ def test_the_axial_table_is_timms(grid, head_dim):
 @grids
 def test_the_mixed_table_is_timms_with_the_same_frequencies(grid):
     theirs = RotaryEmbeddingMixed(HEADS * HEAD_DIM, 2, HEADS, temperature=10.0, feat_shape=[*grid.shape])
-    ours = MixedRotary(grid, 2, HEADS, HEAD_DIM)
+    ours = MixedRope(grid, 2, HEADS, HEAD_DIM)
     ours.load_state_dict(theirs.state_dict())
     found = ours(grid)
     assert found.shape == (2, HEADS, grid.tokens, 2 * HEAD_DIM)
@@ -131,9 +131,9 @@ def test_sines_and_cosines_of_one_angle_are_on_the_unit_circle(name, grid):
 @both
 def test_two_temperatures_give_two_tables(name):
     torch.manual_seed(0)
-    first = AxialRotary(BUILT, 8, 100.0) if name == "axial" else MixedRotary(BUILT, 1, 2, 8, 100.0)
+    first = Rope(BUILT, 8, Frequencies(100.0)) if name == "axial" else MixedRope(BUILT, 1, 2, 8, 100.0)
     torch.manual_seed(0)
-    second = AxialRotary(BUILT, 8, 10.0) if name == "axial" else MixedRotary(BUILT, 1, 2, 8, 10.0)
+    second = Rope(BUILT, 8, Frequencies(10.0)) if name == "axial" else MixedRope(BUILT, 1, 2, 8, 10.0)
     assert not torch.equal(first(BUILT), second(BUILT))
 
 
@@ -212,7 +212,7 @@ def test_the_angles_a_patch_stay_as_they_are_at_another_grid(name):
 
 
 def test_interpolation_keeps_the_angles_of_the_whole_grid():
-    encoding = rotary("axial", Grid(3, 5), interpolate=True)
+    encoding = rotary("axial", Grid(3, 5), scaling=Scaling("interpolation"))
     plain = rotary("axial", Grid(3, 5))
     large = Grid(6, 20)
     assert torch.equal(encoding(Grid(3, 5)), plain(Grid(3, 5)))
@@ -222,7 +222,7 @@ def test_interpolation_keeps_the_angles_of_the_whole_grid():
 
 
 def test_interpolation_is_from_the_grid_that_it_was_made_with_however_often_one_is_set():
-    encoding = rotary("axial", Grid(3, 5), interpolate=True)
+    encoding = rotary("axial", Grid(3, 5), scaling=Scaling("interpolation"))
     for grid in (Grid(6, 10), Grid(2, 2), Grid(9, 5)):
         encoding.set_grid(grid)
         assert encoding.grid == grid
@@ -232,7 +232,7 @@ def test_interpolation_is_from_the_grid_that_it_was_made_with_however_often_one_
 
 
 def test_interpolated_logits_depend_on_the_displacement_alone():
-    encoding = rotary("axial", Grid(3, 5), interpolate=True)
+    encoding = rotary("axial", Grid(3, 5), scaling=Scaling("interpolation"))
     q, k = torch.randn(2, 1, HEAD_DIM, dtype=torch.float64)
     assert_depends_on_the_displacement_alone(logits_of(encoding(OTHER)[None], q, k)[:, 1:, 1:], OTHER)
 
@@ -246,7 +246,7 @@ def test_a_head_that_is_no_multiple_of_four_is_refused(name, head_dim):
     with pytest.raises(
         ValueError, match=rf"`head_dim` must be a multiple of 4.*got {head_dim};.*embed_dim / num_heads"
     ):
-        AxialRotary(BUILT, head_dim) if name == "axial" else MixedRotary(BUILT, 1, 2, head_dim)
+        Rope(BUILT, head_dim) if name == "axial" else MixedRope(BUILT, 1, 2, head_dim)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
@@ -279,11 +279,11 @@ def test_a_model_of_low_precision_keeps_tables_of_float32(encoding, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_does_not_round_the_axial_table(dtype):
-    encoding = AxialRotary(BUILT, HEAD_DIM)
+    encoding = Rope(BUILT, HEAD_DIM)
     before = encoding(BUILT).clone()
     assert torch.equal(encoding.to(dtype)(BUILT), before)
     encoding.set_grid(OTHER)
-    assert torch.equal(encoding(OTHER), AxialRotary(OTHER, HEAD_DIM)(OTHER))
+    assert torch.equal(encoding(OTHER), Rope(OTHER, HEAD_DIM)(OTHER))
     torch.testing.assert_close(encoding.double()(OTHER), naive_axial(OTHER), rtol=0, atol=1e-14)
 
 
@@ -474,7 +474,7 @@ def test_setting_the_input_size_is_setting_the_grid():
 
 @pytest.mark.parametrize(("head_dim", "temperature"), [(8, 10.0), (16, 100.0)])
 def test_frequencies_start_with_the_published_speeds_in_two_directions_at_a_right_angle(head_dim, temperature):
-    freqs = MixedRotary(BUILT, 4, HEADS, head_dim, temperature).freqs.detach().double()
+    freqs = MixedRope(BUILT, 4, HEADS, head_dim, temperature).freqs.detach().double()
     quarter = head_dim // 4
     speeds = torch.tensor([temperature ** (-4 * k / head_dim) for k in range(quarter)], dtype=torch.float64)
     torch.testing.assert_close(freqs.norm(dim=0), speeds.repeat(2).expand(4, HEADS, -1), rtol=1e-6, atol=0)
@@ -486,7 +486,7 @@ def test_frequencies_start_with_the_published_speeds_in_two_directions_at_a_righ
 
 
 def test_every_head_of_every_layer_starts_with_directions_of_its_own():
-    encoding = MixedRotary(BUILT, 4, HEADS, HEAD_DIM)
+    encoding = MixedRope(BUILT, 4, HEADS, HEAD_DIM)
     angle = torch.atan2(encoding.freqs[1, ..., 0], encoding.freqs[0, ..., 0]).detach().flatten()
     assert len(set(angle.tolist())) == 4 * HEADS
     assert angle.min() < 0 < angle.max()  # of the whole circle

@@ -54,8 +54,11 @@ class FoldedPosition(Position):
                 return value
             return type(value)(*(hold(part, f"{name}_{field}") for field, part in value._asdict().items()))
 
+        training = self.original.training
+        self.original.eval()  # constants are for inference: without the noise of training
         #: The position of each layer, with a `_Constant` instead of each tensor.
         self.layout = [hold(position, f"layer{layer}") for layer, position in enumerate(self.original(self.grid))]
+        self.original.train(training)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the constants, if `grid` is the folded one and the model is in evaluation mode."""

@@ -1,4 +1,4 @@
-"""The rotary encoding of a sequence: queries and keys are turned by angles that grow along it."""
+"""The rotary encoding of a sequence: queries and keys are rotated by angles that grow along it."""
 
 from __future__ import annotations
 
@@ -7,40 +7,63 @@ from torch import Tensor
 
 from graticule.checks import checked
 from graticule.encodings.base import register_encoding
-from graticule.encodings.rotary import FixedRotary
+from graticule.encodings.coordinates import Coordinates, Noise
+from graticule.encodings.rotary import FixedRotary, Layout, axial, check_head_dim, geometric
+from graticule.encodings.scaling import Scaling
 from graticule.grid import Grid
 
 
 @register_encoding("rope_1d")
-class Rotary1d(FixedRotary):
+class Rope1d(FixedRotary):
     r"""Rotates queries and keys by the index in the flattened sequence; nothing is learned.
 
     .. math:: \theta_{p, k} = p\, T^{-2k / d}, \quad k < d / 2
 
-    where p counts the patches from 0, row by row; prefix tokens are not turned. A query and a key meet at the
+    where p counts the patches from 0, row by row; prefix tokens are not rotated. A query and a key meet at the
     difference of their angles: the logits depend on how far apart in the sequence they are. At another grid it is
-    computed, not resampled. On a grid of height 1 it is RoFormer's, but for a first place of 0, which changes no
-    logit.
+    computed, not resampled. On a grid of height 1 it is RoFormer's, but for a first index of 0, which changes no
+    logit. `scaling` compares numbers of patches.
 
     Reference: RoFormer (Su et al., 2021), Eq. 14-15 and 34.
 
     Args:
         grid: the grid that the encoding is built for.
         head_dim: d, a multiple of 2.
-        temperature: T.
+        base: T.
+        layout: which channels form a pair, neighbors ('interleaved') or i and i + d / 2 ('half').
+        scaling: of the frequencies, at other lengths.
     """
 
     @checked
-    def __init__(self, grid: Grid, head_dim: int, temperature: float = 10_000.0) -> None:
-        if head_dim < 2 or head_dim % 2:
-            raise ValueError(
-                f"`head_dim` must be a multiple of 2 with rotary encodings (pairs of channels), got {head_dim}; "
-                "it is embed_dim / num_heads."
-            )
-        super().__init__(grid, head_dim, temperature)
+    def __init__(
+        self,
+        grid: Grid,
+        head_dim: int,
+        base: float = 10_000.0,
+        layout: Layout = "interleaved",
+        scaling: Scaling = Scaling(),  # noqa: B008
+    ) -> None:
+        check_head_dim(head_dim, 2, "pairs of channels")
+        self.head_dim = head_dim
+        self.base = base
+        if scaling.reference is not None:
+            scaling = Scaling(scaling.scaling, (1, scaling.reference[0] * scaling.reference[1]), scaling.ramp)
+        super().__init__(grid, Coordinates(), Noise(), scaling.at(_row(grid)), layout)
 
-    def angles(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+    def vectors(self, device: torch.device | None = None) -> Tensor:
+        """Return the frequency vectors (0, f), (d / 2, 2), float64."""
+        frequencies = geometric(self.base, self.head_dim // 2, device)
+        return axial(frequencies[:0], frequencies)
+
+    def angles(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
         """Return the angle of every pair of channels at every patch, (H * W, d / 2), float64, in radians."""
-        place = torch.arange(grid.patches, device=device, dtype=torch.float64)
-        exponent = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float64) / self.head_dim
-        return place[:, None] * self.temperature**-exponent
+        return super().angles(_row(grid), device, noisy)
+
+    def query_scale(self, grid: Grid) -> Tensor | None:
+        """Return the temperature of 'yarn' in a longer sequence, (N,)."""
+        return super().query_scale(_row(grid))
+
+
+def _row(grid: Grid) -> Grid:
+    """Return the grid of the flattened sequence."""
+    return Grid(1, grid.patches, grid.prefix)

@@ -1,77 +1,192 @@
-"""Rotary encodings in two dimensions: queries and keys are turned by angles that grow with the place."""
+"""What all rotary encodings share: queries and keys are rotated by angles that are linear in the coordinates."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from graticule.checks import checked
-from graticule.encodings.base import Encoding, Position, Site, register_encoding
+from graticule.encodings.base import FROM_SITE, Encoding, Position, Site
+from graticule.encodings.coordinates import Coordinates, Noise
+from graticule.encodings.scaling import Scaling
 from graticule.grid import Grid
 from graticule.joining import Joining
 from graticule.layer_position import LayerPosition
-from graticule.rotation import PairRotation
+from graticule.names import known_name
+from graticule.registries import Option, options_of
+from graticule.rotation import PairRotation, Rotation
+
+#: Which channels form a pair: neighbors, or channel i and i + d / 2.
+Layout = Literal["interleaved", "half"]
 
 
 class RotaryEncoding(Encoding):
-    """Makes the angles by which queries and keys are rotated: one table for all layers, or one per layer and head."""
+    """Makes the rotations of queries and keys: one for all layers, or one per layer.
 
+    A parameter of the constructor that is a dataclass, such as `Coordinates`, stands for its fields: they are the
+    options of the encoding.
+    """
+
+    #: Options of released models, by name.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     grid: Grid
 
     @abstractmethod
-    def forward(self, grid: Grid) -> Tensor:
-        """Return sines, then cosines, for `grid`, (N, 2d) or (depth, heads, N, 2d)."""
+    def rotations(self, grid: Grid) -> list[Rotation]:
+        """Return one rotation for all layers, or one per layer, for `grid`."""
+
+    def query_scale(self, grid: Grid) -> Tensor | None:
+        """Return what the queries of each token are multiplied by at `grid`, (N,)."""
+        return None
 
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that it is built for."""
 
     @classmethod
-    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
-        """Build one for the joined layers."""
+    def position(cls, site: Site, joining: Joining, *, preset: str | None = None, **options: Any) -> Position:
+        """Build one for the joined layers.
+
+        Args:
+            site: what the backbone says about itself.
+            joining: says how many layers are joined.
+            preset: name of a released model whose options are taken where no others are given.
+            options: of the constructor.
+
+        Raises:
+            ValueError: if there is no such preset.
+        """
+        if preset is not None:
+            if not cls.presets:
+                raise ValueError(f"`preset` must be left out with {cls.__name__}, which has none, got {preset!r}.")
+            options = {**cls.presets[known_name("preset", preset, cls.presets)], **options}
         encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
         return RotaryPosition(encoding, site.depth, joining.layers, site.window)
 
+    @classmethod
+    def option_types(cls) -> dict[str, Option]:
+        """Return the options by name: those of the constructor, with parts taken apart, and `preset`."""
+        found: dict[str, Option] = {}
+        for name, option in options_of(cls.__init__, FROM_SITE).items():
+            if dataclasses.is_dataclass(option.kind):
+                parts = options_of(option.kind.__init__, FROM_SITE)  # type: ignore[misc]
+                found |= {part: Option(kind.kind, getattr(option.default, part)) for part, kind in parts.items()}
+            else:
+                found[name] = option
+        return {**({"preset": Option(str | None, None)} if cls.presets else {}), **found}
 
-class FixedRotary(RotaryEncoding):
-    """Angles given by a formula: nothing is learned, and another grid is computed.
+    @classmethod
+    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
+        """Build one for `grid` from options, putting those of parts together."""
+        given = dict(options)
+        for name, option in options_of(cls.__init__, FROM_SITE).items():
+            if dataclasses.is_dataclass(option.kind):
+                fields = [field.name for field in dataclasses.fields(option.kind)]
+                part = {field: given.pop(field) for field in fields if field in given}
+                if part:
+                    given[name] = replace(option.default, **part)
+        return super().build(site, grid, given)
 
-    Computed in float64, kept in float32 at least. Prefix tokens are not turned.
+
+class PlaneRotary(RotaryEncoding):
+    r"""Rotates each pair of channels by an angle that is a linear function of the coordinates (y, x).
+
+    .. math:: \theta_k = y\,f^y_k + x\,f^x_k
+
+    So the logits depend on the displacement of query and key alone. Prefix tokens are not rotated. Angles are computed
+    in float32 at least, in any model and under autocast.
     """
 
-    @checked
-    def __init__(self, grid: Grid, head_dim: int, temperature: float) -> None:
+    #: None where each channel has an angle, and there are no pairs.
+    layout: Layout | None = "interleaved"
+    coordinates: Coordinates = Coordinates()
+    noise: Noise = Noise()
+    scaling: Scaling = Scaling()
+
+    @abstractmethod
+    def vectors(self, device: torch.device | None = None) -> Tensor:
+        """Return the frequency vectors (f^y, f^x), (..., d / 2, 2), float32 at least, in radians."""
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return sines, then cosines, for `grid`, (..., N, 2d)."""
+        return waves(self.angles(grid, noisy=self.noisy), grid, self.layout)
+
+    def rotations(self, grid: Grid) -> list[Rotation]:
+        """Return one rotation for all layers."""
+        return [PairRotation(self(grid), self.layout == "half")]
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the coordinates are changed at random: in training, if there is noise."""
+        return self.training and self.noise.active
+
+    def angles(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
+        """Return the angle of every pair of channels at every patch, (..., H * W, d / 2), in radians."""
+        vectors = self.scaling.frequencies(self.vectors(device), grid)
+        places = self.coordinates(grid, vectors.device)
+        if noisy:
+            places = self.noise(places)
+        y, x = places.to(vectors.dtype)[..., None].unbind(1)  # (H * W, 1)
+        # products element by element: a matrix product would be rounded under autocast
+        return y * vectors[..., None, :, 0] + x * vectors[..., None, :, 1]
+
+    def _check_scaling(self) -> None:
+        if self.scaling.scaling is not None and self.coordinates.coordinates != "patches":
+            raise ValueError(
+                f"`scaling` must go with coordinates 'patches', as others are relative to the grid, got "
+                f"{self.coordinates.coordinates!r}."
+            )
+
+
+class FixedRotary(PlaneRotary):
+    """Frequencies given by a formula: nothing is learned, and another grid is computed.
+
+    Computed in float64, kept in float32 at least. In training with `noise` the table is computed in each forward pass.
+    A constructor sets what `vectors` needs before it calls the one of this class.
+    """
+
+    def __init__(
+        self, grid: Grid, coordinates: Coordinates, noise: Noise, scaling: Scaling, layout: Layout | None
+    ) -> None:
         super().__init__()
         self.grid = grid
-        self.head_dim = head_dim
-        self.temperature = temperature
+        self.coordinates = coordinates
+        self.noise = noise
+        self.layout = layout
+        self.scaling = scaling.at(grid)
+        self._check_scaling()
+        if scaling.scaling == "ntk" and len(self.vectors().norm(dim=-1).unique()) < 2:
+            raise ValueError("`scaling` must not be 'ntk' with one frequency; use heads of more channels.")
         wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.register_buffer("table", self._formula(grid).to(wide), persistent=False)
         self.table: Tensor
 
-    @abstractmethod
-    def angles(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """Return the angle of every pair of channels at every patch, (H * W, d / 2), float64, in radians."""
-
     def forward(self, grid: Grid) -> Tensor:
-        """Return sines, then cosines, for `grid`, (N, 2d)."""
-        return self.table if grid == self.grid else self._formula(grid, self.table.device).to(self.table.dtype)
+        """Return sines, then cosines, for `grid`, (N, 2d) or (h, N, 2d)."""
+        if grid == self.grid and not self.noisy:
+            return self.table
+        return self._formula(grid, self.table.device, self.noisy).to(self.table.dtype)
+
+    def query_scale(self, grid: Grid) -> Tensor | None:
+        """Return the temperature of 'yarn' at a larger grid, (N,)."""
+        factor = self.scaling.logit_factor(grid)
+        return None if factor == 1 else self.table.new_full((grid.tokens,), factor)
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that it is built for."""
-        self.table = self(grid)
+        self.table = self._formula(grid, self.table.device).to(self.table.dtype)
         self.grid = grid
 
-    def _formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        return _waves(self.angles(grid, device), grid)
+    def _formula(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
+        return waves(self.angles(grid, device, noisy), grid, self.layout)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FixedRotary:
-        """Compute the table anew behind a change of dtype, so that it is rounded once, and never below float32."""
+        """Compute the table again after a change of dtype, so that it is rounded once, and never below float32."""
         before = self.table.dtype
         super()._apply(fn, recurse)
         if self.table.dtype != before:
@@ -80,18 +195,18 @@ class FixedRotary(RotaryEncoding):
         return self
 
     def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, head_dim={self.head_dim}, temperature={self.temperature}"
+        return f"grid={self.grid.shape}, layout={self.layout}"
 
 
 class RotaryPosition(Position):
-    """A rotary encoding: one table for all layers, or one a layer and head.
+    """A rotary encoding: one rotation for all layers, or one per layer.
 
     Args:
         encoding: built for the grid, or for a window of it.
         depth: number of layers.
-        layers: only the first ones are told; all by default.
-        window: side of the windows within which tokens attend; the encoding's grid stays that of a window, whatever
-            grid is asked about, until `set_grid`.
+        layers: only the first ones are joined; all by default.
+        window: side of the windows within which tokens attend; the encoding's grid stays that of a window, for every
+            grid, until `set_grid`.
     """
 
     def __init__(
@@ -105,9 +220,10 @@ class RotaryPosition(Position):
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the rotation of each layer for `grid`."""
-        table = self.encoding(grid if self.window is None else self.encoding.grid)
-        tables = [table] * self.layers if table.ndim == 2 else list(table)
-        joined = [LayerPosition(rotary=PairRotation(one)) for one in tables]
+        grid = grid if self.window is None else self.encoding.grid
+        scale = self.encoding.query_scale(grid)
+        joined = [LayerPosition(rotary=one, query_scale=scale) for one in self.encoding.rotations(grid)]
+        joined = joined * self.layers if len(joined) == 1 else joined
         return joined + [LayerPosition()] * (self.depth - self.layers)
 
     def set_grid(self, grid: Grid) -> None:
@@ -119,108 +235,40 @@ class RotaryPosition(Position):
         return {f"rope.{name}": f"encoding.{name}" for name, _ in self.encoding.named_parameters()}
 
 
-@register_encoding("rope")
-class AxialRotary(FixedRotary):
-    r"""Rotates half of the channel pairs of queries and keys by the row, half by the column; nothing is learned.
+def check_head_dim(head_dim: int, multiple: int, why: str) -> None:
+    """Check that the channels per head can be divided.
 
-    .. math:: \theta_{(y, x)} = (y\,\omega_k, x\,\omega_k), \quad \omega_k = T^{-4k / d}, \quad k < d / 4
-
-    A query and a key so meet at the difference of their angles: the logits depend on the displacement alone.
-    Prefix tokens are not turned. At another grid the angles a patch stay as they are, or with `interpolate`
-    those of the whole grid do. Computed in float64, kept in float32 at least; timm's computes in float32.
-
-    Reference: RoFormer (Su et al., 2021), Eq. 34; an axis each as in Rotary Position Embedding for Vision
-    Transformer (Heo et al., 2024), section 3.1, whose T = 100 is the default.
-
-    Args:
-        grid: the grid that the encoding is built for.
-        head_dim: d, a multiple of 4.
-        temperature: T.
-        interpolate: whether another grid is squeezed or stretched to the one that it was made with.
+    Raises:
+        ValueError: if they cannot.
     """
-
-    @checked
-    def __init__(self, grid: Grid, head_dim: int, temperature: float = 100.0, interpolate: bool = False) -> None:
-        _check(head_dim)
-        self.reference = grid
-        self.interpolate = interpolate
-        super().__init__(grid, head_dim, temperature)
-
-    def angles(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """Return the angle of every pair of channels at every patch, (H * W, d / 2), float64, in radians."""
-        place = grid.coordinates(device).double()  # (y, x)
-        if self.interpolate:
-            place = place * (torch.tensor(self.reference.shape) / torch.tensor(grid.shape).double()).to(place.device)
-        exponent = torch.arange(0, self.head_dim, 4, device=place.device, dtype=torch.float64) / self.head_dim
-        return (place[:, :, None] * self.temperature**-exponent).flatten(1)
-
-
-@register_encoding("rope_mixed")
-class MixedRotary(RotaryEncoding):
-    r"""Rotates queries and keys by a learned linear function of the position, per channel pair, head and layer.
-
-    .. math:: \theta_{(y, x)} = x\,f^x_{l, h, k} + y\,f^y_{l, h, k}, \quad k < d / 2
-
-    The logits depend on the displacement alone, which need not lie along an axis. It starts with the speeds
-    T^(-4k / d) in two directions at a right angle, turned by a random angle a head. Prefix tokens are not turned; at
-    another grid the angles a patch stay as they are. The frequencies have timm's name and shape.
-
-    Reference: Rotary Position Embedding for Vision Transformer (Heo et al., 2024), section 3.2.
-
-    Args:
-        grid: the grid that the encoding is built for.
-        depth: number of layers.
-        num_heads: h.
-        head_dim: d, a multiple of 4.
-        temperature: T, 10 in the paper.
-    """
-
-    @checked
-    def __init__(self, grid: Grid, depth: int, num_heads: int, head_dim: int, temperature: float = 10.0) -> None:
-        super().__init__()
-        _check(head_dim)
-        self.grid = grid
-        self.head_dim = head_dim
-        self.temperature = temperature
-        self.freqs = nn.Parameter(torch.empty(2, depth, num_heads, head_dim // 2))
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Draw the directions anew."""
-        exponent = torch.arange(0, self.head_dim, 4) / self.head_dim
-        speed = self.temperature**-exponent  # (d / 4,)
-        turned = torch.rand(*self.freqs.shape[1:3], 1) * 2 * torch.pi
-        angle = torch.cat([turned.expand(-1, -1, len(speed)), turned.expand(-1, -1, len(speed)) + torch.pi / 2], -1)
-        self.freqs.copy_(torch.stack([angle.cos(), angle.sin()]) * speed.repeat(2))
-
-    def forward(self, grid: Grid) -> Tensor:
-        """Return sines, then cosines, for `grid`, (depth, heads, N, 2d), float32 at least."""
-        freqs = self.freqs.to(torch.promote_types(self.freqs.dtype, torch.float32))
-        y, x = grid.coordinates(freqs.device).to(freqs.dtype).unbind(-1)
-        return _waves(x[:, None] * freqs[0, :, :, None] + y[:, None] * freqs[1, :, :, None], grid)
-
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is built for; no parameter depends on it."""
-        self.grid = grid
-
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, freqs={tuple(self.freqs.shape)}"
-
-
-def _check(head_dim: int) -> None:
-    if head_dim < 4 or head_dim % 4:
+    if head_dim < multiple or head_dim % multiple:
         raise ValueError(
-            f"`head_dim` must be a multiple of 4 with rotary encodings (pairs on two axes), got {head_dim}; "
+            f"`head_dim` must be a multiple of {multiple} with rotary encodings ({why}), got {head_dim}; "
             "it is embed_dim / num_heads."
         )
 
 
-def _waves(angle: Tensor, grid: Grid) -> Tensor:
-    """Turn the angles of patches (..., H W, d / 2) into sines and cosines of all tokens, (..., N, 2d)."""
-    sines, cosines = angle.sin(), angle.cos()
+def geometric(base: float, count: int, device: torch.device | None = None) -> Tensor:
+    """Return the frequencies base^(-k / count), k from 0, (count,), float64."""
+    return base ** -(torch.arange(count, device=device, dtype=torch.float64) / count)
+
+
+def axial(first: Tensor, second: Tensor) -> Tensor:
+    """Return the vectors (f, 0) of the frequencies `first`, then (0, f) of those `second`, (n, 2)."""
+    along = torch.stack([first, torch.zeros_like(first)], -1)
+    across = torch.stack([torch.zeros_like(second), second], -1)
+    return torch.cat([along, across])
+
+
+def waves(angles: Tensor, grid: Grid, layout: Layout | None) -> Tensor:
+    """Turn the angles of patches (..., H W, n) into sines and cosines for each channel of all tokens, (..., N, 2d)."""
+    sines, cosines = angles.sin(), angles.cos()
     if grid.prefix:  # an angle of 0
-        shape = (*angle.shape[:-2], grid.prefix, angle.shape[-1])
+        shape = (*angles.shape[:-2], grid.prefix, angles.shape[-1])
         sines = torch.cat([sines.new_zeros(shape), sines], -2)
         cosines = torch.cat([cosines.new_ones(shape), cosines], -2)
-    return torch.cat([sines.repeat_interleave(2, -1), cosines.repeat_interleave(2, -1)], -1)
+    if layout == "half":
+        return torch.cat([sines, sines, cosines, cosines], -1)
+    if layout == "interleaved":
+        sines, cosines = sines.repeat_interleave(2, -1), cosines.repeat_interleave(2, -1)
+    return torch.cat([sines, cosines], -1)

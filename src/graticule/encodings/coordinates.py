@@ -1,0 +1,88 @@
+"""The coordinates of patches, in the unit and from the origin that an encoding counts them; their noise in training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from graticule.grid import Grid
+from graticule.typed import Finite, NotNegative, check_fields
+
+Factor = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    r"""The coordinates (y, x) of every patch, axis by axis; i is the index on an axis of n patches.
+
+    coordinates: 'patches', i + o;
+        'separate', 'min' or 'max', the centers of patches in [-1, 1], 2 (i + 1/2 + o) / m - 1 where m is n, or the
+        shorter or longer side of the grid, as in DINOv3;
+        'corners', from -1 at the first patch to 1 at the last; 'area', the same times n / sqrt(H W), which keeps the
+        aspect ratio; 'unit', from 0 to 1.
+    offset: o, in patches.
+    """
+
+    coordinates: Literal["patches", "separate", "min", "max", "corners", "area", "unit"] = "patches"
+    offset: Finite = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.offset and self.coordinates in ("corners", "area", "unit"):
+            raise ValueError(f"`offset` must be 0 with coordinates {self.coordinates!r}, got {self.offset}.")
+
+    def __call__(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        """Return the coordinates of the patches of `grid`, (H * W, 2), float64."""
+        index = grid.coordinates(device).double()
+        sides = grid.shape
+        if self.coordinates == "patches":
+            return index + self.offset
+        if self.coordinates in ("separate", "min", "max"):
+            by = {"separate": sides, "min": (min(sides),) * 2, "max": (max(sides),) * 2}[self.coordinates]
+            return 2 * (index + (0.5 + self.offset)) / index.new_tensor(by) - 1
+        share = index / index.new_tensor([max(side - 1, 1) for side in sides])
+        if self.coordinates == "unit":
+            return share
+        area = math.sqrt(grid.patches)
+        reach = [side / area if self.coordinates == "area" else 1.0 for side in sides]
+        return (2 * share - 1) * index.new_tensor(reach)
+
+
+@dataclass(frozen=True)
+class Noise:
+    r"""Random changes of the coordinates in training: one draw for all patches, layers and images of a forward pass.
+
+    shift: s; both coordinates get a number from [-s, s] added, each its own.
+    jitter: j; both are multiplied by a number from [1 / j, j], each its own, uniform in its logarithm.
+    rescale: r; both are multiplied by the same number from [1 / r, r], uniform in its logarithm.
+
+    Reference: DINOv3 (Simeoni et al., 2025), section 3.2 and its code.
+    """
+
+    shift: NotNegative | None = None
+    jitter: Factor | None = None
+    rescale: Factor | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def active(self) -> bool:
+        """Whether it changes anything."""
+        return (self.shift, self.jitter, self.rescale) != (None, None, None)
+
+    def __call__(self, coordinates: Tensor) -> Tensor:
+        """Draw the changes of coordinates (H * W, 2) from PyTorch's generator and apply them."""
+        like = coordinates.new_empty(2, dtype=torch.float32)
+        if self.shift is not None:
+            coordinates = coordinates + like.uniform_(-self.shift, self.shift)
+        if self.jitter is not None:
+            coordinates = coordinates * like.uniform_(-math.log(self.jitter), math.log(self.jitter)).exp()
+        if self.rescale is not None:
+            coordinates = coordinates * like[:1].uniform_(-math.log(self.rescale), math.log(self.rescale)).exp()
+        return coordinates

@@ -1,0 +1,92 @@
+"""A temperature of attention that follows the number of tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graticule.checks import checked
+from graticule.encodings.base import Encoding, Position, Site, register_encoding
+from graticule.grid import Grid
+from graticule.joining import Joining
+from graticule.layer_position import LayerPosition
+from graticule.typed import Count
+
+
+@register_encoding("log_n")
+class LogN(Encoding):
+    r"""Multiplies the queries by the logarithm of the number of patches, relative to that of training.
+
+    .. math:: q_i \to \frac{\ln N}{\ln N_0} q_i
+
+    Over more tokens a softmax of the same logits is flatter; with this factor its entropy stays about the same. At the
+    size of training nothing changes. It goes with any other encoding, as `rope + log_n`, and costs one product with
+    the queries. A bias that does not depend on the queries is not multiplied. In a text the token i sees i + 1 tokens
+    and has max(1, ln(i + 1) / ln N_0), so that a short text is the beginning of a long one.
+
+    Reference: Scale Factor of Attention from the Invariance of Entropy (Su, 2021); as used by Overcoming a Theoretical
+    Limitation of Self-Attention (Chiang and Cholak, 2022).
+
+    Args:
+        grid: the grid that the encoding is built for.
+        causal: whether tokens attend only to those before them.
+        reference: N_0, the patches of training, at least 2; those of the grid that it is built for by default.
+    """
+
+    @checked
+    def __init__(self, grid: Grid, causal: bool = False, reference: Count | None = None) -> None:
+        super().__init__()
+        if reference is not None and reference < 2:
+            raise ValueError(f"`reference` must be at least 2 patches, got {reference}.")
+        self.grid = grid
+        self.causal = causal
+        self.reference = max(grid.patches, 2) if reference is None else reference
+        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("like", torch.empty(0, dtype=wide), persistent=False)  # its dtype and device are ours
+        self.like: Tensor
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the factor of the queries of each token, (N,), float32 at least."""
+        wide = torch.promote_types(self.like.dtype, torch.float32)
+        if self.causal:
+            seen = torch.arange(1, grid.tokens + 1, dtype=wide, device=self.like.device)
+            return (seen.log() / math.log(self.reference)).clamp(min=1)
+        factor = math.log(max(grid.patches, 2)) / math.log(self.reference)
+        return torch.full((grid.tokens,), factor, dtype=wide, device=self.like.device)
+
+    @classmethod
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Build the one of the joined layers."""
+        encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
+        return LogNPosition(encoding, site.depth, joining.layers, site.window)
+
+
+class LogNPosition(Position):
+    """A factor of the queries, the same in all joined layers.
+
+    Args:
+        encoding: built for the grid, or for a window of it.
+        depth: number of layers.
+        layers: how many of the first layers are joined.
+        window: side of the windows within which tokens attend.
+    """
+
+    def __init__(self, encoding: LogN, depth: int, layers: int, window: int | None = None) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self.depth = depth
+        self.layers = layers
+        self.window = window
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return the factor for `grid` in each layer."""
+        scale = self.encoding(grid if self.window is None else self.encoding.grid)
+        return [LayerPosition(query_scale=scale)] * self.layers + [LayerPosition()] * (self.depth - self.layers)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid`, or a window of it, the one that it is built for; the reference stays."""
+        self.encoding.grid = grid.window(self.window)

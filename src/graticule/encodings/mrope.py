@@ -1,0 +1,78 @@
+"""The rotary encoding of multimodal models: the channels of one sequence are shared by time, row and column."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.coordinates import Coordinates, Noise
+from graticule.encodings.rotary import FixedRotary, check_head_dim, geometric
+from graticule.encodings.scaling import Scaling
+from graticule.grid import Grid
+
+
+@register_encoding("mrope")
+class Mrope(FixedRotary):
+    r"""Gives each frequency of a 1-D rotary encoding to time, row or column; an image has one time, 0.
+
+    .. math:: \theta_{(y, x), k} = p_{a(k)}\, T^{-2k / d}, \quad p = (0, y, x), \quad k < d / 2
+
+    Interleaved, the axes a take turns, t, h, w, t, ...; a row has the frequencies below 3 `sections[1]` of its turn,
+    a column those below 3 `sections[2]`, and the rest is time's. Chunked, the first `sections[0]` frequencies are
+    time's, the next ones the row's, then the column's. Pairs are (i, i + d / 2). Prefix tokens are not rotated.
+
+    Reference: Qwen2-VL (Wang et al., 2024), section 2.1, chunked; Qwen3-VL (Bai et al., 2025), interleaved.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        head_dim: d, a multiple of 2, at least 6.
+        sections: frequencies of (time, row, column); interleaved, as many as each turn gives by default.
+        arrangement: of the axes.
+        base: T.
+        coordinates: what is counted on an axis.
+        noise: of the coordinates, in training.
+        scaling: of the frequencies, at other grids.
+    """
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        head_dim: int,
+        sections: tuple[int, int, int] | None = None,
+        arrangement: Literal["interleaved", "chunked"] = "interleaved",
+        base: float = 10_000.0,
+        coordinates: Coordinates = Coordinates(),  # noqa: B008
+        noise: Noise = Noise(),  # noqa: B008
+        scaling: Scaling = Scaling(),  # noqa: B008
+    ) -> None:
+        check_head_dim(head_dim, 2, "pairs of channels")
+        if head_dim < 6:
+            raise ValueError(f"`head_dim` must be at least 6 with mrope (a pair for each axis), got {head_dim}.")
+        if sections is not None and min(sections) < 0:
+            raise ValueError(f"`sections` must not be negative, got {sections}.")
+        if arrangement == "chunked" and (sections is None or sum(sections) != head_dim // 2):
+            raise ValueError(
+                f"`sections` must be three numbers of sum head_dim / 2 = {head_dim // 2} with arrangement 'chunked', "
+                f"got {sections}."
+            )
+        self.head_dim = head_dim
+        self.sections = sections
+        self.arrangement = arrangement
+        self.base = base
+        super().__init__(grid, coordinates, noise, scaling, "half")
+
+    def vectors(self, device: torch.device | None = None) -> Tensor:
+        """Return the frequency vectors (f^y, f^x), (d / 2, 2), float64; time's are zero."""
+        count = self.head_dim // 2
+        index = torch.arange(count, device=device)
+        _, rows, columns = self.sections or (count, count, count)
+        if self.arrangement == "interleaved":
+            belongs = [(index % 3 == 1) & (index < 3 * rows), (index % 3 == 2) & (index < 3 * columns)]
+        else:
+            belongs = [(index >= count - rows - columns) & (index < count - columns), index >= count - columns]
+        return torch.stack(belongs, -1) * geometric(self.base, count, device)[:, None]

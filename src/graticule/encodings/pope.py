@@ -1,0 +1,73 @@
+"""PoPE: the content of a channel gives its magnitude, the position its angle."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.coordinates import Coordinates, Noise
+from graticule.encodings.rotary import FixedRotary, axial, check_head_dim, geometric
+from graticule.encodings.scaling import Scaling
+from graticule.grid import Grid
+from graticule.rotation import PolarRotation, Rotation
+
+
+@register_encoding("pope")
+class Pope(FixedRotary):
+    r"""Takes softplus of each channel of queries and keys as a magnitude, and an angle from the position alone.
+
+    .. math:: q_i^T k_j \to \sum_{c < d} softplus(q_{ic})\, softplus(k_{jc})
+              \cos(\theta_c(p_i) - \theta_c(p_j) - \delta_{l, h, c})
+
+    Each channel has a frequency of its own, half of them on the row and half on the column (which is ours; the paper
+    has one axis), T^(-2c / d) on each. :math:`\delta` is learned per layer, head and channel, from 0; the paper
+    keeps it in [-2 pi, 0], which is left out here, as angles are periodic. Queries and keys get twice the channels.
+    Prefix tokens have an angle of 0.
+
+    Reference: Decoupling the "What" and "Where" With Polar Coordinate Positional Embeddings (Gopalakrishnan et
+    al., 2025), section 3.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        depth: number of layers.
+        num_heads: h.
+        head_dim: d, a multiple of 2.
+        base: T.
+        coordinates: what is counted on an axis.
+        noise: of the coordinates, in training.
+        scaling: of the frequencies, at other grids.
+    """
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        depth: int,
+        num_heads: int,
+        head_dim: int,
+        base: float = 10_000.0,
+        coordinates: Coordinates = Coordinates(),  # noqa: B008
+        noise: Noise = Noise(),  # noqa: B008
+        scaling: Scaling = Scaling(),  # noqa: B008
+    ) -> None:
+        check_head_dim(head_dim, 2, "channels on two axes")
+        self.head_dim = head_dim
+        self.base = base
+        super().__init__(grid, coordinates, noise, scaling, layout=None)
+        self.delta = nn.Parameter(torch.zeros(depth, num_heads, head_dim))
+
+    def vectors(self, device: torch.device | None = None) -> Tensor:
+        """Return the frequency vectors (f^y, f^x), (d, 2), float64."""
+        each = geometric(self.base, self.head_dim // 2, device)
+        return axial(each, each)
+
+    def rotations(self, grid: Grid) -> list[Rotation]:
+        """Return one rotation per layer."""
+        queries = self(grid)  # (N, 2d)
+        sines, cosines = queries.chunk(2, -1)
+        delta = self.delta.to(queries.dtype)[..., None, :]  # (depth, h, 1, d)
+        late, on_time = delta.sin(), delta.cos()
+        keys = torch.cat([sines * on_time + cosines * late, cosines * on_time - sines * late], -1)
+        return [PolarRotation(queries, each) for each in keys]

@@ -1,0 +1,117 @@
+"""The rotary encoding of a grid, an axis at a time, in the dialects of published models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.coordinates import Coordinates, Noise
+from graticule.encodings.rotary import FixedRotary, Layout, axial, check_head_dim, geometric
+from graticule.encodings.scaling import Scaling
+from graticule.grid import Grid
+from graticule.typed import Flag, Positive, check_fields
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    r"""The frequencies of an axis, in radians per unit of the coordinate; of n frequencies, k from 0.
+
+    base: T, for T^(-k / n); 100 where nothing else is given.
+    turns: whether those are turns and not radians, as in DINOv3: :math:`2 \pi T^{-k / n}`.
+    periods: the shortest and the longest period, for 2 pi / p_k with p_k geometric between the two.
+    pixels: R, for pi times geometric steps from 1 to R / 2.
+    linear: whether those steps are linear.
+    """
+
+    base: Positive | None = None
+    turns: Flag = False
+    periods: tuple[Positive, Positive] | None = None
+    pixels: Positive | None = None
+    linear: Flag = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        given = [name for name in ("base", "periods", "pixels") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"`{given[0]}` must be left out with `{given[1]}`: each gives all frequencies.")
+        if self.turns and given not in ([], ["base"]):
+            raise ValueError(f"`turns` must be left out with `{given[0]}`.")
+        if self.linear and self.pixels is None:
+            raise ValueError("`linear` must go with `pixels`.")
+
+    def __call__(self, count: int, device: torch.device | None = None) -> Tensor:
+        """Return `count` frequencies, (count,), float64."""
+        share = torch.linspace(0, 1, count, device=device, dtype=torch.float64)
+        if self.periods is not None:
+            shortest, longest = self.periods
+            return 2 * math.pi / (shortest * (longest / shortest) ** share)
+        if self.pixels is not None:
+            most = self.pixels / 2
+            return math.pi * (1 + (most - 1) * share if self.linear else most**share)
+        return geometric(self.base or 100.0, count, device) * (2 * math.pi if self.turns else 1)
+
+
+@register_encoding("rope")
+class Rope(FixedRotary):
+    r"""Rotates half of the channel pairs of queries and keys by the row, half by the column; nothing is learned.
+
+    .. math:: \theta_{(y, x)} = (y\,\omega_k, x\,\omega_k), \quad k < d / 4
+
+    A query and a key so meet at the difference of their angles: the logits depend on the displacement alone. Prefix
+    tokens are not rotated. At another grid the angles per patch stay as they are, unless `scaling` or the coordinates
+    say otherwise.
+
+    Presets are the dialects of released weights: 'rope_vit' (its axial models), 'eva02', 'pe' (Perception Encoder; its
+    models without class token have no offset, which changes nothing without prefix tokens) and 'dinov3'.
+
+    Reference: RoFormer (Su et al., 2021), Eq. 34; an axis each as in Rotary Position Embedding for Vision
+    Transformer (Heo et al., 2024), section 3.1, whose T = 100 is the default; EVA-02 (Fang et al., 2023); Perception
+    Encoder (Bolya et al., 2025); DINOv3 (Simeoni et al., 2025).
+
+    Args:
+        grid: the grid that the encoding is built for.
+        head_dim: d, a multiple of 4.
+        frequencies: of an axis.
+        coordinates: what is counted on an axis.
+        layout: which channels form a pair, neighbors ('interleaved') or i and i + d / 2 ('half').
+        order: which axis the first d / 4 pairs belong to.
+        noise: of the coordinates, in training.
+        scaling: of the frequencies, at other grids.
+    """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "rope_vit": {"base": 100.0, "order": "xy"},
+        "eva02": {"base": 10_000.0, "scaling": "interpolation", "reference": (16, 16)},
+        "pe": {"base": 10_000.0, "order": "xy", "offset": 1.0, "scaling": "interpolation"},
+        "dinov3": {"base": 100.0, "turns": True, "coordinates": "separate", "layout": "half", "rescale": 2.0},
+    }
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        head_dim: int,
+        frequencies: Frequencies = Frequencies(),
+        coordinates: Coordinates = Coordinates(),  # noqa: B008
+        layout: Layout = "interleaved",
+        order: Literal["yx", "xy"] = "yx",
+        noise: Noise = Noise(),  # noqa: B008
+        scaling: Scaling = Scaling(),  # noqa: B008
+    ) -> None:
+        check_head_dim(head_dim, 4, "pairs on two axes")
+        self.head_dim = head_dim
+        self.frequencies = frequencies
+        self.order = order
+        super().__init__(grid, coordinates, noise, scaling, layout)
+
+    def vectors(self, device: torch.device | None = None) -> Tensor:
+        """Return the frequency vectors (f^y, f^x), (d / 2, 2), float64."""
+        each = self.frequencies(self.head_dim // 4, device)
+        found = axial(each, each)
+        return found if self.order == "yx" else found.flip(1)

@@ -1,0 +1,104 @@
+"""The rotary encoding of a grid along learned directions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.coordinates import Coordinates, Noise
+from graticule.encodings.rotary import PlaneRotary, check_head_dim, geometric
+from graticule.encodings.scaling import Scaling
+from graticule.grid import Grid
+from graticule.rotation import PairRotation, Rotation
+
+
+@register_encoding("rope_mixed")
+class MixedRope(PlaneRotary):
+    r"""Rotates queries and keys by a learned linear function of the position, per channel pair, head and layer.
+
+    .. math:: \theta_{(y, x)} = x\,f^x_{l, h, k} + y\,f^y_{l, h, k}, \quad k < d / 2
+
+    The logits depend on the displacement alone, which need not lie along an axis. It starts with the frequencies
+    T^(-4k / d) in two perpendicular directions, rotated by a random angle per head. Prefix tokens are not rotated; at
+    another grid the angles per patch stay as they are, or are interpolated. The frequencies have timm's name and
+    shape, (2, depth, heads, d / 2), x before y.
+
+    Reference: Rotary Position Embedding for Vision Transformer (Heo et al., 2024), section 3.2.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        depth: number of layers.
+        num_heads: h.
+        head_dim: d, a multiple of 4.
+        base: T, 10 in the paper.
+        coordinates: what is counted on an axis.
+        noise: of the coordinates, in training.
+        scaling: of the frequencies, at other grids; 'interpolation' alone, as learned frequencies have no order.
+    """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"rope_vit": {"base": 10.0}}
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        depth: int,
+        num_heads: int,
+        head_dim: int,
+        base: float = 10.0,
+        coordinates: Coordinates = Coordinates(),  # noqa: B008
+        noise: Noise = Noise(),  # noqa: B008
+        scaling: Scaling = Scaling(),  # noqa: B008
+    ) -> None:
+        super().__init__()
+        check_head_dim(head_dim, 4, "pairs on two axes")
+        self.grid = grid
+        self.head_dim = head_dim
+        self.base = base
+        self.coordinates = coordinates
+        self.noise = noise
+        self.scaling = scaling.at(grid)
+        check_learned(self.scaling)
+        self._check_scaling()
+        self.freqs = nn.Parameter(torch.empty(2, depth, num_heads, head_dim // 2))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the directions anew."""
+        lengths = geometric(self.base, self.head_dim // 4, self.freqs.device).to(self.freqs.dtype)
+        turn = torch.rand(*self.freqs.shape[1:3], 1, device=self.freqs.device) * 2 * torch.pi
+        angle = torch.cat([turn.expand(-1, -1, len(lengths)), turn.expand(-1, -1, len(lengths)) + torch.pi / 2], -1)
+        self.freqs.copy_(torch.stack([angle.cos(), angle.sin()]) * lengths.repeat(2))
+
+    def vectors(self, device: torch.device | None = None) -> Tensor:
+        """Return the frequency vectors (f^y, f^x), (depth, heads, d / 2, 2), float32 at least."""
+        freqs = self.freqs.to(torch.promote_types(self.freqs.dtype, torch.float32))
+        return torch.stack([freqs[1], freqs[0]], -1)
+
+    def rotations(self, grid: Grid) -> list[Rotation]:
+        """Return one rotation per layer."""
+        return [PairRotation(table) for table in self(grid)]
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that it is built for; no parameter depends on it."""
+        self.grid = grid
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, freqs={tuple(self.freqs.shape)}"
+
+
+def check_learned(scaling: Scaling) -> None:
+    """Check the scaling of learned frequencies.
+
+    Raises:
+        ValueError: if it needs frequencies in an order.
+    """
+    if scaling.scaling in ("ntk", "yarn"):
+        raise ValueError(
+            f"`scaling` must be 'interpolation' with learned frequencies, which have no order, got {scaling.scaling!r}."
+        )

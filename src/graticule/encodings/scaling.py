@@ -1,0 +1,92 @@
+"""What rotary frequencies become at a grid that is larger than the one they were trained at."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from graticule.grid import Grid
+from graticule.typed import Count, Positive, check_fields
+
+
+@dataclass(frozen=True)
+class Scaling:
+    r"""Scales rotary frequencies axis by axis, by how much longer an axis is than that of the reference grid.
+
+    With s the ratio of the two lengths of an axis and :math:`\omega` a frequency on it:
+
+    - 'interpolation': :math:`\omega / s`, so that angles span the range that they had; also at smaller grids.
+    - 'ntk': :math:`\omega s^{-u}`, where u runs from 0 at the highest frequency to 1 at the lowest (by their
+      logarithms); for frequencies T^(-k / n) that is the base :math:`T s^{n / (n - 1)}`.
+    - 'yarn': :math:`\omega (\gamma + (1 - \gamma) / s)`, where :math:`\gamma` grows from 0 to 1 as the number of turns
+      along the axis of the reference grid grows through `ramp`; and the logits are multiplied by
+      :math:`(1 + \ln(s_y s_x) / 10)^2`. On one axis that is the paper's; its s is the ratio of the numbers of tokens.
+
+    'ntk' and 'yarn' change nothing on an axis that is not longer. At the reference grid all three change nothing.
+
+    Reference: Position Interpolation (Chen et al., 2023); YaRN (Peng et al., 2023), Eq. 16 and sections 3.1-3.4; an
+    axis at a time as in FiT (Lu et al., 2024).
+
+    scaling: one of the three; None keeps the frequencies per patch.
+    reference: (H, W) of the reference grid, in patches; the one that the encoding is built for by default.
+    ramp: turns below which a frequency is interpolated, and above which it is kept, (1, 32) by default as in the
+        paper. A grid of few patches has no frequency above 32: there (0.25, 1) keeps some.
+    """
+
+    scaling: Literal["interpolation", "ntk", "yarn"] | None = None
+    reference: tuple[Count, Count] | None = None
+    ramp: tuple[Positive, Positive] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.reference is not None and self.scaling is None:
+            raise ValueError(f"`reference` must be left out without `scaling`, got {self.reference}.")
+        if self.ramp is not None and self.scaling != "yarn":
+            raise ValueError(f"`ramp` must be left out with scaling {self.scaling!r}, got {self.ramp}.")
+        if self.ramp is not None and self.ramp[0] >= self.ramp[1]:
+            raise ValueError(f"`ramp` must be two growing numbers of turns, got {self.ramp}.")
+
+    def at(self, built: Grid) -> Scaling:
+        """Return the same with a reference grid: that of an encoding built for `built` if there is none."""
+        known = self.scaling is None or self.reference is not None
+        return self if known else Scaling(self.scaling, built.shape, self.ramp)
+
+    def ratios(self, grid: Grid) -> tuple[float, float]:
+        """Return s on both axes, (y, x)."""
+        if self.scaling is None or self.reference is None:
+            return 1.0, 1.0
+        down, across = (side / known for side, known in zip(grid.shape, self.reference, strict=True))
+        return (down, across) if self.scaling == "interpolation" else (max(down, 1.0), max(across, 1.0))
+
+    def frequencies(self, vectors: Tensor, grid: Grid) -> Tensor:
+        """Scale frequency vectors (..., 2), in radians per patch along (y, x), for `grid`."""
+        ratios = self.ratios(grid)
+        if ratios == (1.0, 1.0):
+            return vectors
+        s = vectors.new_tensor(ratios)
+        if self.scaling == "interpolation":
+            return vectors / s
+        if self.scaling == "ntk":
+            return vectors * s ** -_depth(vectors)[..., None]
+        turns = vectors.abs() * vectors.new_tensor(self.reference) / (2 * math.pi)
+        low, high = self.ramp or (1.0, 32.0)
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        return vectors * (kept + (1 - kept) / s)
+
+    def logit_factor(self, grid: Grid) -> float:
+        """Return what the attention logits are multiplied by at `grid`."""
+        return (1 + 0.1 * math.log(math.prod(self.ratios(grid)))) ** 2 if self.scaling == "yarn" else 1.0
+
+
+def _depth(vectors: Tensor) -> Tensor:
+    """Return where frequency vectors (..., 2) lie between the longest, 0, and the shortest that is not zero, 1."""
+    lengths = vectors.norm(dim=-1)
+    moves = lengths > 0
+    logs = torch.where(moves, lengths, 1).log()
+    highest, lowest = (torch.where(moves, logs, edge).flatten() for edge in (-math.inf, math.inf))
+    highest, lowest = highest.max(), lowest.min()
+    return torch.where(moves, (highest - logs) / (highest - lowest), 0)
