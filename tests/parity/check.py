@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import released_posmlp
+import released_rope
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -157,9 +158,21 @@ BUILDERS: dict[tuple[str, str], Callable[[dict[str, Any]], nn.Module]] = {
 }
 
 
+#: (reference, class) -> what computes the outputs of its cases from their arguments and weights.
+COMPUTE: dict[tuple[str, str], Callable[..., dict[str, Tensor]]] = {
+    **{(released_posmlp.SOURCE, kind): compute for kind, compute in released_posmlp.COMPUTE.items()},
+    **released_rope.COMPUTE,
+}
+
+
+def _source(case: dict[str, Any]) -> str:
+    """Return what a case is a recording of, without its version."""
+    return str(case["reference"].split("@")[0].split(" ")[0])
+
+
 def build(case: dict[str, Any]) -> nn.Module:
     """Build our model of a case, in float64 and evaluation mode, with random weights."""
-    reference = case["reference"].split("@")[0].split(" ")[0]
+    reference = _source(case)
     try:
         builder = BUILDERS[reference, case["class"]]
     except KeyError:
@@ -190,10 +203,10 @@ def differences(path: Path) -> dict[str, float]:
     weights = {name: t.double() if t.is_floating_point() else t for name, t in weights.items()}
     recorded = {name: t.double() for name, t in tensors.items() if not name.startswith("weight.") and name != "input"}
 
-    if case["reference"].startswith(released_posmlp.SOURCE) and case["class"] in released_posmlp.COMPUTE:
+    compute = COMPUTE.get((_source(case), case["class"]))
+    if compute is not None:
         with torch.no_grad():
-            ours = released_posmlp.COMPUTE[case["class"]](case["kwargs"], weights, tensors["input"].double())
-        return _compared(ours, recorded)
+            return _compared(compute(case["kwargs"], weights, tensors["input"].double()), recorded)
     model = build(case)
     if hasattr(model, "position"):
         weights = checkpoint_filter_fn(weights, model)

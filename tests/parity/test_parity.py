@@ -18,6 +18,7 @@ CASES = [
     *("deit", "gmlp", "peg", "pvt", "pvt_peg_gap", "swin"),
     *("vit_lite_learnable", "cct_learnable", "cvt_sine", "t2t_performer", "ceit"),
     *sorted(path.stem for path in GOLDEN.glob("posmlp_*.safetensors")),
+    *sorted(path.stem for path in GOLDEN.glob("*rope*.safetensors")),
 ]
 
 
@@ -50,6 +51,8 @@ def test_every_recorded_case_is_checked():
         *[f"posmlp_pyramid{kind}" for kind in ("", "_glrpe", "_linear", "_nonsplit", "_norms", "_sgu", "_shifted")],
         *[f"posmlp_unit_{form}" for form in ("ggqpe", "ggqpe_alpha", "ggqpe_gamma", "glrpe")],
         *[f"posmlp_unit_{form}" for form in ("gqpe", "gqpe_1d", "lrpe", "lrpe_m")],
+        *["eva02_rope", "rope_swin_mixed", "rope_vit_axial", "rope_vit_mixed"],
+        *[f"vit_rope_{kind}_timm" for kind in ("axial", "dinov3", "mixed")],
     ] == CASES
 
 
