@@ -12,42 +12,63 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from types import NoneType
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 
 from graticule.backbones import create_model
 from graticule.encodings import ENCODINGS, TokenMixing
+from graticule.joining import JOININGS
+from graticule.registries import Registry
+from graticule.specs import Spec
 from graticule.surgery import fold, unfold
 
 _PATCH, _DIM, _HEADS, _DEPTH, _CLASSES = 8, 24, 3, 3, 5
 #: Grids of patches, (H, W): the first is that of the model, none is square.
 _GRIDS = ((3, 5), (4, 2), (5, 7))
 
+#: Builds a model; keyword arguments replace those that it is built with otherwise.
+_Build = Callable[..., Any]
 
-def check_encoding(encoding: str, joining: str = "default", *, compiled: bool = True) -> None:
+
+def check_encoding(
+    encoding: str, joining: str = "default", *, compiled: bool = True, without_effect: Collection[str] = ()
+) -> None:
     """Check that an encoding does what every encoding must, in a small ViT, or gMLP if it mixes tokens.
 
     Args:
         encoding: its name with options, as 'fire(hidden=8)'.
         joining: the joining that brings it to the layers.
         compiled: whether to compile the model too, which takes most of the time.
+        without_effect: options that change nothing in a model as small as this (15 patches, 3 layers), or change only
+            how the same is computed. All others must change something.
 
     Raises:
         AssertionError: naming what does not hold.
     """
+    _check_model(_builder(encoding, joining), compiled)
+    _check_layers(_builder(encoding, joining)())
+    sums = ENCODINGS.specs(encoding)
+    for at, spec in enumerate(sums):
 
-    def build(**kwargs: Any) -> Any:
-        return _small(encoding, joining, **kwargs)
+        def build(changed: Spec, at: int = at) -> Any:
+            return _builder((*sums[:at], changed, *sums[at + 1 :]), joining)()
 
-    _check_model(build, compiled)
-    _check_layers(build())
+        _check_options(ENCODINGS, spec, build, without_effect)
 
 
-def check_joining(joining: str, encoding: str = "learnable", *, compiled: bool = True) -> None:
+def check_joining(
+    joining: str, encoding: str = "learnable", *, compiled: bool = True, without_effect: Collection[str] = ()
+) -> None:
     """Check a joining in the same way, with an absolute encoding."""
-    check_encoding(encoding, joining, compiled=compiled)
+    _check_model(_builder(encoding, joining), compiled)
+    _check_layers(_builder(encoding, joining)())
+    (spec,) = JOININGS.specs(joining)
+    _check_options(JOININGS, spec, lambda changed: _builder(encoding, changed)(), without_effect)
 
 
 def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
@@ -68,20 +89,24 @@ def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
     _check_model(build, compiled)
 
 
-def _small(encoding: str, joining: str, **kwargs: Any) -> Any:
+def _builder(encoding: Any, joining: Any) -> _Build:
+    """Return what builds a small model."""
     size: dict[str, Any] = {
         "img_size": tuple(_PATCH * side for side in _GRIDS[0]),
         "patch_size": _PATCH,
         "num_classes": _CLASSES,
     }
+    name, sizes = "vit_tiny_patch16_224", {"embed_dim": _DIM, "depth": _DEPTH, "num_heads": _HEADS}
     if any(issubclass(ENCODINGS[spec.name], TokenMixing) for spec in ENCODINGS.specs(encoding)):
-        gated: dict[str, Any] = {"embed_dim": _DIM, "num_blocks": _DEPTH, "groups": _HEADS}
-        return create_model("gmlp_s16_224", encoding=encoding, joining=joining, **size, **gated, **kwargs)
-    more: dict[str, Any] = {"embed_dim": _DIM, "depth": _DEPTH, "num_heads": _HEADS}
-    return create_model("vit_tiny_patch16_224", encoding=encoding, joining=joining, **size, **more, **kwargs)
+        name, sizes = "gmlp_s16_224", {"embed_dim": _DIM, "num_blocks": _DEPTH, "groups": _HEADS}
+
+    def build(**kwargs: Any) -> Any:
+        return create_model(name, **{"encoding": encoding, "joining": joining, **size, **sizes, **kwargs})
+
+    return build
 
 
-def _check_model(build: Any, compiled: bool) -> None:
+def _check_model(build: _Build, compiled: bool) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = _drawn(build()).double()
@@ -91,31 +116,100 @@ def _check_model(build: Any, compiled: bool) -> None:
         logits = _outputs(model, images)
         assert logits.shape == (2, _CLASSES), f"logits must be (2, {_CLASSES}), got {tuple(logits.shape)}"
         assert logits.isfinite().all(), "logits must be finite"
-        _check_other_grids(model)
         _check_copies(build, model, images, logits)
+        _check_other_grids(model, images)
         _check_folding(model, images, logits)
-        _check_dtypes(model, images)
+        _check_dtypes(model, images, logits)
         if compiled:
             graph = torch.compile(copy.deepcopy(model), fullgraph=True, backend="eager")
-            _assert_same(_outputs(graph, images), logits, "a compiled model (fullgraph) must compute the same")
+            try:
+                found = _outputs(graph, images)
+            except TorchDynamoException as error:
+                raise AssertionError(f"a model must compile as one graph (fullgraph): {error}") from error
+            _assert_same(found, logits, "a compiled model (fullgraph) must compute the same")
 
 
+@torch.no_grad()
 def _check_layers(model: Any) -> None:
-    """What each layer gets has the shapes that `LayerPosition` documents."""
-    grid = model.grid
-    tokens, found = grid.tokens, model.position(grid)
-    assert len(found) == _DEPTH, f"there must be one LayerPosition per layer, {_DEPTH}, got {len(found)}"
-    shapes = {"pre": (tokens, _DIM), "inner": (tokens, _DIM), "bias": (_HEADS, tokens, tokens), "gate": (tokens,)}
-    for position in found:
+    """Check that what each layer gets has the shapes that `LayerPosition` documents."""
+    grid, batch = model.grid, 2
+    n, positions = grid.tokens, model.position(grid)
+    assert len(positions) == _DEPTH, f"there must be one LayerPosition per layer, {_DEPTH}, got {len(positions)}"
+    shapes: dict[str, tuple[int, ...]] = {
+        **{"pre": (n, _DIM), "inner": (n, _DIM), "bias": (_HEADS, n, n), "gate": (n,), "query_scale": (n,)},
+        **{"before": (batch, n, _DIM), "after": (batch, n, _DIM)},
+    }
+    tokens = torch.randn(batch, n, _DIM)
+    for position in positions:
         for field, shape in shapes.items():
             value = getattr(position, field)
+            if field == "bias" and callable(value):
+                value, shape = value(torch.randn(batch, _HEADS, n, _DIM // _HEADS)), (batch, *shape)
+            elif callable(value) and not isinstance(value, tuple):
+                value = value(tokens)
             if isinstance(value, Tensor):
                 assert tuple(value.shape) == shape, f"`{field}` must be {shape}, got {tuple(value.shape)}"
 
 
+def _check_options(
+    registry: Registry[Any], spec: Spec, build: Callable[[Spec], Any], without_effect: Collection[str]
+) -> None:
+    """Check that every option changes something: no argument is without effect, no cache leaves one out of its key."""
+
+    def traits(changed: Spec) -> list[Any]:
+        """Return what an option may change, in a comparable form."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = build(changed)
+            found: list[Any] = [(name, p.requires_grad, p.tolist()) for name, p in model.position.named_parameters()]
+            _drawn(model).eval()
+            patch = [side // n for side, n in zip(model.img_size, model.grid.shape, strict=True)]
+            for grid in _GRIDS:
+                images = torch.randn(1, model.in_chans, *(side * n for side, n in zip(patch, grid, strict=True)))
+                try:
+                    found.append(_outputs(model, images).tolist())
+                except ValueError:
+                    found.append(None)
+            return found
+
+    expected: list[Any] | None = None
+    for name, option in registry.options(spec.name).items():
+        if name in without_effect:
+            continue
+        tried = []
+        for other in _other_values(option.kind, spec.options.get(name, option.default)):
+            try:
+                found = traits(Spec(spec.name, {**spec.options, name: other}))
+            except ValueError:
+                continue  # no value of this option in a model as small as this
+            expected = traits(spec) if expected is None else expected
+            if found != expected:
+                break
+            tried.append(other)
+        else:
+            values = " and ".join(map(repr, tried))
+            assert not tried, f"the option `{name}` of {spec} must have an effect, {values} give the same"
+
+
+def _other_values(kind: Any, value: Any) -> Iterator[Any]:
+    """Yield some values of a kind of option other than `value`."""
+    kinds = get_args(kind)
+    if kinds and all(isinstance(one, str) for one in kinds):
+        yield from (one for one in kinds if one != value)
+    elif kind is bool:
+        yield not value
+    elif kind is int:
+        given = value if isinstance(value, int) else 1
+        yield from (n for n in (given + 2, given + 1, 1, 2) if n != value)
+    elif kind is float:
+        yield 2 * value + 0.5 if isinstance(value, float | int) else 0.5
+    elif int in kinds or float in kinds:
+        yield from _other_values(next(one for one in kinds if one is not NoneType), value)
+
+
 @torch.no_grad()
 def _drawn(model: nn.Module) -> nn.Module:
-    """Draw every trainable parameter anew, so that each one matters."""
+    """Draw every trainable parameter again, so that each one matters."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1) * 0.5)
@@ -131,14 +225,18 @@ def _outputs(model: Any, images: Tensor) -> Tensor:
 def _check_gradients(model: Any, images: Tensor) -> None:
     model.train()
     found = model(images)
-    (found if isinstance(found, Tensor) else sum(found)).square().sum().backward()
-    without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    logits = found if isinstance(found, Tensor) else sum(found)
+    # the logits may depend on the class token alone, which leaves out what the last layer does to patches
+    (logits.square().sum() + model.forward_features(images).square().sum()).backward()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    # a bias of keys, say, has a gradient of zero by mathematics; what is of position has none
+    without = [name for name, p in trained.items() if p.grad is None or ("position" in name and not p.grad.any())]
     assert not without, f"a gradient must reach every parameter, not {', '.join(without)}"
     model.zero_grad()
 
 
-def _check_other_grids(model: Any) -> None:
-    """Another image size works, and `set_input_size` gives the same there."""
+def _check_other_grids(model: Any, first: Tensor) -> None:
+    """Check that another image size works, that `set_input_size` gives the same there, and that it leads back."""
     patch = [side // n for side, n in zip(model.img_size, model.grid.shape, strict=True)]
     for grid in _GRIDS[1:]:
         size = tuple(side * n for side, n in zip(patch, grid, strict=True))
@@ -148,33 +246,53 @@ def _check_other_grids(model: Any) -> None:
         except ValueError:
             continue  # a clear error is an answer
         assert logits.isfinite().all(), f"logits must be finite at a grid of {grid}"
+        folded = fold(copy.deepcopy(model), size)
+        _assert_same(_outputs(folded, images), logits, f"a model folded for a grid of {grid} must compute the same")
         moved = copy.deepcopy(model)
         moved.set_input_size(size)
         _assert_same(_outputs(moved, images), logits, f"set_input_size must compute the same at a grid of {grid}", 1e-9)
+        moved.set_input_size(model.img_size)
+        held = {f"position.{name}" for name in model.position.table_shapes()}  # resampling twice smooths a table
+        before, after = dict(model.named_parameters()), dict(moved.named_parameters())
+        for name, value in before.items():
+            same = after[name].shape == value.shape and (name in held or torch.equal(after[name], value))
+            assert same, f"set_input_size there and back must leave {name} as it was"
+        if all(torch.equal(after[name], value) for name, value in before.items()):
+            _assert_same(_outputs(moved, first), _outputs(model, first), "set_input_size must lead back", 1e-9)
 
 
-def _check_copies(build: Any, model: Any, images: Tensor, logits: Tensor) -> None:
+def _check_copies(build: _Build, model: Any, images: Tensor, logits: Tensor) -> None:
     _assert_same(_outputs(copy.deepcopy(model), images), logits, "a copy must compute the same")
-    _assert_same(_outputs(pickle.loads(pickle.dumps(model)), images), logits, "an unpickled model must be the same")
+    try:
+        pickled = pickle.dumps(model)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise AssertionError(f"a model must be one that can be pickled: {error}") from error
+    _assert_same(_outputs(pickle.loads(pickled), images), logits, "an unpickled model must compute the same")
     other = build().double().eval()
     other.load_state_dict(model.state_dict())
     _assert_same(_outputs(other, images), logits, "a model with the same state dict must compute the same")
-    again = _drawn(build()).double().eval()
-    assert not torch.equal(_outputs(again, images), logits), "two models with other parameters must differ"
+    for part in (other.position, other):
+        if any(parameter.requires_grad for parameter in part.parameters()):
+            _drawn(part)
+            assert not torch.equal(_outputs(other, images), logits), "two models with other parameters must differ"
     _assert_same(_outputs(model, images), logits, "a second model must not change the first: no process-wide state")
 
 
 def _check_folding(model: Any, images: Tensor, logits: Tensor) -> None:
     folded = fold(copy.deepcopy(model))
     _assert_same(_outputs(folded, images), logits, "a folded model must compute the same")
+    _assert_same(_outputs(copy.deepcopy(folded), images), logits, "a copy of a folded model must compute the same")
     _assert_same(_outputs(unfold(folded), images), logits, "an unfolded model must compute the same")
 
 
-def _check_dtypes(model: Any, images: Tensor) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        for each in (copy.deepcopy(model).to(dtype), fold(copy.deepcopy(model)).to(dtype)):
-            logits = _outputs(each, images.to(dtype))
+def _check_dtypes(model: Any, images: Tensor, expected: Tensor) -> None:
+    scale = 1 + expected.abs().max().item()
+    for dtype, rounding in ((torch.float32, 1e-3), (torch.bfloat16, 0.5)):
+        for kind, each in (("", copy.deepcopy(model)), (" folded", fold(copy.deepcopy(model)))):
+            logits = _outputs(each.to(dtype), images.to(dtype))
             assert logits.dtype == dtype and logits.isfinite().all(), f"logits must be finite {dtype}"
+            law = f"a{kind} model must compute the same in {dtype}, up to rounding"
+            _assert_same(logits.double(), expected, law, rounding * scale)
 
 
 def _assert_same(found: Tensor, expected: Tensor, law: str, tolerance: float = 1e-12) -> None:
