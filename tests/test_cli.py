@@ -169,6 +169,8 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
         (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
         (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),
         (["compare", "digits_quick", "--choices", "encoding=peg(places=[0, 6])"], "`places`"),
+        (["compare", "digits_quick", "--choices", "encoding=peg", "--part", "3/2"], "`part` must be K/N"),
+        (["compare", "digits_quick", "--choices", "encoding=peg", "--part", "a"], "`part` must be K/N"),
         (["compare", "digits_quick", "--choices", "encoding=pge"], "did you mean 'peg'"),
         (["compare", "digits_quick", "--choices", "encoding=peg + learnabel"], "did you mean 'learnable'"),
         (["train", "digits_quick", "--encoding", "peg(kernel=4)"], "`kernel` must be odd"),
@@ -207,19 +209,38 @@ def test_a_learned_peg_stands_frozen_in_another_training(capsys, tmp_path, pegge
     assert code == 1 and "position parameters" in err and not (tmp_path / "other" / "recipe.json").exists()
 
 
-def test_compare_makes_one_table_and_goes_on_where_it_stood(capsys, tmp_path):
+def test_compare_makes_one_table_in_parts_and_resumes_where_it_stopped(capsys, tmp_path):
     command = ["compare", "digits_quick", "--choices", "joining=default", "joining=lape(layers=3)"]
     command += ["--seeds", "0", "1", "--quick", "--output", tmp_path]
+    code, out, _ = run_command(capsys, *command, "--list")
+    assert code == 0 and out.splitlines()[-1].endswith("0 of 4 finished    unknown") and not list(tmp_path.iterdir())
+    code, out, _ = run_command(capsys, *command, "--part", "2/2")
+    assert code == 0 and out.splitlines()[-1].startswith("part 2/2 is finished; 2 runs of other parts are not")
+    assert not (tmp_path / "comparison.json").exists()
     code, out, _ = run_command(capsys, *command)
     assert code == 0 and "joining=lape(layers=3)" in out
     found = json.loads((tmp_path / "comparison.json").read_text())
     assert [len(scores) for scores in found["top1"].values()] == [2, 2]
     assert found["parameters"]["joining=lape(layers=3)"] - found["parameters"]["joining=default"] == 3 * 2 * 64
+    assert found["command"].startswith(
+        "graticule compare digits_quick --choices joining=default 'joining=lape(layers=3)'"
+    )
+    assert {f"comparison.{kind}" for kind in ("md", "csv", "tex", "png")} <= {path.name for path in tmp_path.iterdir()}
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")}
     assert len(before) == 4
     code, again, _ = run_command(capsys, *command)
     assert code == 0 and {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")} == before
     assert again.splitlines()[-6:] == out.splitlines()[-6:]
+    fewer = [argument for argument in command if argument != "joining=default"]
+    code, _, err = run_command(capsys, *fewer)
+    assert code == 1 and "which has joining=default too" in err and "--replace" in err
+
+
+def test_a_quick_comparison_has_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for quick, name in (([], "compare-digits_quick"), (["--quick"], "compare-digits_quick-quick")):
+        _, out, _ = run_command(capsys, "compare", "digits_quick", "--choices", "joining=lape", "--list", *quick)
+        assert str(Path("runs") / name / "joining=lape" / "seed-0") in out
 
 
 def test_models_lists_all_that_can_be_chosen(capsys):

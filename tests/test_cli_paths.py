@@ -215,7 +215,7 @@ def test_an_allocation_that_fails_is_an_error_of_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr("graticule.commands.models.run", beyond)
     code, _, err = run_command(capsys, "models")
-    assert code == 1 and "the memory does not hold this" in err and err.count("\n") == 1
+    assert code == 1 and "out of memory" in err and err.count("\n") == 1
 
 
 def test_a_folder_that_is_locked_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""Position for vision backbones: an encoding, a joining, a backbone, and what every layer knows about position.
+"""Position for vision backbones: encodings, joinings, backbones, and analyses of what every layer knows of position.
 
 A name is imported when it is first used, so that `import graticule` costs milliseconds. `import graticule.backbones`
 registers the models with timm, as `graticule_...`.

@@ -16,47 +16,46 @@ from graticule.checks import printable
 from graticule.names import known_name
 from graticule.plugins import load_named_plugins
 
-#: What there is, and what it is for; each is a module of graticule.commands, imported when it is asked for.
+#: Command -> its purpose; each is a module of graticule.commands, imported when it is called.
 COMMANDS = {
     "models": "list the models, encodings, joinings and recipes",
-    "train": "train a recipe, or go on with a run",
-    "runs": "list the runs of a folder: how far they are, and what came of them",
-    "plot": "draw the training of runs in one picture, a line a run or a mean with a band",
-    "evaluate": "scores of runs at several image sizes or text lengths",
-    "generate": "let a run on text go on with a text",
-    "correlations": "draw position as every layer of a run sees it, and the bias of every head",
-    "translation": "how far every layer of runs is from translation equivariance",
+    "train": "train a recipe, or resume a run",
+    "runs": "list the runs of a folder with their progress and results",
+    "plot": "draw the training of runs in one figure, one line per run or a mean with a band",
+    "evaluate": "evaluate runs at several image sizes or text lengths",
+    "generate": "continue a text with a run on text",
+    "correlations": "draw the position correlations of every layer of a run, and the bias of every head",
+    "translation": "measure how far every layer of runs is from translation equivariance",
     "attention": "draw the attention maps of runs, with and without position",
-    "mixing": "draw what gated MLPs mix: weights around a token, bias maps, non-locality",
-    "compare": "several choices with several seeds, one table",
-    "consolidate": "put the weights of a run's checkpoint, shared out or not, into one safetensors file",
+    "mixing": "draw the token mixing of gated MLPs: weights around a token, bias maps, non-locality",
+    "compare": "train several choices with several seeds, and make one table",
+    "consolidate": "write the weights of a run's checkpoint, sharded or not, to one safetensors file",
     "pack": "pack an image folder into shards, or check shards",
-    "demo": "the whole chain on embedded digits, in minutes",
+    "demo": "train, evaluate and analyze on embedded digits, in minutes",
 }
 _LIST = "\n".join(f"  {name:14} {about}" for name, about in COMMANDS.items())
 
 USAGE = f"""\
 usage: graticule COMMAND ...
 
-Choose a position embedding and how it reaches each layer, train a vision backbone or a language model, and see what
-came of it.
+Choose a position encoding and how it reaches each layer, train a vision backbone or a language model, and analyze it.
 
 {_LIST}
 
-graticule COMMAND --help says more. To begin: graticule train digits_quick
+graticule COMMAND --help lists its options. To begin: graticule train digits_quick
 Every command takes --plugin FILE.py, your file that registers encodings, joinings, backbones or recipes.
-An error is one line; GRATICULE_DEBUG=1 shows where it came from.
+An error is one line; GRATICULE_DEBUG=1 shows its traceback.
 """
 
 
-#: What a shell says of a process whose reader went away, as `head` does.
+#: The exit code of a process whose reader has closed the pipe, as `head` does.
 NO_READER = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 1 for a mistake that is named, 2 for a bad option, 130 if stopped.
+    """Run a command; returns the exit code: 0, 1 for an error that is reported, 2 for a bad option, 130 if stopped.
 
-    It is 141 where nobody reads what is printed any more.
+    It is 141 if the reader of the output has closed the pipe.
     """
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # the shell closed it
@@ -64,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
-        finally:  # here, for Python would complain of what it cannot write when it ends
+        finally:  # here, for at its end Python would complain of what it cannot write
             sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ngraticule: stopped.", file=sys.stderr)
@@ -85,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run the command that the first argument names; returns its exit code."""
+    """Run the command that is the first argument; returns its exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if arguments else 2
@@ -98,13 +97,14 @@ def _run(arguments: list[str]) -> int:
     _share_cores()
     arguments = load_named_plugins(arguments)
     command = import_module(f"graticule.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
-    return command.run(arguments[1:])
+    code: int = command.run(arguments[1:])
+    return code
 
 
 def _unread() -> bool:
     """Return whether stdout is a pipe whose reader has gone away, as `head` does.
 
-    Writing once more would not tell: what an unbuffered stdout could not write is gone.
+    Writing once more would not show it: what an unbuffered stdout could not write is lost.
     """
     poll = select.poll()
     try:
@@ -120,7 +120,7 @@ def _beyond_memory(error: Exception) -> str | None:
     found = isinstance(error, RuntimeError) and re.search("out of memory|can't allocate|not enough memory", reason)
     if not isinstance(error, MemoryError) and not found:
         return None
-    return f"the memory does not hold this ({reason or 'MemoryError'}); smaller images, batches or models need less."
+    return f"out of memory ({reason or 'MemoryError'}); use smaller images, batches or models."
 
 
 def _named_mistakes() -> tuple[type[Exception], ...]:
@@ -141,7 +141,7 @@ class _ErrorsOnly(logging.Logger):
 
 
 def _quiet() -> None:
-    """Keep messages of Lightning for its developers from the user's screen, without importing it."""
+    """Hide messages of Lightning that are for developers, without importing it."""
     kind = logging.getLoggerClass()
     logging.setLoggerClass(_ErrorsOnly)
     try:
@@ -154,7 +154,7 @@ def _quiet() -> None:
 
 
 def _share_cores() -> None:
-    """Let threads that wait for each other spin only briefly, unless the user chose otherwise.
+    """Let waiting threads spin only briefly, unless the user chose otherwise.
 
     OpenMP's threads otherwise spin until the next parallel region, and a training step becomes many times slower as
     soon as another process computes. It has an effect only before torch is imported.

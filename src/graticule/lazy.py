@@ -12,8 +12,10 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
     Args:
         package: its `__name__`.
-        homes: public name -> the module in the package that defines it.
+        homes: public name -> the module in the package that defines it; none is the name of a module of the package,
+            which importing that module would put in its place.
     """
+    assert homes.keys().isdisjoint(homes.values())
     module = import_module(package)
 
     def get(name: str) -> Any:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from graticule.analysis import Report, save_figure
 
-EVIL = "<script>alert('x')</script> & \"quotes\" {braces}"
+EVIL = "<script>alert('x')</script> & \" onload='x' {braces} {{ 7 * 7 }} {% raw %} </style>"
 
 
 @pytest.fixture
@@ -27,7 +27,8 @@ def test_all_text_is_escaped(report):
     html = report.html()
     assert "<script" not in html
     assert html.count("&lt;script&gt;") == 12  # title and table caption are there twice
-    assert "{braces}" in html
+    assert "{braces} {{ 7 * 7 }} {% raw %}" in html and "49" not in html  # text is data, never a template
+    assert html.count("</style>") == 1 and not re.search(r"\"[^<>\"]*\" onload", html)
 
 
 def test_nothing_is_fetched_from_outside(report):

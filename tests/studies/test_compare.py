@@ -1,12 +1,19 @@
 """A comparison says what the numbers bear, and no more."""
 
+import csv
+import json
 import math
+import shutil
 
 import pytest
 import torch
 
-from graticule.metric import TOP1
-from graticule.studies import Comparison, compare
+import graticule.studies.comparison_runs as module
+from graticule.analysis import score_plot
+from graticule.metric import BITS_PER_BYTE, TOP1
+from graticule.studies import Comparison, compare, plan, planned_rows, train_part
+from graticule.studies.comparison import format_seconds, supported_decimals
+from graticule.studies.comparison_files import latex_of
 from graticule.studies.significance import holm, paired_p
 from graticule.tasks import Recipe, Run, build_model, train
 
@@ -33,8 +40,8 @@ def comparison(first: list[float], second: list[float]) -> Comparison:
 
 def test_the_table_has_mean_deviation_difference_and_p():
     rows = comparison([70.0, 71.0, 71.0], [71.0, 73.0, 74.0]).rows()
-    assert rows[0] == ("first", "10", "3", "70.67", "0.58", "-", "-", "-")
-    assert rows[1] == ("second", "1,000", "3", "72.67", "1.53", "+2.00", "0.074", "0.074")
+    assert rows[0] == ("first", "10", "3", "70.67", "0.58", "-", "-", "-", "-")
+    assert rows[1] == ("second", "1,000", "3", "72.67", "1.53", "+2.00", "0.074", "0.074", "-")
 
 
 def test_holms_method_by_hand():
@@ -49,12 +56,12 @@ def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chanc
     first = [70.0, 71.0, 71.0]
     scores = {"first": first, "real": [90.0, 91.1, 91.0], "lucky": [71.0, 73.0, 73.0]}
     few = Comparison((0, 1, 2), {name: scores[name] for name in ("first", "lucky")}, dict.fromkeys(scores, 1), {}, TOP1)
-    assert few.rows()[1][-2:] == ("0.038", "0.038") and "beyond chance" in few.verdict()[0]
+    assert few.rows()[1][-3:-1] == ("0.038", "0.038") and "beyond chance" in few.verdict()[0]
     assert few.verdict()[-1].endswith("for 1 comparison.")
     many = {"first": first} | {f"{name} {i}": scores[name] for i in range(3) for name in ("real", "lucky")}
     found = Comparison((0, 1, 2), many, dict.fromkeys(many, 1), {}, TOP1)
-    assert found.rows()[1][-2:] == ("< 0.001", "< 0.001") and "beyond chance" in found.verdict()[0]
-    assert found.rows()[2][-2:] == ("0.038", "0.113") and "no difference within error" in found.verdict()[1]
+    assert found.rows()[1][-3:-1] == ("< 0.001", "< 0.001") and "beyond chance" in found.verdict()[0]
+    assert found.rows()[2][-3:-1] == ("0.038", "0.113") and "no difference within error" in found.verdict()[1]
     assert found.verdict()[-1].endswith("for 6 comparisons.")
 
 
@@ -92,8 +99,115 @@ def test_seeds_must_differ(tmp_path):
         compare({"default": small()}, [1, 1], tmp_path, progress=False)
 
 
-def test_the_score_of_a_comparison_is_that_of_the_last_epoch(tmp_path):
-    found = compare({"default": small()}, [0], tmp_path, progress=False)
-    run = Run.open(tmp_path / "default" / "seed-0")
-    assert found.scores["default"] == [run.result()["last_top1"]]
-    assert (tmp_path / "comparison.md").read_text().startswith("| choice |")
+@pytest.mark.parametrize(
+    ("examples", "seeds", "decimals"),
+    # a score is a multiple of 100 / examples percent, and a mean over seeds of a part of that
+    [(100, 1, 0), (101, 1, 1), (1000, 1, 1), (1000, 3, 2), (1000, 10, 2), (10_000, 5, 3), (40, 2, 0), (10**7, 5, 3)],
+)
+def test_a_mean_has_as_many_decimals_as_the_examples_support(examples, seeds, decimals):
+    assert supported_decimals(TOP1, examples, seeds) == decimals
+    assert supported_decimals(TOP1, None, seeds) == TOP1.decimals
+    assert supported_decimals(BITS_PER_BYTE, examples, seeds) == BITS_PER_BYTE.decimals
+
+
+CHOICES = {"joining=default": small(), "encoding=learnable(std=1.0)": small(encoding="learnable(std=1.0)")}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two choices with two seeds, and the folder that they are in."""
+    folder = tmp_path_factory.mktemp("compare")
+    return compare(CHOICES, [0, 1], folder, progress=False, command="graticule compare x"), folder
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    """A copy of the folder of a comparison."""
+    return shutil.copytree(trained[1], tmp_path / "copy")
+
+
+def test_the_score_of_a_comparison_is_that_of_the_last_epoch(trained):
+    found, folder = trained
+    run = Run.open(folder / "joining=default" / "seed-0")
+    assert found.scores["joining=default"][0] == run.result()["last_top1"]
+    assert found.scores["joining=default"][0] % 5 == 0 and found.examples == 20  # no 37.79999923706055
+    assert (folder / "comparison.md").read_text().startswith("| choice |")
+
+
+def test_the_json_holds_what_repeats_the_comparison(trained):
+    found, folder = trained
+    kept = json.loads((folder / "comparison.json").read_text())
+    assert kept["command"] == "graticule compare x" and kept["seeds"] == [0, 1] and kept["top1"] == found.scores
+    assert kept["choices"] == {
+        "joining=default": {"encoding": None},
+        list(CHOICES)[1]: {"encoding": "learnable(std=1.0)"},
+    }
+    for name, differing in kept["choices"].items():
+        assert Recipe.from_dict({**kept["recipe"], **differing}) == CHOICES[name]
+    assert kept["versions"]["torch"] and kept["machine"]["threads"] and kept["date"].startswith("20")
+    assert kept["runs"]["joining=default"] == ["joining=default/seed-0", "joining=default/seed-1"]
+    assert all(seconds > 0 for runs in kept["seconds"].values() for seconds in runs)
+
+
+def test_the_csv_has_a_row_per_run_and_the_picture_is_one(trained):
+    found, folder = trained
+    with (folder / "comparison.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["choice"], row["seed"]) for row in rows] == [(name, seed) for name in CHOICES for seed in "01"]
+    assert [float(row["top1"]) for row in rows] == [score for scores in found.scores.values() for score in scores]
+    assert all((folder / row["folder"] / "recipe.json").is_file() for row in rows)
+    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_latex_table_escapes_what_latex_reads_as_commands():
+    text = latex_of(Comparison((0,), {"a_b & 50% {x}~\\": [1.0]}, {"a_b & 50% {x}~\\": 5}, {}, TOP1))
+    assert r"\texttt{a\_b \& 50\% \{x\}\textasciitilde{}\textbackslash{}} & 5 & 1 & 1.00 & - &" in text
+    lines = text.splitlines()
+    assert lines[1] == r"\begin{tabular}{lrrrrrrrr}" and lines[-1] == r"\end{tabular}"
+    assert [line for line in lines if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert all(line.count(" & ") == 8 for line in lines if line.endswith(r" \\"))
+
+
+def test_fewer_choices_or_seeds_do_not_replace_a_comparison_unless_asked(folder):
+    before = (folder / "comparison.json").read_bytes()
+    fewer = {"joining=default": CHOICES["joining=default"]}
+    with pytest.raises(ValueError, match=r"has encoding=learnable\(std=1.0\), seed 1 too; .*--replace"):
+        compare(fewer, [0], folder, progress=False)
+    assert (folder / "comparison.json").read_bytes() == before
+    compare(fewer, [0], folder, progress=False, replace=True)
+    assert json.loads((folder / "comparison.json").read_text())["seeds"] == [0]
+
+
+def test_the_plan_tells_states_and_estimates_the_time_left(folder):
+    runs = plan(CHOICES, [0, 1], folder)
+    assert [row[3:] for row in planned_rows(runs)[1:]] == [*[("finished", "0.0 s")] * 4, ("4 of 4 finished", "0.0 s")]
+    shutil.rmtree(runs[0].folder)
+    history = (runs[2].folder / "metrics.csv").read_text().splitlines()
+    seconds = float(history[1].split(",")[history[0].split(",").index("seconds")])
+    rows = planned_rows(runs)
+    assert rows[1][3:] == ("epoch 0 of 1", format_seconds(seconds))  # as long as the other seed took
+    assert planned_rows(plan(CHOICES, [0], folder / "empty"))[-1][3:] == ("0 of 2 finished", "unknown")
+
+
+def test_parts_train_every_run_once(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(module, "train", lambda recipe, folder, **options: trained.append(folder))
+    assert train_part(CHOICES, [0, 1], tmp_path, (1, 3), progress=False) == 4
+    assert len(trained) == 2
+    for number in (2, 3):
+        train_part(CHOICES, [0, 1], tmp_path, (number, 3), progress=False)
+    assert sorted(trained) == sorted(one.folder for one in plan(CHOICES, [0, 1], tmp_path))
+    for part in ((0, 3), (4, 3)):
+        with pytest.raises(ValueError, match="`part` must be K/N"):
+            train_part(CHOICES, [0], tmp_path, part)
+
+
+def test_two_choices_of_one_folder_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="must have different letters and digits"):
+        plan({"a(b)": small(), "a[b]": small()}, [0], tmp_path)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [({}, "must have a value"), ({"a": []}, "must have a value")])
+def test_a_plot_of_no_scores_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        score_plot(wrong, "top-1")

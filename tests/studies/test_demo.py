@@ -4,7 +4,9 @@ import json
 import re
 
 import graticule.studies.demo as module
+from graticule.metric import TOP1
 from graticule.recipes import load_recipe
+from graticule.studies.comparison import supported_decimals
 
 
 def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path, monkeypatch):
@@ -15,13 +17,14 @@ def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path
     assert report == tmp_path / "report.html"
     assert len(re.findall("<table>", page)) == 4 and len(re.findall("<img ", page)) == 6
     assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)""", page)
+    places = supported_decimals(TOP1, 40, 2)
     for number in json.loads((tmp_path / "comparison.json").read_text())["top1"].values():
-        assert f"{sum(number) / 2:.2f}" in page
+        assert f'<td class="number">{sum(number) / 2:.{places}f}</td>' in page
     found = json.loads((tmp_path / "resolutions.json").read_text())["top1"]
     assert set(found) == set(module.JOININGS)
     for by_size in found.values():
         assert list(by_size) == [str(height) for height, _ in module.SIZES] and len(by_size) == 3
-        assert all(f"{sum(values) / 2:.2f} ±" in page for values in by_size.values())
+        assert all(f"{sum(values) / 2:.{places}f} ±" in page for values in by_size.values())
     assert "neither confirm nor refute" in page and "amplitude of the table is not controlled for" in page
     assert all(
         (tmp_path / f"correlations-{joining}.{kind}").is_file()

@@ -1,4 +1,4 @@
-"""What a run folder says without its model: how far it is, what came of it, which runs differ in the seed alone."""
+"""Reading run folders without their models: progress, results, and which runs differ only in the seed."""
 
 import dataclasses
 import json

@@ -25,6 +25,7 @@ from graticule.analysis.plots import (
     translation_plot,
 )
 from graticule.analysis.report import Report
+from graticule.analysis.score_plot import score_plot
 
 __all__ = [
     "AttentionMap",
@@ -56,6 +57,7 @@ __all__ = [
     "save_attention",
     "save_figure",
     "save_mixing",
+    "score_plot",
     "sheet_layers",
     "translation_error",
     "translation_plot",

@@ -1,1 +1,1 @@
-"""The commands of `graticule`, one a file: its options, and `run`, which takes its arguments."""
+"""The commands of `graticule`, one per file: its options, and `run`, which takes its arguments."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -32,36 +33,45 @@ class Compare:
 
     The tests are against the first choice; p is given as it is, and adjusted by Holm's method for their number.
 
-    A choice is overrides of the recipe, as on the command line of train, with commas between:
+    A choice is overrides of the recipe, as on the command line of train, separated by commas:
     graticule compare digits_quick --choices joining=default joining=lape encoding=sinusoidal_2d,joining=lape
+
     Options of an encoding or joining: "encoding=peg(places=[0, 1, 2])" "encoding=shaw(clip=4)"
+
     An argument of the backbone: model_kwargs=windows=[8,4]
     """
 
     recipe: tyro.conf.Positional[str]
     """name of a recipe, or a Python file"""
     choices: list[str]
-    """the choices; the first is what the others are held against"""
+    """the choices; the others are tested against the first"""
     seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
     """seeds, the same for every choice"""
     output: Path | None = None
-    """folder of the runs (default: runs/compare-RECIPE)"""
+    """folder of the runs and tables (default: runs/compare-RECIPE, with --quick runs/compare-RECIPE-quick)"""
     sizes: list[str] = dataclasses.field(default_factory=list)
     """of images: evaluate every run at these sides too, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
     lengths: list[int] = dataclasses.field(default_factory=list)
-    """of text: evaluate every run in windows of so many tokens too, a second table and a plot"""
+    """of text: evaluate every run in windows of these numbers of tokens too: a second table and a plot"""
     quick: bool = False
-    """a few steps only, to see that everything works"""
+    """only a few steps, to see that everything works"""
+    list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """list the runs, their states and an estimate of the time that is left, and train nothing"""
+    part: str | None = None
+    """K/N, as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
+    replace: bool = False
+    """replace the tables of a comparison with further choices or seeds in the same folder"""
 
 
 def run(arguments: list[str]) -> int:
     """Train several choices with several seeds, and make one table."""
     options = parse(Compare, "compare", arguments)
+    part = _part(options.part)
     from graticule.recipes import load_recipe
 
     base = load_recipe(options.recipe)  # first, so that an unknown name costs no import of PyTorch
 
-    from graticule.studies import compare, lengths, resolutions
+    from graticule.studies import compare, lengths, plan, planned_rows, resolutions, train_part
     from graticule.tasks import Interrupted, TextRecipe, build_data, build_model, check_lengths, check_sizes, data_sizes
 
     check_kind(isinstance(base, TextRecipe), lengths=options.lengths, sizes=options.sizes)
@@ -81,15 +91,26 @@ def run(arguments: list[str]) -> int:
     for recipe in choices.values() if options.lengths else ():
         data = build_data(recipe)
         check_lengths(build_model(recipe, *data_sizes(data)), options.lengths, data)
-    folder = output_folder(options.output, Path("runs") / f"compare-{Path(options.recipe).stem}")
+    default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}"
+    folder = output_folder(options.output, Path("runs") / default)
+    if options.list_runs:
+        columns, *rows = planned_rows(plan(choices, options.seeds, folder))
+        print_table(columns, rows)
+        return 0
     try:
-        comparison = compare(choices, options.seeds, folder)
+        if part is not None:
+            left = train_part(choices, options.seeds, folder, part, replace=options.replace)
+            if left:
+                print(f"part {options.part} is finished; {left} runs of other parts are not, so there is no table yet.")
+                return 0
+        command = shlex.join(["graticule", "compare", *arguments])
+        comparison = compare(choices, options.seeds, folder, command=command, replace=options.replace)
     except Interrupted:
-        print("stopped; the same command goes on where it stood.", file=sys.stderr)
+        print("stopped; the same command resumes the comparison.", file=sys.stderr)
         return 130
     print_table(comparison.columns, comparison.rows())
     print(*comparison.verdict(), sep="\n")
-    print_written(folder / "comparison.md", folder / "comparison.json")
+    print_written(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "tex", "png", "json")))
     if sizes:
         found = resolutions(comparison, sizes, device=choose_device("auto"))
         columns, *rows = found.rows()
@@ -106,6 +127,16 @@ def run(arguments: list[str]) -> int:
         _print_tests(at_lengths)
         print_written(*at_lengths.write(folder))
     return 0
+
+
+def _part(given: str | None) -> tuple[int, int] | None:
+    """Read K/N."""
+    if given is None:
+        return None
+    number, _, parts = given.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts) < 10**6):
+        raise ValueError(f"`part` must be K/N with K from 1 to N, as 2/4, got {given!r}.")
+    return int(number), int(parts)
 
 
 def _print_tests(found: Resolutions | Lengths) -> None:

@@ -1,4 +1,4 @@
-"""How --help describes options: one default each, and what they take without the None of an open one."""
+"""How --help describes options: one default each, and the type of an optional one without its None."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-#: What happens where an option is left open, at the end of its text.
+#: The default of an optional option, at the end of its text.
 _OPEN = re.compile(r"\s*(\(default: .*\))\s*$", re.DOTALL)
 
 
 def help_registry() -> ConstructorRegistry:
-    """Build tyro's registry with our two rules, which leave to tyro's own all that they do not change."""
+    """Build tyro's registry with our two rules, which fall back to tyro's own."""
     registry = ConstructorRegistry()
     within: list[StructTypeInfo] = []
 
     @registry.primitive_rule
     def optional(info: PrimitiveTypeInfo) -> Any:
-        """Show `T | None` as T; None is still taken, for it opens what a recipe sets."""
+        """Show `T | None` as T; None is still accepted, for it resets what a recipe sets."""
         kinds = get_args(info.type)
         if len(kinds) != 2 or kinds[1] is not type(None):
             return None
@@ -38,7 +38,7 @@ def help_registry() -> ConstructorRegistry:
     @registry.struct_rule
     def documented(info: StructTypeInfo) -> Any:
         """Give every option one default."""
-        if any(info is one for one in within):  # it is tyro's own rule that is asked
+        if any(info is one for one in within):  # tyro's own rule is called
             return None
         within.append(info)
         try:
@@ -52,8 +52,8 @@ def help_registry() -> ConstructorRegistry:
     return registry
 
 
-def _or_none(spec: PrimitiveConstructorSpec) -> PrimitiveConstructorSpec:
-    """Let an option take the word None too."""
+def _or_none(spec: PrimitiveConstructorSpec[Any]) -> PrimitiveConstructorSpec[Any]:
+    """Let an option accept the word None too."""
     return dataclasses.replace(
         spec,
         instance_from_str=lambda texts: None if texts == ["None"] else spec.instance_from_str(texts),
@@ -64,7 +64,7 @@ def _or_none(spec: PrimitiveConstructorSpec) -> PrimitiveConstructorSpec:
 
 
 def _documented(field: Any) -> Any:
-    """Describe what happens where an option is left open by its own text, and any other default by its value."""
+    """Describe the default of an optional option by its own text, and any other default by its value."""
     if dataclasses.is_dataclass(field.default):
         return field
     text = (field.helptext() if callable(field.helptext) else field.helptext) or ""

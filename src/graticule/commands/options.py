@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,7 +84,8 @@ def option_names(kind: Any, prefix: str = "--") -> list[str]:
     found = []
     for field in dataclasses.fields(kind):
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        name = prefix + ("" if field.name == "recipe" else field.name.replace("_", "-"))
+        renamed = re.search(r"arg\(name=\W(\w+)", str(field.type))
+        name = prefix + ("" if field.name == "recipe" else (renamed[1] if renamed else field.name).replace("_", "-"))
         if dataclasses.is_dataclass(default):
             found += option_names(type(default), name if name == prefix else name + ".")
         elif "Positional" not in str(field.type):

@@ -5,18 +5,32 @@ from typing import TYPE_CHECKING
 from graticule.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from graticule.studies.compare import Comparison, compare
-    from graticule.studies.lengths import Lengths, lengths
+    from graticule.studies.comparison import Comparison
+    from graticule.studies.comparison_runs import compare, plan, planned_rows, train_part
     from graticule.studies.resolution import Resolutions, resolutions
+    from graticule.studies.text_lengths import Lengths, lengths
 
-__all__ = ["Comparison", "Lengths", "Resolutions", "compare", "lengths", "resolutions"]
+__all__ = [
+    "Comparison",
+    "Lengths",
+    "Resolutions",
+    "compare",
+    "lengths",
+    "plan",
+    "planned_rows",
+    "resolutions",
+    "train_part",
+]
 
 _HOMES = {
-    "Comparison": "compare",
-    "Lengths": "lengths",
+    "Comparison": "comparison",
+    "Lengths": "text_lengths",
     "Resolutions": "resolution",
-    "compare": "compare",
-    "lengths": "lengths",
+    "compare": "comparison_runs",
+    "lengths": "text_lengths",
+    "plan": "comparison_runs",
+    "planned_rows": "comparison_runs",
     "resolutions": "resolution",
+    "train_part": "comparison_runs",
 }
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

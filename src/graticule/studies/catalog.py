@@ -71,7 +71,7 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
         "language_models": _sizes(
             graticule.list_language_models(), measure_language, known["language_models"] if known else {}
         ),
-        "encodings": list(graticule.list_encodings()),
+        "encodings": sorted(graticule.list_encodings()),
         "joinings": list(graticule.list_joinings()),
         "decompositions": list(graticule.list_decompositions()),
         "datasets": list(list_datasets()),

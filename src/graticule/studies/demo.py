@@ -22,7 +22,8 @@ from graticule.analysis import (
     save_figure,
 )
 from graticule.recipes import load_recipe
-from graticule.studies.compare import Comparison, compare
+from graticule.studies.comparison import Comparison
+from graticule.studies.comparison_runs import compare
 from graticule.studies.resolution import Resolutions, resolutions
 from graticule.tasks import Run
 

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from graticule.analysis import resolution_plot, save_figure
 from graticule.files import write_json, write_text
 from graticule.metric import TOP1
-from graticule.studies.compare import Comparison
+from graticule.studies.comparison import Comparison, supported_decimals
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import check_sizes, evaluate
 
@@ -25,11 +25,19 @@ class Resolutions:
     """Top-1 of every choice at every size, in percent: `scores[choice][size][i]` is that of `seeds[i]`.
 
     The weights are those of the last epoch, as in the comparison.
+
+    images: how many the scores are over.
     """
 
     seeds: tuple[int, ...]
     trained_at: Size
     scores: dict[str, dict[Size, list[float]]]
+    images: int
+
+    @property
+    def decimals(self) -> int:
+        """Return how many decimals of a mean are shown: as many as the number of images and seeds supports."""
+        return supported_decimals(TOP1, self.images, len(self.seeds))
 
     @property
     def sizes(self) -> list[Size]:
@@ -37,19 +45,19 @@ class Resolutions:
         return list(next(iter(self.scores.values())))
 
     def rows(self) -> Rows:
-        """A header, then one row per choice: mean and standard deviation at each size."""
-        return spread_rows(self.scores, self._name, TOP1.decimals)
+        """Return a header, then one row per choice: mean and standard deviation at each size."""
+        return spread_rows(self.scores, self._name, self.decimals)
 
     def differences(self) -> Rows:
-        """A header, then one row per choice: mean difference against the first at each size, p, and p adjusted."""
-        return difference_rows(self.scores, self._name, TOP1.decimals)
+        """Return a header, then one row per choice: mean difference against the first at each size, p, adjusted p."""
+        return difference_rows(self.scores, self._name, self.decimals)
 
     def note(self) -> str:
         """Say how many tests `differences` has and how their p values are adjusted."""
         return difference_note(self.scores)
 
     def markdown(self) -> str:
-        """Both tables in Markdown; the second only where there is something to compare."""
+        """Return both tables in Markdown; the second only where there is something to compare."""
         if len(self.scores) == 1:
             return markdown(self.rows())
         return f"{markdown(self.rows(), self.differences())}\n\n{self.note()}"
@@ -96,7 +104,7 @@ def resolutions(
                 scores[name][score.size].append(score.top1)
             bar.update()
     bar.close()
-    return Resolutions(comparison.seeds, first.recipe().img_size, scores)
+    return Resolutions(comparison.seeds, first.recipe().img_size, scores, data.num_test)
 
 
 def _text(size: Size) -> str:

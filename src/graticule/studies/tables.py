@@ -71,6 +71,11 @@ def _tests(scores: Mapping[str, Mapping[Condition, Sequence[float]]]) -> list[fl
 def markdown(*tables: Sequence[Sequence[str]]) -> str:
     """Write tables in Markdown, an empty line between them."""
     return "\n\n".join(
-        "\n".join("| " + " | ".join(row) + " |" for row in [table[0], ["---"] * len(table[0]), *table[1:]])
+        "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in [table[0], ["---"] * len(table[0]), *table[1:]])
         for table in tables
     )
+
+
+def _cell(text: str) -> str:
+    """Escape the character that would end a cell."""
+    return text.replace("|", "\\|")

@@ -102,8 +102,8 @@ def evaluate(
             scores.append(
                 Score(
                     size=size,
-                    top1=100 * top1.compute().item(),
-                    top5=None if top5 is None else 100 * top5.compute().item(),
+                    top1=_percent(top1, count),
+                    top5=None if top5 is None else _percent(top5, count),
                     loss=loss / count,
                     images=count,
                     batch=cost.batch,
@@ -114,3 +114,8 @@ def evaluate(
     finally:
         unfold(model).train(was_training)
     return scores
+
+
+def _percent(accuracy: MulticlassAccuracy, count: int) -> float:
+    """Return an accuracy over `count` images in percent, without the rounding errors of float32."""
+    return 100 * round(accuracy.compute().item() * count) / count

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from graticule.files import write_text
@@ -58,7 +60,7 @@ class History(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add the row of the epoch and write the file, whole or not at all."""
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        metrics = {name: _decimal(value) for name, value in trainer.callback_metrics.items()}
         seconds = self._before + time.perf_counter() - self._start
         self.rows = [row for row in self.rows if row["epoch"] <= trainer.current_epoch]
         self.rows.append({"epoch": trainer.current_epoch + 1, **metrics, "seconds": seconds})
@@ -167,3 +169,8 @@ def memory(device: torch.device) -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _decimal(value: Tensor) -> float:
+    """Return a logged number without digits that its precision does not hold: 37.8, not 37.79999923706055."""
+    return float(str(np.float32(value.item()))) if value.dtype == torch.float32 else value.item()

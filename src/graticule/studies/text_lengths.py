@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from graticule.analysis import length_plot, save_figure
 from graticule.files import write_json, write_text
 from graticule.metric import BITS_PER_BYTE
-from graticule.studies.compare import Comparison
+from graticule.studies.comparison import Comparison
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import check_lengths, evaluate_text
 
@@ -43,15 +43,15 @@ class Lengths:
         return list(next(iter(self.scores.values())))
 
     def rows(self) -> Rows:
-        """A header, then one row per choice: mean and standard deviation at each length, marked as `legend` says."""
+        """Return a header, then one row per choice: mean and deviation at each length, marked as in `legend`."""
         return spread_rows(self.scores, str, BITS_PER_BYTE.decimals, self._mark)
 
     def differences(self) -> Rows:
-        """A header, then one row per choice: mean difference against the first at each length, p, and p adjusted."""
+        """Return a header, then one row per choice: mean difference against the first at each length, p, adjusted p."""
         return difference_rows(self.scores, str, BITS_PER_BYTE.decimals)
 
     def legend(self) -> str:
-        """What the marks in `rows` mean, and whether the choices were scored on the same text."""
+        """Explain the marks in `rows`, and say whether the choices were scored on the same text."""
         said = ["bits per byte, the lower the better; marked * at the length that the choice was trained at"]
         if any(self.resampled.values()):
             said.append(", ~ where its table was resampled to the length")
@@ -64,7 +64,7 @@ class Lengths:
         return difference_note(self.scores)
 
     def markdown(self) -> str:
-        """Both tables in Markdown; the second only where there is something to compare."""
+        """Return both tables in Markdown; the second only where there is something to compare."""
         if len(self.scores) == 1:
             return f"{markdown(self.rows())}\n\n{self.legend()}"
         tables = markdown(self.rows(), self.differences())

@@ -1,0 +1,40 @@
+"""Scores of several choices: every seed, the mean, and one standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+
+from matplotlib.figure import Figure
+
+from graticule.analysis.plots import PALETTE
+from graticule.checks import printable
+
+
+def score_plot(scores: Mapping[str, Sequence[float]], xlabel: str, title: str = "") -> Figure:
+    """Draw one line per choice: a dot per seed, the mean as a diamond, and a bar of one standard deviation.
+
+    Args:
+        scores: label -> values over seeds; the first is at the top, and a vertical line continues its mean.
+        xlabel: name and unit of the values.
+        title: above the plot.
+    """
+    if not scores or not all(scores.values()):
+        raise ValueError(f"`scores` must have a value for every label, got {dict(scores)}.")
+    longest = max(map(len, scores))
+    figure = Figure(figsize=(4.2 + min(0.075 * longest, 5.0), 1.3 + 0.42 * len(scores)), layout="constrained")
+    ax = figure.subplots()
+    ax.set(xlabel=f"{xlabel}\ndots: seeds; diamonds and bars: mean and one standard deviation", title=title)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.grid(axis="x", color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
+    color = PALETTE[0]
+    for row, values in enumerate(scores.values()):
+        ax.plot(values, [row] * len(values), "o", color=color, alpha=0.35, markersize=5, markeredgewidth=0)
+        bar = stdev(values) if len(values) > 1 else 0.0
+        ax.errorbar(fmean(values), row, xerr=bar, fmt="D", color=color, capsize=4, markersize=6, linewidth=1.6)
+    ax.axvline(fmean(next(iter(scores.values()))), color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
+    ax.set_yticks(range(len(scores)), list(map(printable, scores)), parse_math=False)
+    ax.tick_params(axis="y", length=0)
+    ax.set_ylim(len(scores) - 0.5, -0.5)
+    return figure

@@ -1,0 +1,117 @@
+"""The scores of a comparison: mean, standard deviation, and paired tests against the first choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from graticule.metric import Metric
+from graticule.studies.significance import format_p, holm, holm_note, paired_p
+from graticule.studies.tables import markdown
+from graticule.tasks import Run
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The scores of every choice and seed: `scores[choice][i]` is that of `seeds[i]`.
+
+    The score is that of the last epoch: the best epoch is picked by looking at the test data, and would
+    flatter every choice.
+
+    seconds: wall time of each run, as `scores`.
+    examples: how many examples a percentage is over; None for another metric, or if it is not known.
+    """
+
+    seeds: tuple[int, ...]
+    scores: dict[str, list[float]]
+    parameters: dict[str, int]
+    runs: dict[str, list[Run]]
+    metric: Metric
+    seconds: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    examples: int | None = None
+
+    @property
+    def decimals(self) -> int:
+        """Return how many decimals of a mean are shown: as many as the number of examples and seeds supports."""
+        return supported_decimals(self.metric, self.examples, len(self.seeds))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the headers of the rows."""
+        unit = f" ({self.metric.unit})" if self.metric.unit else ""
+        mean = f"{self.metric.label}, mean{unit}" + ("" if self.metric.highest else ", lower is better")
+        tests = ("against the first", "p (paired t)", "p (Holm)")
+        return ("choice", "parameters", "seeds", mean, "s.d.", *tests, "time per run")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return one row per choice, as in `columns`; a dash where there are too few seeds to say."""
+        places = self.decimals
+        first = next(iter(self.scores.values()))
+        tests = dict(zip(list(self.scores)[1:], zip(self.tests, holm(self.tests), strict=True), strict=True))
+        rows: list[tuple[str, ...]] = []
+        for name, scores in self.scores.items():
+            deviation = f"{stdev(scores):.{places}f}" if len(scores) > 1 else "-"
+            difference = f"{fmean(scores) - fmean(first):+.{places}f}" if name in tests else "-"
+            p = map(format_p, tests.get(name, (None, None)))
+            time = format_seconds(fmean(self.seconds[name])) if self.seconds.get(name) else "-"
+            mean = f"{fmean(scores):.{places}f}"
+            rows.append((name, f"{self.parameters[name]:,}", str(len(scores)), mean, deviation, difference, *p, time))
+        return rows
+
+    @property
+    def tests(self) -> list[float | None]:
+        """Return p of the paired t-test of every choice but the first against it; None where there is none."""
+        first, *others = self.scores.values()
+        return [paired_p(scores, first) for scores in others]
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        return markdown([self.columns, *self.rows()])
+
+    def verdict(self) -> list[str]:
+        """Say for each choice what the numbers show against the first, at 5 percent over all; then how it is tested."""
+        first, *names = self.scores
+        said = []
+        for name, p in zip(names, holm(self.tests), strict=True):
+            difference = fmean(self.scores[name]) - fmean(self.scores[first])
+            found = f"{name} against {first}: {difference:+.{self.decimals}f}"
+            if not math.isfinite(difference):
+                said.append(f"{name} against {first}: a score is not a finite number.")
+            elif p is None:
+                said.append(f"{found}, with too few seeds for a test.")
+            elif p < 0.05:
+                said.append(f"{found}, p = {p:.3g}: a difference beyond chance.")
+            else:
+                said.append(f"{found}, p = {p:.2g}: no difference within error.")
+        count = sum(p is not None for p in self.tests)
+        return [*said, f"{holm_note(count)}."] if names else said
+
+
+def supported_decimals(metric: Metric, examples: int | None, seeds: int = 1) -> int:
+    r"""Return how many decimals a mean over `seeds` has that `examples` support.
+
+    A share of n examples is a multiple of 100 / n percent, so the least d is taken for which
+
+    .. math:: 10^{-d} \le \frac{100}{n \cdot \text{seeds}},
+
+    and at most 3. A metric that is no percentage, or is over an unknown number, has its own decimals.
+    """
+    if metric.unit != "%" or examples is None:
+        return metric.decimals
+    return min(3, max(0, math.ceil(math.log10(examples * seeds / 100) - 1e-9)))
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration.
+
+    >>> [format_seconds(seconds) for seconds in (3.21, 59, 61, 7260)]
+    ['3.2 s', '59 s', '1 min 1 s', '2 h 1 min']
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,104 @@
+"""The files of a comparison: Markdown, CSV, LaTeX, a figure, and JSON with everything needed to repeat it."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from graticule.analysis import save_figure, score_plot
+from graticule.files import write_json, write_text
+from graticule.studies.comparison import Comparison
+from graticule.tasks import TrainingRecipe
+from graticule.training.surroundings import surroundings
+
+#: Characters that LaTeX reads as commands.
+_LATEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+}
+
+
+def write_comparison(
+    comparison: Comparison, recipes: Mapping[str, TrainingRecipe], folder: Path, command: str = ""
+) -> list[Path]:
+    """Write `comparison.md`, .csv, .tex, .png and .json in `folder`; returns the paths."""
+    verdict = "\n".join(comparison.verdict())
+    return [
+        write_text(folder / "comparison.md", f"{comparison.markdown()}\n\n{verdict}\n"),
+        write_text(folder / "comparison.csv", csv_of(comparison, folder)),
+        write_text(folder / "comparison.tex", latex_of(comparison)),
+        save_figure(score_plot(comparison.scores, comparison.metric.title), folder / "comparison.png"),
+        write_json(folder / "comparison.json", _record(comparison, recipes, folder, command)),
+    ]
+
+
+def csv_of(comparison: Comparison, folder: Path) -> str:
+    """Return one row per run: choice, seed, score, wall time in seconds, parameters, folder."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("choice", "seed", comparison.metric.key, "seconds", "parameters", "folder"))
+    for name, scores in comparison.scores.items():
+        seconds, runs = comparison.seconds[name], comparison.runs[name]
+        for seed, score, wall, run in zip(comparison.seeds, scores, seconds, runs, strict=True):
+            place = run.folder.relative_to(folder)
+            writer.writerow((name, seed, score, f"{wall:.1f}", comparison.parameters[name], place))
+    return text.getvalue()
+
+
+def latex_of(comparison: Comparison) -> str:
+    """Return the table for LaTeX with the package booktabs."""
+    rows = [" & ".join([rf"\texttt{{{latex(name)}}}", *map(latex, cells)]) for name, *cells in comparison.rows()]
+    lines = [
+        r"% \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{l{'r' * (len(comparison.columns) - 1)}}}",
+        r"\toprule",
+        " & ".join(map(latex, comparison.columns)) + r" \\",
+        r"\midrule",
+        *(rf"{row} \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def latex(text: str) -> str:
+    r"""Escape text for LaTeX; a minus before a number is one.
+
+    >>> latex("a_b"), latex("-1.5")
+    ('a\\_b', '$-$1.5')
+    """
+    sign = "$-$" if re.fullmatch(r"-[\d.]+", text) else ""
+    return sign + "".join(_LATEX.get(c, c) for c in (text[1:] if sign else text))
+
+
+def _record(
+    comparison: Comparison, recipes: Mapping[str, TrainingRecipe], folder: Path, command: str
+) -> dict[str, Any]:
+    """Return what is needed to repeat a comparison, and its numbers."""
+    values = {name: {k: v for k, v in recipe.to_dict().items() if k != "seed"} for name, recipe in recipes.items()}
+    first, *others = values.values()
+    common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    return {
+        "command": command,
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "recipe": common,
+        "choices": {name: {k: v for k, v in of.items() if k not in common} for name, of in values.items()},
+        "seeds": list(comparison.seeds),
+        "metric": dataclasses.asdict(comparison.metric),
+        "examples": comparison.examples,
+        comparison.metric.key: comparison.scores,
+        "seconds": comparison.seconds,
+        "parameters": comparison.parameters,
+        "runs": {name: [str(run.folder.relative_to(folder)) for run in runs] for name, runs in comparison.runs.items()},
+        **surroundings(),
+    }
