@@ -27,7 +27,7 @@ from graticule.encodings import Ggqpe, Glrpe, Gqpe, Lrpe, LrpeM, MixingPosition,
 from graticule.factory import list_decompositions
 from graticule.recipe_registry import RECIPES
 from graticule.recipes import list_recipes, load_recipe
-from graticule.tasks import Classification, Mixing, Recipe, Run, TextRecipe, build_model, evaluate, read_recipe, train
+from graticule.tasks import Classification, Mixing, Recipe, TextRecipe, build_model, evaluate, read_recipe, train
 from graticule.tasks.distillation import Distillation
 
 FIGURES = yaml.safe_load((Path(__file__).parent / "parity" / "golden" / "figures.yaml").read_text())
@@ -583,15 +583,30 @@ def test_what_cannot_be_registered_as_a_recipe_is_refused(registered):
         load_recipe("nothing")
 
 
-def test_a_recipe_of_a_plugin_is_trained_by_its_name(my_methods, capsys, tmp_path):
+def test_a_recipe_of_a_plugin_is_trained_by_its_name_and_its_run_opened_as_documented(
+    my_methods, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").symlink_to(PLUGIN.parent)
     code, out, _ = run_command(capsys, "train", "--help")
     assert code == 0 and re.search(r"fourier_digits +A small ViT with Fourier features", out)
-    command = ("train", "fourier_digits", "--plugin", PLUGIN, "--quick", "--output", tmp_path / "run")
-    code, out, err = run_command(capsys, *command)
+    command = (
+        "train",
+        "fourier_digits",
+        "--plugin",
+        "docs/my_methods.py",
+        "--quick",
+        "--output",
+        "runs/fourier_digits",
+    )
+    code, _, err = run_command(capsys, *command)
     assert code == 0, err
-    run = Run.open(tmp_path / "run")
-    assert run.recipe() == load_recipe("fourier_digits").quick()
-    assert (run.recipe().encoding, run.recipe().joining) == ("fourier(frequencies=16)", "decayed")
+    (block,) = re.findall(r"```python\n(.*?)```", (PLUGIN.parent / "extending.md").read_text(), flags=re.DOTALL)
+    shown: dict = {}
+    exec(compile(block, "extending.md", "exec"), shown)
+    assert capsys.readouterr().out.startswith("fourier(frequencies=16) ")
+    run = shown["run"]
+    assert run.recipe() == load_recipe("fourier_digits").quick() and run.recipe().joining == "decayed"
     assert run.plugins == {PLUGIN.name: plugins._hash(PLUGIN)}
 
 
