@@ -1,14 +1,30 @@
 """What each layer gets from each joining, and what can stand in the place of LaPE's norm."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.models._manipulate import group_with_matcher
 from torch import nn
 
-from graticule import LayerPosition
-from graticule.joining import DECOMPOSITIONS, Default, Lape, LapeSharing, Scale, Shared, Unshared
+from graticule import Grid, LayerPosition, build_position
+from graticule.encodings import ENCODINGS
+from graticule.joining import (
+    DECOMPOSITIONS,
+    JOININGS,
+    Default,
+    Lape,
+    LapeSharing,
+    Scale,
+    Shared,
+    Unshared,
+    build_joining,
+)
 from graticule.layer_position import bias_of
 from graticule.rotation import PairRotation
+from graticule.specs import Spec
+from tiny import PAIRS, spec, tiny
 
 DEPTH, TOKENS, DIM = 4, 7, 6
 
@@ -116,6 +132,80 @@ def test_eta_joins_the_first_layers_as_all_layers_would(kind, table):
 def test_an_eta_outside_the_depth_is_refused(build, eta):
     with pytest.raises(ValueError, match=rf"`layers` must be from 1 to the depth of the model, 4, got {eta}"):
         build(DEPTH, eta)
+
+
+@pytest.mark.parametrize("layers", [[], [-1], [0, DEPTH], [2, 1, 2]])
+@pytest.mark.parametrize("name", JOININGS)
+def test_layers_that_are_not_there_or_named_twice_are_refused(name, layers):
+    message = rf"`layers` must be .* different layers from 0 to 3, at least one, got {re.escape(str(layers))}"
+    with pytest.raises(ValueError, match=message):
+        build_joining(Spec(name, {"layers": layers}), DIM, DEPTH)
+
+
+@pytest.mark.parametrize("layers", [(1,), (0, 2), (3, 1, 2), range(DEPTH)])
+@pytest.mark.parametrize("name", JOININGS)
+def test_some_layers_get_what_all_layers_of_a_model_of_so_many_would(name, layers, table):
+    some = drawn(build_joining(Spec(name, {"layers": tuple(layers)}), DIM, DEPTH))
+    alone = build_joining(Spec(name), DIM, len(layers)).double()
+    alone.load_state_dict(dict(zip(alone.state_dict(), some.state_dict().values(), strict=True)))
+    tables = [table + one for one in range(some.tables)]
+    found, expected = some(*tables), alone(*tables)
+    for layer, one in zip(sorted(layers), expected, strict=True):
+        torch.testing.assert_close(found[layer], one, rtol=0, atol=0)
+    assert all(found[layer] == LayerPosition() for layer in range(DEPTH) if layer not in layers)
+    assert some.layers == len(layers)
+
+
+GRID, SOME = Grid(2, 3), [0, 2]
+#: What can be given to some layers alone; in LaPE's chain a layer gets what the joined ones before it made of w.
+PARTS = [
+    (encoding, joining)
+    for encoding, joining in PAIRS
+    if ENCODINGS[encoding].layered
+    and (joining, ENCODINGS[encoding].joined) not in (("lape", "table"), ("default", "table"))
+]
+
+
+@pytest.mark.parametrize(("encoding", "joining"), PARTS)
+def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding, joining):
+    whole, part = (
+        build_position(GRID, dim=12, depth=3, num_heads=3, encoding=encoding, joining=spec(joining, **options)).double()
+        for options in ({}, {"layers": SOME})
+    )
+    drawn(whole)
+    values = whole.state_dict()
+    for name, own in part.state_dict().items():  # of every parameter what belongs to the joined layers
+        (axis,) = [axis for axis, side in enumerate(own.shape) if side != values[name].shape[axis]] or [None]
+        chosen = values[name] if axis is None else values[name].index_select(axis, torch.tensor(SOME))
+        own.copy_(chosen)
+    queries = torch.randn(2, 3, GRID.tokens, 4, dtype=torch.float64)
+    for layer, (a, b) in enumerate(zip(part(GRID), whole(GRID), strict=True)):
+        if layer not in SOME:
+            assert a == LayerPosition()
+            continue
+        bias, other = (None if x.bias is None else bias_of(x.bias, queries) for x in (a, b))
+        torch.testing.assert_close((*a._replace(bias=bias),), (*b._replace(bias=other),), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "joining", "names"),
+    [
+        ("learnable", "lape", ["position.joining.norms.{}.weight", "blocks.{}.pe_norm.weight"]),
+        ("learnable", "unshared", ["position.encodings.{}.pos_embed", "pos_embed{}"]),
+        ("relative_bias", "default", ["position.encodings.{}.relative_position_bias_table"]),
+    ],
+)
+def test_the_parameters_of_a_joined_layer_have_its_index_and_its_learning_rate(encoding, joining, names):
+    model = tiny(encoding, spec(joining, layers=SOME))
+    own = dict(model.named_parameters())
+    published = {f"position.{mine}": theirs for theirs, mine in model.position.published_names().items()}
+    groups = group_with_matcher(model.named_parameters(), model.group_matcher(), reverse=True)
+    for layer in range(3):
+        mine = names[0].format(layer)
+        assert (mine in own) == (layer in SOME)
+        if mine in own:
+            assert groups[mine] == groups[f"blocks.{layer}.norm1.weight"]
+            assert len(names) < 2 or published[mine] == names[1].format(layer)
 
 
 def test_a_depth_of_nothing_is_refused():

@@ -25,18 +25,23 @@ ENCODERS = [name for name, kind in ENCODINGS.items() if not issubclass(kind, Tok
 
 
 def takes(joining: str, encoding: str) -> bool:
-    """Whether a joining can bring an encoding to the layers, by what their classes say."""
+    """Whether a joining can bring an encoding to the layers, by what their classes say and what there is to learn."""
     kind, how = ENCODINGS[encoding], JOININGS[joining]
-    if how.per_layer and not getattr(kind, "learnable", False):
-        return False
+    if how.per_layer and not any(p.requires_grad for p in _position(encoding).parameters()):
+        return False  # the table of every layer would be the same
     return joining == "default" or kind.joined in how.joins
 
 
 def fields(encoding: str, joining: str = "default") -> set[str]:
     """Return the fields of `LayerPosition` that an encoding and a joining give to layers."""
-    grid = graticule.Grid(2, 2)
-    given = graticule.build_position(grid, dim=24, depth=2, num_heads=3, encoding=encoding, joining=joining)(grid)
+    given = _position(encoding, joining)(graticule.Grid(2, 2))
     return {name for layer in given for name, value in layer._asdict().items() if value is not None}
+
+
+def _position(encoding: str, joining: str = "default") -> Any:
+    return graticule.build_position(
+        graticule.Grid(2, 2), dim=24, depth=2, num_heads=3, encoding=encoding, joining=joining
+    )
 
 
 #: Every encoding alone with every joining that it takes.

@@ -47,8 +47,8 @@ def build_position(
         encoding: one of `list_encodings()` with its options, as 'shaw(clip=4)', or several combined by '+'.
         joining: one of `list_joinings()` with its options, as 'lape(layers=6)'; it is how an absolute encoding reaches
             the layers. A relative bias takes 'default' (as it is) and 'lape' (through a LayerNorm); beside an absolute
-            encoding it stays as it is. All others take 'default' alone. With `layers` only the first layers get
-            anything.
+            encoding it stays as it is. All others take 'default' alone. `layers` is the number of the first layers that
+            are joined, or the indices of any, as 'lape(layers=[0, 5])'; the others get nothing.
         within: further fields of `Site`.
 
     Raises:

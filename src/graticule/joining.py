@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -16,17 +16,57 @@ from graticule.names import known_name
 from graticule.registries import Registry, options_of
 from graticule.specs import Spec
 
+#: The layers that are joined: the first ones, by their number; or any, by their indices; None for all.
+Layers = int | Sequence[int] | None
 Decomposition = Literal["w", "scalar_w", "channel_w", "affine_w", "norm", "scalar_norm", "channel_norm", "layer_norm"]
+
+
+def joined_layers(depth: int, layers: Layers) -> tuple[int, ...]:
+    """Return the indices of the layers that are joined, in order.
+
+    Raises:
+        ValueError: if there are no such layers, or one is named twice.
+    """
+    if layers is None or isinstance(layers, int):
+        count = depth if layers is None else layers
+        if not 1 <= count <= depth:
+            raise ValueError(f"`layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
+        return tuple(range(count))
+    if not layers or len(set(layers)) < len(layers) or min(layers) < 0 or max(layers) >= depth:
+        raise ValueError(
+            f"`layers` must be a number of layers, or different layers from 0 to {depth - 1}, at least one, got "
+            f"{list(layers)}."
+        )
+    return tuple(sorted(layers))
+
+
+def spread(given: Iterable[LayerPosition], layers: Sequence[int], depth: int) -> list[LayerPosition]:
+    """Give the joined layers theirs, in order, and the others nothing."""
+    found = [LayerPosition()] * depth
+    for layer, position in zip(layers, given, strict=False):
+        found[layer] = position
+    return found
+
+
+class PerLayer(nn.ModuleList):
+    """One module for each joined layer, under the index of the layer: `norms.4` belongs to layer 4."""
+
+    def __init__(self, modules: Iterable[nn.Module], layers: Sequence[int]) -> None:
+        super().__init__()
+        for layer, module in zip(layers, modules, strict=True):
+            self.add_module(str(layer), module)
 
 
 class Joining(nn.Module, ABC):
     """Turns the table w of an absolute encoding into what each layer gets.
 
     Args:
-        depth: number of layers.
-        layers: eta; only the first `layers` layers are joined, the others get nothing. All by default.
+        depth: number of layers, in a pyramid those of one stage.
+        layers: eta, the number of the first layers that are joined, or the indices of any layers; the others get
+            nothing. All by default.
 
-    `tables` says how many tables it joins: one, unless each layer has its own.
+    `joined` are the indices of the joined layers and `layers` is their number. `tables` says how many tables it joins:
+    one, unless each layer has its own.
     """
 
     #: Whether each layer has a table of its own.
@@ -37,15 +77,17 @@ class Joining(nn.Module, ABC):
     joins: ClassVar[frozenset[str | None]] = frozenset({"table"})
 
     @checked
-    def __init__(self, depth: int, layers: int | None = None) -> None:
+    def __init__(self, depth: int, layers: int | tuple[int, ...] | None = None) -> None:
         super().__init__()
         if depth < 1:
             raise ValueError(f"`depth` must be at least 1, got {depth}.")
-        layers = depth if layers is None else layers
-        if not 1 <= layers <= depth:
-            raise ValueError(f"`layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
         self.depth = depth
-        self.layers = layers
+        self.joined = joined_layers(depth, layers)
+
+    @property
+    def layers(self) -> int:
+        """How many layers are joined."""
+        return len(self.joined)
 
     @property
     def tables(self) -> int:
@@ -70,18 +112,19 @@ class Joining(nn.Module, ABC):
 
     def stage(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Return the same, and the table (N, D) that the next stage of a pyramid joins, as `join` does."""
-        joined, last = self.join(*tables)
-        return joined + [LayerPosition()] * (self.depth - len(joined)), last
+        given, last = self.join(*tables)
+        return spread(given, self.joined, self.depth), last
 
     @abstractmethod
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
-        """Return what the first layers get (the others get nothing), and the table for the next stage of a pyramid.
+        """Return what the joined layers get, in order, and the table for the next stage of a pyramid.
 
         That table is None where w is part of the residual stream, which brings it to the next stage.
         """
 
     def extra_repr(self) -> str:
-        return f"depth={self.depth}, layers={self.layers}"
+        first = self.joined == tuple(range(self.layers))
+        return f"depth={self.depth}, layers={self.layers if first else list(self.joined)}"
 
 
 #: The joinings by name.
@@ -171,11 +214,15 @@ class LapeSharing(Joining):
 
     @checked
     def __init__(
-        self, dim: int, depth: int, layers: int | None = None, decomposition: Decomposition = "layer_norm"
+        self,
+        dim: int,
+        depth: int,
+        layers: int | tuple[int, ...] | None = None,
+        decomposition: Decomposition = "layer_norm",
     ) -> None:
         super().__init__(depth, layers)
         build = DECOMPOSITIONS[known_name("decomposition", decomposition, DECOMPOSITIONS)]
-        self.norms = nn.ModuleList(build(dim) for _ in range(self.layers))
+        self.norms = PerLayer((build(dim) for _ in self.joined), self.joined)
 
     def check(self, joined: str | None, options: Collection[str]) -> None:
         """Refuse `decomposition` without a table."""
@@ -212,6 +259,8 @@ class Lape(LapeSharing):
     The paper trains Swin so (Table 1) without saying how, and that code is not released; this is Eq. 11 read to
     the letter.
 
+    **Some layers.** With `layers` the chain has a norm for each joined layer and skips the others.
+
     A relative bias gets a LayerNorm of its own in every layer (LaPE, 2022, appendix B), over the keys of a query or,
     ours, over the heads.
 
@@ -232,7 +281,7 @@ class Lape(LapeSharing):
         self,
         dim: int,
         depth: int,
-        layers: int | None = None,
+        layers: int | tuple[int, ...] | None = None,
         decomposition: Decomposition = "layer_norm",
         over: Literal["keys", "heads"] = "keys",
     ) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graticule.checks import checked
 from graticule.encodings.base import ENCODINGS, Encoding, NoPosition, Position, Site
 from graticule.grid import Grid
-from graticule.joining import JOININGS, Joining
+from graticule.joining import JOININGS, Joining, PerLayer
 from graticule.layer_position import LayerPosition
 
 
@@ -114,7 +114,8 @@ class JoinedPosition(Position):
                 f"`encodings` must be as many as {type(joining).__name__} takes, {joining.tables}, "
                 f"got {len(encodings)}."
             )
-        self.encodings = nn.ModuleList(encodings)
+        own_tables = joining.per_layer and encodings
+        self.encodings = PerLayer(encodings, joining.joined) if own_tables else nn.ModuleList(encodings)
         self.joining = joining
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
@@ -143,8 +144,8 @@ class JoinedPosition(Position):
         """`pos_embed` as DeiT and timm have it; `pos_embed0...` and `blocks.l.pe_norm` as LaPE's code."""
         own_tables = self.joining.per_layer
         names = {
-            f"pos_embed{i}" if own_tables else "pos_embed": f"encodings.{i}.pos_embed"
-            for i, encoding in enumerate(self.encodings)
+            f"pos_embed{name}" if own_tables else "pos_embed": f"encodings.{name}.pos_embed"
+            for name, encoding in self.encodings.named_children()
             if hasattr(encoding, "pos_embed")
         }
         for own, _ in self.joining.named_parameters():

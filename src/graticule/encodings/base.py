@@ -53,7 +53,7 @@ class Position(nn.Module, ABC):
         return {}
 
     def layer_lists(self) -> list[str]:
-        """Names of the module lists that have an entry of its own for each layer, from the first."""
+        """Return the names of the module lists that have one entry per layer, under the index of the layer."""
         return []
 
     def resampled_encodings(self) -> list[str]:

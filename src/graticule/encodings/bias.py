@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.base import Encoding, Position, Site
 from graticule.grid import Grid, resize_map
-from graticule.joining import Joining
+from graticule.joining import Joining, Layers, PerLayer, joined_layers, spread
 from graticule.layer_position import BiasFunction, LayerPosition
 
 
@@ -43,9 +43,9 @@ class BiasEncoding(Encoding):
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
         """Build one per joined layer, or one that they share."""
         if cls.shared:
-            return SharedBiasPosition(cls.build(site, site.within, options), site.depth, joining.layers, site.window)
-        each = [cls.build(site, site.within, options) for _ in range(joining.layers)]
-        return BiasPosition(each, site.depth, site.window)
+            return SharedBiasPosition(cls.build(site, site.within, options), site.depth, joining.joined, site.window)
+        each = [cls.build(site, site.within, options) for _ in joining.joined]
+        return BiasPosition(each, site.depth, site.window, joining.joined)
 
 
 class PatchBias(BiasEncoding):
@@ -68,11 +68,11 @@ class PatchBias(BiasEncoding):
         if cls.shared:
             return super().position(site, joining, **options)
         each: list[nn.Module] = []
-        for _ in range(joining.layers):
+        for _ in joining.joined:
             bias = cls.build(site, site.within, options)
             norm = {None: None, "keys": NormalizedBias, "heads": HeadNormalizedBias}[joining.bias_norm]
             each.append(bias if norm is None else norm(bias))
-        return BiasPosition(each, site.depth, site.window)
+        return BiasPosition(each, site.depth, site.window, joining.joined)
 
 
 class _NormalizedBias(nn.Module):
@@ -162,13 +162,14 @@ class HeadNormalizedBias(_NormalizedBias):
 
 
 class BiasPosition(Position):
-    """A relative encoding a layer; the layers past the last one get nothing.
+    """One relative encoding per joined layer; the others get nothing.
 
     Args:
-        encodings: one a layer, of the same grid.
+        encodings: one per joined layer, of the same grid.
         depth: number of layers.
-        window: side of the windows within which tokens attend; then the encodings' grid is that of a window, and it
-            stays so whatever grid is asked about, until `set_grid`.
+        window: side of the windows within which tokens attend; then the encodings' grid is that of a window, whatever
+            the grid is, until `set_grid`.
+        layers: indices of the joined layers; the first ones by default.
     """
 
     def __init__(
@@ -176,19 +177,22 @@ class BiasPosition(Position):
         encodings: Iterable[nn.Module],
         depth: int,
         window: int | None = None,
+        layers: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.window = window
-        self.encodings = nn.ModuleList(encodings)
         self.depth = depth
-        if not 1 <= len(self.encodings) <= depth:
-            raise ValueError(f"`encodings` must be from 1 to {depth}, one a layer, got {len(self.encodings)}.")
+        encodings = list(encodings)
+        if not 1 <= len(encodings) <= depth:
+            raise ValueError(f"`encodings` must be from 1 to {depth}, one per layer, got {len(encodings)}.")
+        self.joined = joined_layers(depth, len(encodings) if layers is None else layers)
+        self.encodings = PerLayer(encodings, self.joined)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Say what each layer gets for `grid`: (heads, N, N) as `bias`, or what makes it from the queries."""
+        """Return what each layer gets for `grid`: (heads, N, N) as `bias`, or what makes it from the queries."""
         each = cast("Iterable[Any]", self.encodings)
         given = [LayerPosition(bias=encoding(grid if self.window is None else encoding.grid)) for encoding in each]
-        return given + [LayerPosition()] * (self.depth - len(given))
+        return spread(given, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         """Resample every table for `grid`."""
@@ -216,35 +220,33 @@ class BiasPosition(Position):
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Bring a bias table, or a norm of one, of another grid or window to this one."""
-        _, index, own = name.split(".", 2)
-        encoding: Any = self.encodings[int(index)]
+        _, layer, own = name.split(".", 2)
+        encoding: Any = self.encodings.get_submodule(layer)
         return encoding.fit(own, value, shape)
 
 
 class SharedBiasPosition(Position):
-    """One relative encoding whose bias all the first layers share, as T5 and ALiBi have it.
+    """One relative encoding whose bias is the same in all joined layers, as in T5.
 
     Args:
         encoding: built for the grid, or for a window of it.
         depth: number of layers.
-        layers: only the first ones get the bias; all by default.
+        layers: how many of the first layers get the bias, or the indices of those that do; all by default.
         window: side of the windows within which tokens attend, as `BiasPosition`.
     """
 
-    def __init__(self, encoding: nn.Module, depth: int, layers: int | None = None, window: int | None = None) -> None:
+    def __init__(self, encoding: nn.Module, depth: int, layers: Layers = None, window: int | None = None) -> None:
         super().__init__()
         self.encoding = encoding
         self.depth = depth
-        self.layers = depth if layers is None else layers
+        self.joined = joined_layers(depth, layers)
         self.window = window
-        if not 1 <= self.layers <= depth:
-            raise ValueError(f"`layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Say what each layer gets for `grid`: the same (heads, N, N) as `bias`."""
+        """Return what each layer gets for `grid`: the same (heads, N, N) as `bias`."""
         encoding: Any = self.encoding
         given = LayerPosition(bias=encoding(grid if self.window is None else encoding.grid))
-        return [given] * self.layers + [LayerPosition()] * (self.depth - self.layers)
+        return spread([given] * len(self.joined), self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid`, or a window of it, the one that the encoding is built for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from graticule.checks import checked
 from graticule.encodings.base import Encoding, Position, Site, register_encoding
 from graticule.grid import Grid
-from graticule.joining import Joining
+from graticule.joining import Joining, joined_layers, spread
 from graticule.layer_position import LayerPosition
 from graticule.typed import Count
 
@@ -62,7 +63,7 @@ class LogN(Encoding):
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
         """Build the one of the joined layers."""
         encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
-        return LogNPosition(encoding, site.depth, joining.layers, site.window)
+        return LogNPosition(encoding, site.depth, joining.joined, site.window)
 
 
 class LogNPosition(Position):
@@ -71,21 +72,21 @@ class LogNPosition(Position):
     Args:
         encoding: built for the grid, or for a window of it.
         depth: number of layers.
-        layers: how many of the first layers are joined.
+        layers: indices of the joined layers.
         window: side of the windows within which tokens attend.
     """
 
-    def __init__(self, encoding: LogN, depth: int, layers: int, window: int | None = None) -> None:
+    def __init__(self, encoding: LogN, depth: int, layers: Sequence[int], window: int | None = None) -> None:
         super().__init__()
         self.encoding = encoding
         self.depth = depth
-        self.layers = layers
+        self.joined = joined_layers(depth, layers)
         self.window = window
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the factor for `grid` in each layer."""
         scale = self.encoding(grid if self.window is None else self.encoding.grid)
-        return [LayerPosition(query_scale=scale)] * self.layers + [LayerPosition()] * (self.depth - self.layers)
+        return spread([LayerPosition(query_scale=scale)] * len(self.joined), self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid`, or a window of it, the one that it is built for; the reference stays."""

@@ -15,7 +15,7 @@ from graticule.encodings.base import FROM_SITE, Encoding, Position, Site
 from graticule.encodings.coordinates import Coordinates, Noise
 from graticule.encodings.scaling import Scaling
 from graticule.grid import Grid
-from graticule.joining import Joining
+from graticule.joining import Joining, Layers, joined_layers, spread
 from graticule.layer_position import LayerPosition
 from graticule.names import known_name
 from graticule.registries import Option, options_of
@@ -66,7 +66,7 @@ class RotaryEncoding(Encoding):
                 raise ValueError(f"`preset` must be left out with {cls.__name__}, which has none, got {preset!r}.")
             options = {**cls.presets[known_name("preset", preset, cls.presets)], **options}
         encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
-        return RotaryPosition(encoding, site.depth, joining.layers, site.window)
+        return RotaryPosition(encoding, site.depth, joining.joined, site.window)
 
     @classmethod
     def option_types(cls) -> dict[str, Option]:
@@ -204,18 +204,16 @@ class RotaryPosition(Position):
     Args:
         encoding: built for the grid, or for a window of it.
         depth: number of layers.
-        layers: only the first ones are joined; all by default.
+        layers: how many of the first layers are joined, or the indices of those that are; all by default.
         window: side of the windows within which tokens attend; the encoding's grid stays that of a window, for every
             grid, until `set_grid`.
     """
 
-    def __init__(
-        self, encoding: RotaryEncoding, depth: int, layers: int | None = None, window: int | None = None
-    ) -> None:
+    def __init__(self, encoding: RotaryEncoding, depth: int, layers: Layers = None, window: int | None = None) -> None:
         super().__init__()
         self.encoding = encoding
         self.depth = depth
-        self.layers = depth if layers is None else layers
+        self.joined = joined_layers(depth, layers)
         self.window = window
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
@@ -223,8 +221,8 @@ class RotaryPosition(Position):
         grid = grid if self.window is None else self.encoding.grid
         scale = self.encoding.query_scale(grid)
         joined = [LayerPosition(rotary=one, query_scale=scale) for one in self.encoding.rotations(grid)]
-        joined = joined * self.layers if len(joined) == 1 else joined
-        return joined + [LayerPosition()] * (self.depth - self.layers)
+        joined = joined * len(self.joined) if len(joined) == 1 else joined
+        return spread(joined, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         """Compute everything for `grid`, or for its windows."""
