@@ -169,7 +169,7 @@ def test_eta_leaves_the_later_layers_of_a_relative_bias_empty():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"encoding": "learnabel"}, r"`encoding` must be one of .*got 'learnabel'; did you mean 'learnable'\?"),
+        ({"encoding": "learnabel"}, r"`encoding` must be one of .*got 'learnabel'; did you mean 'learnable'"),
         ({"encoding": "sinusoidal"}, r"got 'sinusoidal'; did you mean 'sinusoidal_\dd' or 'sinusoidal_\dd'"),
         ({"encoding": "learnable+relatve_bias"}, r"got 'relatve_bias'; did you mean 'relative_bias'"),
         ({"encoding": ""}, r"`encoding` must be a name, .*got ''"),

@@ -169,7 +169,7 @@ PARTS = [
 @pytest.mark.parametrize(("encoding", "joining"), PARTS)
 def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding, joining):
     whole, part = (
-        build_position(GRID, dim=12, depth=3, num_heads=3, encoding=encoding, joining=spec(joining, **options)).double()
+        build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=spec(joining, **options)).double()
         for options in ({}, {"layers": SOME})
     )
     drawn(whole)
@@ -178,7 +178,7 @@ def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding
         (axis,) = [axis for axis, side in enumerate(own.shape) if side != values[name].shape[axis]] or [None]
         chosen = values[name] if axis is None else values[name].index_select(axis, torch.tensor(SOME))
         own.copy_(chosen)
-    queries = torch.randn(2, 3, GRID.tokens, 4, dtype=torch.float64)
+    queries = torch.randn(2, 3, GRID.tokens, 8, dtype=torch.float64)
     for layer, (a, b) in enumerate(zip(part(GRID), whole(GRID), strict=True)):
         if layer not in SOME:
             assert a == LayerPosition()
