@@ -69,13 +69,13 @@ class Distance(graticule.PatchBias):
 class Decayed(graticule.Joining):
     """Adds rate^l w to the residual stream before layer l."""
 
-    def __init__(self, depth: int, layers: int | None = None, rate: float = 0.5) -> None:
+    def __init__(self, depth: int, layers: int | tuple[int, ...] | None = None, rate: float = 0.5) -> None:
         super().__init__(depth, layers)
         self.rate = rate
 
     def join(self, *tables: Tensor) -> tuple[list[graticule.LayerPosition], Tensor | None]:
         """Add w: (N, D), smaller from layer to layer; a later stage of a pyramid gets w itself."""
-        joined = [graticule.LayerPosition(pre=tables[0] * self.rate**layer) for layer in range(self.layers)]
+        joined = [graticule.LayerPosition(pre=tables[0] * self.rate**layer) for layer in self.joined]
         return joined, tables[0]
 
 
