@@ -87,9 +87,9 @@ class ConvolutionalVit(VisionTransformer):
         super().__init__(position, patch_size=patch_size, **kwargs)
         self.before = nn.Conv2d(self.in_chans, self.in_chans, 3, padding=1)
 
-    def embed(self, x: Tensor) -> Tensor:
-        """Turn images (B, C, height, width) into tokens (B, N, D)."""
-        return super().embed(self.before(x))
+    def tokenize(self, x: Tensor, stage: int = 0) -> Tensor:
+        """Turn images (B, C, height, width) into tokens (B, H * W, D)."""
+        return super().tokenize(self.before(x), stage)
 
 
 @graticule.register_recipe("fourier_digits", joining="decayed")

@@ -24,8 +24,11 @@ def _start_alike():
 @pytest.fixture(scope="module")
 def my_methods():
     """Import the file of docs/extending.md, as --plugin does, for the tests of one module."""
-    ours = [ENCODINGS._classes, JOININGS._classes, registry._backbones, RECIPES, plugins._registered]
-    timms = [timm_registry._model_entrypoints, timm_registry._model_to_module]
+    ours = [ENCODINGS._classes, JOININGS._classes, registry.MODELS, registry.default_cfgs, RECIPES, plugins._registered]
+    timms = [
+        *(timm_registry._model_entrypoints, timm_registry._model_to_module, timm_registry._model_default_cfgs),
+        *(timm_registry._model_pretrained_cfgs, timm_registry._model_with_tags),
+    ]
     kept = [(holder, dict(holder)) for holder in (*ours, *timms, sys.modules)]
     yield graticule.load_plugin(Path(__file__).parents[1] / "docs" / "my_methods.py")
     for holder, before in kept:

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import timm
 import torch
+from timm.models import get_notrace_functions, get_notrace_modules
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import graticule
 from graticule.analysis import (
@@ -43,7 +45,7 @@ from graticule.layers.gating import mix_tokens
 from graticule.studies.matrix import SMALL, build
 from graticule.tasks import Recipe, TextRecipe, build_model, read_recipe, set_windows
 from graticule.training import cost
-from tiny import draw, having
+from tiny import count, draw, having
 
 GATED = ("gMLP", "PosMLP")
 PYRAMIDS = ("PVT", "Swin", *GATED)
@@ -87,7 +89,6 @@ REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
     # the families whose own encoding is no table
     ("position_correlations of its own", ("CPVT, GAP", "Swin", *GATED)): "`model` must have an absolute encoding",
     ("set_windows", tuple(set(SMALL) - {"PosMLP"})): "`windows` must be left out",
-    ("tokens of intermediates", PYRAMIDS): "`output_fmt` must be 'NCHW'",
 }
 
 
@@ -176,13 +177,54 @@ def test_the_intermediates_are_those_that_the_model_goes_through(family, encodin
 
 @family_alone
 @torch.no_grad()
-def test_the_intermediates_are_tokens_too_where_layers_share_a_grid(family):
+def test_intermediates_are_maps_or_tokens_with_prefix_tokens_beside_them_or_in_a_dictionary(family):
+    model, x = held(family, None, "default"), images(held(family, None, "default"))
+    maps = model.forward_intermediates(x, intermediates_only=True)
+    tokens = model.forward_intermediates(x, output_fmt="NLC", intermediates_only=True)
+    torch.testing.assert_close(tokens, [m.flatten(2).mT for m in maps], rtol=0, atol=0)
+    paired = model.forward_intermediates(x, return_prefix_tokens=True, intermediates_only=True)
+    named = model.forward_intermediates(x, return_prefix_tokens=True, output_dict=True)
+    assert set(named) == {"image_intermediates", "image_features"} | (
+        {"image_intermediates_prefix"} if model.num_prefix_tokens else set()
+    )
+    torch.testing.assert_close(named["image_intermediates"], maps, rtol=0, atol=0)
+    torch.testing.assert_close(named["image_features"], model.forward_features(x), rtol=0, atol=0)
+    if model.num_prefix_tokens:
+        torch.testing.assert_close([m for m, _ in paired], maps, rtol=0, atol=0)
+        assert paired[-1][1].shape == (2, model.num_prefix_tokens, model.num_features)
+        last = [tokens for tokens, _ in model.each_layer(x)][-1]
+        torch.testing.assert_close(paired[-1][1], last[:, : model.num_prefix_tokens], rtol=0, atol=0)
+
+
+@family_alone
+@torch.no_grad()
+def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(family):
+    model = model_of(family)
+    x = images(model)
+    first = model.forward_intermediates(x, indices=[0], intermediates_only=True)
+    early = model.forward_intermediates(x, indices=[0], stop_early=True, intermediates_only=True)
+    torch.testing.assert_close(early, first, rtol=0, atol=0)
+    assert model.prune_intermediate_layers([0]) == [0] and len(model.feature_info) == 1
+    final, after = model.forward_intermediates(x)
+    torch.testing.assert_close(after, first, rtol=0, atol=0)
+    assert final.shape[-1] == first[0].shape[1] and count(model) < count(held(family, None, "default"))
+
+
+@family_alone
+@torch.no_grad()
+def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
     model = held(family, None, "default")
-    refused = refusal("tokens of intermediates", family)
-    found = result(refused, model.forward_intermediates, images(model), output_fmt="NLC", intermediates_only=True)
-    if refused is None:
-        maps = model.forward_intermediates(torch.zeros(2, 3, *model.img_size).double(), intermediates_only=True)
-        assert [tuple(tokens.shape) for tokens in found] == [(2, m.shape[2] * m.shape[3], m.shape[1]) for m in maps]
+    tracer = {"leaf_modules": get_notrace_modules(), "autowrap_functions": get_notrace_functions()}
+    names = get_graph_node_names(model, {**tracer, "param_shapes_constant": True})[1]
+    block = model.feature_info[-1]["module"]
+    wanted = {block: "block", names[-1]: "logits"}
+    traced = create_feature_extractor(model, wanted, tracer_kwargs={**tracer, "param_shapes_constant": True})
+    for x in (images(model), images(model, taller=2)):
+        found = traced(x)
+        torch.testing.assert_close(found["logits"], model(x), rtol=0, atol=0)
+        if not any(given.after for given in model.position(model.grid)):
+            last = [tokens for tokens, _ in model.each_layer(x)][-1]
+            torch.testing.assert_close(found["block"], last, rtol=0, atol=0)
 
 
 @family_alone

@@ -294,9 +294,9 @@ def test_the_grid_of_convolutions_is_that_of_their_output(kernel, layers, stride
             maps = tokenizer.conv_layers(torch.zeros(1, 3, *size))
         except RuntimeError:  # nothing is left of the image
             with pytest.raises(ValueError, match=f"`img_size` must be large enough for one token, got {size[0]} x"):
-                tokenizer.grid_shape(size)
+                tokenizer.grid(size)
             continue
-        assert tokenizer.grid_shape(size) == maps.shape[-2:]
+        assert tokenizer.grid(size).shape == maps.shape[-2:]
         assert tokenizer(torch.zeros(1, 3, *size)).shape == (1, maps.shape[-2] * maps.shape[-1], 4)
 
 

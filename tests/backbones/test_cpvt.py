@@ -194,7 +194,7 @@ def test_a_gap_model_cannot_be_given_a_class_token_with_a_fresh_classifier():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_weights_are_published(name):
-    with pytest.raises(ValueError, match="`pretrained` must be False: the weights of CPVT were never published"):
+    with pytest.raises(ValueError, match=f"`pretrained` must be False: timm's hub has no weights of {name};"):
         graticule.create_model(name, pretrained=True)
 
 
@@ -279,7 +279,6 @@ def test_each_layer_yields_tokens_and_their_grid(name, peg):
         assert grid == Grid(3, 5, int(name == TOKEN))
         assert tokens.shape == (2, grid.tokens, 24)
     assert_same(model.norm(found[-1][0]), model.forward_features(x))
-    assert len(list(model.each_layer(x, 2))) == 2
 
 
 @small

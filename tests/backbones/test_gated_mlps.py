@@ -133,7 +133,7 @@ def test_position_is_computed_once_a_forward_pass(name, sizes, step):
 def test_tokens_mix_within_their_window_and_no_further():
     model = draw(graticule.create_model("posmlp_tiny_224", **POSMLP)).double().eval()
     x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
-    tokens = model.embed(0, x)
+    tokens = model.embed(x)
     changed = tokens.clone()
     changed[:, 0] += torch.randn(16, dtype=torch.float64)  # the first patch of a 16 x 16 grid in windows of 4 x 4
     given, grid = model.position(model.grid)[0], model.grid
@@ -144,7 +144,7 @@ def test_tokens_mix_within_their_window_and_no_further():
 
 def test_shifted_windows_reach_over_the_edge_of_unshifted_ones():
     model = draw(graticule.create_model("posmlp_tiny_224", shift="swin", **POSMLP)).double().eval()
-    tokens = model.embed(0, torch.randn(1, 3, 64, 64, dtype=torch.float64))
+    tokens = model.embed(torch.randn(1, 3, 64, 64, dtype=torch.float64))
     changed = tokens.clone()
     changed[:, 3 * 16 + 3] += torch.randn(16, dtype=torch.float64)  # the corner of the first window
     given, grid = model.position(model.grid)[1], model.grid

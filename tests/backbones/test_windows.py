@@ -142,7 +142,7 @@ def test_after_a_change_tokens_mix_within_their_new_window_and_no_further():
 def reached(model, stage, index, place):
     """Which tokens of a 16 x 16 grid of the first stage a change of the token at `place` reaches, (16, 16)."""
     block, grid, (row, column) = model.block(stage, index), model.grid, place
-    tokens = model.embed(stage, torch.randn(1, 3, 64, 64, dtype=torch.float64))
+    tokens = model.embed(torch.randn(1, 3, 64, 64, dtype=torch.float64), stage)
     changed = tokens.clone()
     changed[:, row * 16 + column] += torch.randn(16, dtype=torch.float64)
     given = model.position(grid)[index]
@@ -484,7 +484,7 @@ def test_an_absolute_encoding_is_added_to_the_tokens_of_the_first_stage():
     plain.load_state_dict(state, strict=True)
     assert not torch.allclose(model(x), plain(x))
     embed = plain.embed
-    plain.embed = lambda stage, x: embed(stage, x) + (table[0] if stage == 0 else 0)
+    plain.embed = lambda x, stage: embed(x, stage) + (table[0] if stage == 0 else 0)
     torch.testing.assert_close(model(x), plain(x), rtol=0, atol=1e-12)
 
 

@@ -35,7 +35,7 @@ from graticule.backbones import (
     T2tVisionTransformer,
     VisionTransformer,
 )
-from graticule.backbones.vit_sizes import checkpoint_filter_fn
+from graticule.backbones.registry import checkpoint_filter_fn
 from graticule.encodings import Peg
 from graticule.factory import build_position
 from graticule.grid import Grid

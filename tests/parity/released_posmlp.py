@@ -222,7 +222,7 @@ def pyramid(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors
     """Compute PosMLP: logits, masks, and the maps after the stem, every stage and the last norm."""
     model = pyramid_model(kwargs).double().eval()
     model.load_state_dict(dict(weights), strict=True)
-    found = {"stem": model.grid.to_map(model.embed(0, images))}
+    found = {"stem": model.grid.to_map(model.embed(images))}
     ends = torch.tensor(model.depths).cumsum(0).tolist()
     for layer, (tokens, grid) in enumerate(model.each_layer(images), start=1):
         stage = next(stage for stage, end in enumerate(ends) if layer <= end)

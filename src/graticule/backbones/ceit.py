@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from graticule.backbones.vision_transformer import VisionTransformer, init_linear
+from graticule.backbones.base import init_linear
+from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.layers import Attention, ImageToTokens, LeffBlock
@@ -29,6 +31,8 @@ class CeitTransformer(VisionTransformer):
         patch_size: of the map that the stem makes, a quarter of the image a side.
         kwargs: as `VisionTransformer`.
     """
+
+    first_conv = "patch_embed.conv"
 
     @checked
     def __init__(
@@ -66,28 +70,18 @@ class CeitTransformer(VisionTransformer):
         tokens = torch.cat([tokens[:, :1] for tokens, _ in self.each_layer(x)], 1)  # (B, depth, D)
         return self.norm(self.lca(tokens + self.pos_layer_embed[:, : tokens.shape[1]]))
 
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-        output_dict: bool = False,
-    ) -> Any:
-        """Return what chosen blocks make of images, as `VisionTransformer`; the final tokens are `forward_features`.
+    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of chosen blocks, as `VisionTransformer`; the final tokens are `forward_features`.
 
-        Those are computed in a pass of their own.
+        Those are computed in a second pass.
         """
-        found = super().forward_intermediates(
-            x, indices, return_prefix_tokens, norm, stop_early, output_fmt, True, output_dict
-        )
-        if intermediates_only:
+        found = super().forward_intermediates(x, *args, **kwargs)
+        if isinstance(found, list):
             return found
         final = self.forward_features(x)
-        return {**found, "image_features": final} if output_dict else (final, found)
+        if isinstance(found, tuple):
+            return final, found[1]
+        return found | {"image_features": final} if "image_features" in found else found
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Put a fresh classifier of `num_classes` in; 0 for none."""
@@ -144,3 +138,15 @@ class ClassAttentionOfLayers(nn.Module):
         dropout = attn.attn_drop if self.training else 0.0
         y = F.scaled_dot_product_attention(q[:, :, -1:], k, v, dropout_p=dropout, scale=attn.scale)
         return attn.proj_drop(attn.proj(y.transpose(1, 2).flatten(2)))
+
+
+register_sizes(
+    CeitTransformer,
+    {
+        "ceit_tiny_patch16_224": Size(6_356_904, {"embed_dim": 192, "num_heads": 3}),
+        "ceit_small_patch16_224": Size(24_204_840, {"embed_dim": 384, "num_heads": 6}),
+        "ceit_base_patch16_224": Size(94_405_416),
+        "ceit_tiny_patch16_384": Size(6_429_864, {"img_size": 384, "embed_dim": 192, "num_heads": 3}),
+        "ceit_small_patch16_384": Size(24_350_760, {"img_size": 384, "embed_dim": 384, "num_heads": 6}),
+    },
+)

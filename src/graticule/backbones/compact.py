@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
+from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
@@ -42,6 +43,8 @@ class CompactTransformer(VisionTransformer):
         conv_padding: their padding; max(1, kernel // 2) by default.
         kwargs: as `VisionTransformer`; the dropout of attention weights is 0.1 by default.
     """
+
+    encoding_options: ClassVar = {"learnable": {"std": 0.2}}  # as in its code
 
     @checked
     def __init__(
@@ -100,3 +103,206 @@ class CompactTransformer(VisionTransformer):
             if own == ours or own.startswith(ours + "."):
                 return theirs + own.removeprefix(ours)
         return own
+
+
+#: Means and deviations of CIFAR-10, which the published configurations of its code have.
+_CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
+#: Those of CIFAR-100, for a model of 32 pixels and 100 classes.
+_CIFAR100 = {100: {"num_classes": 100, "mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}}
+_CCT = {"first_conv": "patch_embed.conv_layers.0.0"}
+_CCT_CIFAR10 = {**_CIFAR10, **_CCT}
+# The names are those of its code: layers, then side of a patch, or kernel x number of convolutions, then image.
+register_sizes(
+    CompactTransformer,
+    {
+        "vit_lite_2_4_32": Size(
+            214_666,
+            {"num_classes": 10, "embed_dim": 128, "depth": 2, "num_heads": 2, "mlp_ratio": 1.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "vit_lite_4_4_32": Size(
+            413_066,
+            {"num_classes": 10, "embed_dim": 128, "depth": 4, "num_heads": 2, "mlp_ratio": 1.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "vit_lite_6_4_32": Size(
+            3_190_538,
+            {"num_classes": 10, "embed_dim": 256, "depth": 6, "num_heads": 4, "mlp_ratio": 2.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "vit_lite_7_4_32": Size(
+            3_716_874,
+            {"num_classes": 10, "embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "vit_lite_7_8_32": Size(
+            3_741_450,
+            {"patch_size": 8, "num_classes": 10, "embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "vit_lite_7_16_32": Size(
+            3_885_834,
+            {"patch_size": 16, "num_classes": 10, "embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cvt_2_4_32": Size(
+            214_539,
+            {"num_classes": 10, "global_pool": "seq", "embed_dim": 128, "depth": 2, "num_heads": 2, "mlp_ratio": 1.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cvt_4_4_32": Size(
+            412_939,
+            {"num_classes": 10, "global_pool": "seq", "embed_dim": 128, "depth": 4, "num_heads": 2, "mlp_ratio": 1.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cvt_6_4_32": Size(
+            3_190_283,
+            {"num_classes": 10, "global_pool": "seq", "embed_dim": 256, "depth": 6, "num_heads": 4, "mlp_ratio": 2.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cvt_7_4_32": Size(
+            3_716_619,
+            {"num_classes": 10, "global_pool": "seq", "embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cvt_8_4_32": Size(
+            4_242_955,
+            {"num_classes": 10, "global_pool": "seq", "embed_dim": 256, "depth": 8, "num_heads": 4, "mlp_ratio": 2.0},
+            cfg=_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cct_2_3x2_32": Size(
+            283_723,
+            {
+                "patch_size": 3,
+                "num_classes": 10,
+                "global_pool": "seq",
+                "embed_dim": 128,
+                "depth": 2,
+                "num_heads": 2,
+                "mlp_ratio": 1.0,
+                "tokenizer": "convolutions",
+                "conv_layers": 2,
+            },
+            cfg=_CCT_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cct_4_3x2_32": Size(
+            482_123,
+            {
+                "patch_size": 3,
+                "num_classes": 10,
+                "global_pool": "seq",
+                "embed_dim": 128,
+                "depth": 4,
+                "num_heads": 2,
+                "mlp_ratio": 1.0,
+                "tokenizer": "convolutions",
+                "conv_layers": 2,
+            },
+            cfg=_CCT_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cct_6_3x2_32": Size(
+            3_326_923,
+            {
+                "patch_size": 3,
+                "num_classes": 10,
+                "global_pool": "seq",
+                "embed_dim": 256,
+                "depth": 6,
+                "num_heads": 4,
+                "mlp_ratio": 2.0,
+                "tokenizer": "convolutions",
+                "conv_layers": 2,
+            },
+            cfg=_CCT_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cct_6_3x1_32": Size(
+            3_233_803,
+            {
+                "patch_size": 3,
+                "num_classes": 10,
+                "global_pool": "seq",
+                "embed_dim": 256,
+                "depth": 6,
+                "num_heads": 4,
+                "mlp_ratio": 2.0,
+                "tokenizer": "convolutions",
+            },
+            cfg=_CCT_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cct_7_3x1_32": Size(
+            3_760_139,
+            {
+                "patch_size": 3,
+                "num_classes": 10,
+                "global_pool": "seq",
+                "embed_dim": 256,
+                "depth": 7,
+                "num_heads": 4,
+                "mlp_ratio": 2.0,
+                "tokenizer": "convolutions",
+            },
+            cfg=_CCT_CIFAR10,
+            cfg_of_classes=_CIFAR100,
+        ),
+        "cct_7_7x2_224": Size(
+            4_804_521,
+            {
+                "img_size": 224,
+                "patch_size": 7,
+                "global_pool": "seq",
+                "embed_dim": 256,
+                "depth": 7,
+                "num_heads": 4,
+                "mlp_ratio": 2.0,
+                "tokenizer": "convolutions",
+                "conv_layers": 2,
+            },
+            cfg=_CCT,
+        ),
+        "cct_14_7x2_224": Size(
+            22_367_273,
+            {
+                "img_size": 224,
+                "patch_size": 7,
+                "global_pool": "seq",
+                "embed_dim": 384,
+                "depth": 14,
+                "num_heads": 6,
+                "mlp_ratio": 3.0,
+                "tokenizer": "convolutions",
+                "conv_layers": 2,
+            },
+            cfg=_CCT,
+        ),
+        "cct_14_7x2_384": Size(
+            22_513_193,
+            {
+                "img_size": 384,
+                "patch_size": 7,
+                "global_pool": "seq",
+                "embed_dim": 384,
+                "depth": 14,
+                "num_heads": 6,
+                "mlp_ratio": 3.0,
+                "tokenizer": "convolutions",
+                "conv_layers": 2,
+            },
+            cfg=_CCT,
+        ),
+    },
+)

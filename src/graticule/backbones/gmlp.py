@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import torch
 from timm.layers import PatchEmbed, lecun_normal_
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
+from graticule.backbones.registry import Size, register_sizes
 from graticule.checkpoints import released_posmlp
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
@@ -40,7 +38,7 @@ class GMlp(Pyramid):
         mlp_ratio: gamma, channels of the gating units as a multiple of D.
         groups: s, groups of channels where the encoding has several.
         stem_norm: whether a LayerNorm follows the patches, as in PosMLP's code; timm's gMLP has none.
-        gate_norm: whether the gating unit has its LayerNorm; None for what `position` wants.
+        gate_norm: whether the gating unit has its LayerNorm; by default, unless the mixing weights are a softmax.
         combine: how the halves come together (`GatingUnit`).
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter the first block.
@@ -52,7 +50,8 @@ class GMlp(Pyramid):
 
     takes = frozenset({"pre", "before", "after", "mixing", "gate"})
     needs = frozenset({"mixing"})
-    stage_lists = "blocks"
+    first_conv = "stem.proj"
+    default_encoding = "sgu"
 
     @checked
     def __init__(
@@ -68,7 +67,7 @@ class GMlp(Pyramid):
         mlp_ratio: float = 6.0,
         groups: int = 8,
         stem_norm: bool = False,
-        gate_norm: bool = True,
+        gate_norm: bool | None = None,
         combine: Combine = "gate",
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
@@ -82,7 +81,6 @@ class GMlp(Pyramid):
         if groups < 1 or mixed % groups:
             raise ValueError(f"`groups` must divide the {mixed} channels that are mixed, got {groups}.")
         super().__init__(
-            position,
             img_size=img_size,
             patch_size=patch_size,
             in_chans=in_chans,
@@ -90,13 +88,13 @@ class GMlp(Pyramid):
             global_pool=global_pool,
             embed_dims=(embed_dim,),
             depths=(num_blocks,),
-            num_heads=(groups,),
-            prefix=0,
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
-            norm_layer=norm_layer,
         )
         self.embed_dim = embed_dim
+        self.build_position(position, groups)
+        self.build_head(norm_layer)
+        gate_norm = not self.has_softmax() if gate_norm is None else gate_norm
         self.stem = PatchEmbed(
             None,
             to_2tuple(patch_size),
@@ -120,15 +118,12 @@ class GMlp(Pyramid):
                 for _ in range(num_blocks)
             ]
         )
-        self._finish()
+        self.finish()
 
-    def embed(self, stage: int, x: Tensor) -> Tensor:
-        """Cut images into patches, tokens (B, N, D)."""
-        return self.stem(x).contiguous()
-
-    def block(self, stage: int, index: int) -> Any:
-        """Return a block."""
-        return self.blocks[index]
+    def tokenize(self, x: Tensor, stage: int) -> Tensor:
+        """Cut images into patches, tokens (B, H * W, D)."""
+        tokens: Tensor = self.stem(x)
+        return tokens
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of PosMLP's released code in our layout, any other as it is."""
@@ -138,34 +133,39 @@ class GMlp(Pyramid):
         """Return the names of our parameters in the released code of PosMLP."""
         return released_posmlp.released_names(self)
 
-    def _block_name(self, stage: int) -> str:
-        return f"blocks.{self.depths[0] - 1}"
-
-    @torch.no_grad()
-    def init_weights(self, mode: str = "") -> None:
+    def init_module(self, name: str, module: nn.Module) -> None:
         """Draw weights as timm's gMLP: Xavier uniform, biases of std 1e-6 in the blocks, the head at zero."""
-        if mode:
-            raise ValueError(f"`mode` must be '', the one initialisation that there is, got {mode!r}.")
-        for name, module in self.named_modules():
-            if name.startswith("position."):  # its parts start as they say themselves
-                continue
-            if isinstance(module, nn.Conv2d):
-                lecun_normal_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Linear) and name.startswith("head"):
-                nn.init.zeros_(module.weight)
+        if isinstance(module, nn.Conv2d):
+            lecun_normal_(module.weight)
+            if module.bias is not None:
                 nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.normal_(module.bias, std=1e-6)
+        elif isinstance(module, nn.Linear) and name.startswith("head"):
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.normal_(module.bias, std=1e-6)
 
-    @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns that put parameters into the stem, a block each with what it is told of position, and the end."""
-        stage: Any = self.position.get_submodule("stages.0")
-        lists = "|".join(re.escape(f"stages.0.{name}") for name in stage.layer_lists())
-        return {
-            "stem": rf"^stem|^position\.(?!(?:{lists})\.\d)",
-            "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
-        }
+
+_HALF = (0.5, 0.5, 0.5)
+_CFG = {"crop_pct": 0.875, "mean": _HALF, "std": _HALF}
+# Nano is for small images.
+register_sizes(
+    GMlp,
+    {
+        "gmlp_nano_patch4_28": Size(
+            168_246,
+            {
+                "img_size": 28,
+                "patch_size": 4,
+                "in_chans": 1,
+                "num_classes": 10,
+                "embed_dim": 64,
+                "mlp_ratio": 4.0,
+                "num_blocks": 6,
+            },
+        ),
+        "gmlp_s16_224": Size(19_422_656, hub="timm/gmlp_s16_224.ra3_in1k", cfg=_CFG),
+        "gmlp_b16_224": Size(73_075_392, {"embed_dim": 512}, cfg=_CFG),
+    },
+)

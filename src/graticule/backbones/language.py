@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import re
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from graticule.backbones.vision_transformer import init_linear
-from graticule.checkpoints import register_names
+from graticule.backbones.base import TokenModel, init_linear
+from graticule.backbones.registry import CHOICES, check_arguments, take_position
 from graticule.checks import checked
-from graticule.encodings import FoldedPosition, Position, PositionBuilder, check_fields
+from graticule.encodings import FoldedPosition, PositionBuilder
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 from graticule.layers import Block, CausalAttention, KeyValueCache
-
-#: What an encoding may say to a layer, fields of `LayerPosition`: all that does not look ahead.
-TAKES = frozenset({"pre", "inner", "bias", "rotary", "query_scale"})
+from graticule.memory import build_within_memory
+from graticule.names import known_name
 
 
 @dataclass
@@ -49,7 +47,7 @@ class TextCache:
         return sum(layer.bytes for layer in self.layers)
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(TokenModel):
     r"""Pre-norm blocks over the tokens of a text, each attending to itself and those before it, and a softmax head.
 
     .. math:: x^{(0)}_n = E_{w_n}, \quad X^{(m)} = block(X^{(m-1)}), \quad
@@ -85,6 +83,9 @@ class LanguageModel(nn.Module):
         block_layer: builds a block.
     """
 
+    takes = frozenset({"pre", "inner", "bias", "rotary", "query_scale"})
+    takes_why = "What convolves or mixes the tokens themselves would look at those ahead."
+
     @checked
     def __init__(
         self,
@@ -113,18 +114,10 @@ class LanguageModel(nn.Module):
         self.embed_dim = self.num_features = embed_dim
         self.tied = tied
         self.embed_scale = embed_scale
-        self.grad_checkpointing = False
 
         self.embed = nn.Embedding(vocab_size, embed_dim)
         self.grid = Grid.of_text(context)
-        self.position: Position = position(self.grid, dim=embed_dim, depth=depth, num_heads=num_heads, causal=True)
-        check_fields(
-            self.position(self.grid),
-            TAKES,
-            (),
-            type(self).__name__,
-            "What convolves or mixes the tokens themselves would look at those ahead.",
-        )
+        self.position = position(self.grid, dim=embed_dim, depth=depth, num_heads=num_heads, causal=True)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()  # stochastic depth decay rule
         self.blocks = nn.Sequential(
@@ -146,35 +139,13 @@ class LanguageModel(nn.Module):
         self.norm = norm_layer(embed_dim)
         # tied weights are one parameter under one name, so that a checkpoint has them once
         self.head = None if tied else nn.Linear(embed_dim, vocab_size, bias=False)
-        register_names(self)
-        self.init_weights()
+        self.finish()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def init_module(self, name: str, module: nn.Module) -> None:
         """Draw embedding and linear weights from a normal of std 0.02, cut at 2 (absolute); biases are zero."""
-        trunc_normal_(self.embed.weight, std=0.02)
-        for name, module in self.named_modules():
-            if not name.startswith("position."):
-                init_linear(module)
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Names of all that says where tokens are, fixed tables and LaPE's norms included."""
-        return {f"position.{name}" for name, _ in self.position.named_parameters()}
-
-    @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns that put parameters into the stem, a block each (with what its layer alone has) and the end."""
-        lists = "|".join(re.escape(name) for name in self.position.layer_lists()) or "(?!)"
-        return {
-            "stem": rf"^embed|^position\.(?!(?:{lists})\.\d)",
-            "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
-        }
-
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute each block's activations again in the backward pass instead of keeping them."""
-        self.grad_checkpointing = enable
+        if isinstance(module, nn.Embedding):
+            trunc_normal_(module.weight, std=0.02)
+        init_linear(module)
 
     @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
@@ -248,19 +219,12 @@ class LanguageModel(nn.Module):
                     f"`tokens` must leave the text at {cache.capacity} tokens at most, its cache's, got {stop}."
                 )
             positions = [given.part(start, stop) for given in cache.positions]
-        remembered: list[tuple[KeyValueCache, ...]] = [()] * len(self.blocks)
-        if cache is not None:
-            remembered = [(layer,) for layer in cache.layers]
         x = self.embed(tokens) if self.embed_scale == 1 else self.embed(tokens) * self.embed_scale
-        for layer, (block, position) in enumerate(zip(self.blocks, positions, strict=True)):
-            x = position.enter(x)
-            if layer == 0:
-                x = self.pos_drop(x)
-            if self.grad_checkpointing and torch.is_grad_enabled():
-                x = cast("Tensor", checkpoint(block, x, position, *remembered[layer], use_reentrant=False))
-            else:
-                x = block(x, position, *remembered[layer])
-        return self.norm(x)
+        where = [()] * len(self.blocks) if cache is None else [(layer,) for layer in cache.layers]
+        for after in self.run_blocks(x, zip(self.blocks, positions, where, strict=True)):
+            x = after
+        features: Tensor = self.norm(x)
+        return features
 
     def forward_head(self, x: Tensor) -> Tensor:
         """Turn tokens (B, n, D) into the logits of the next ones, (B, n, vocab_size)."""
@@ -275,3 +239,48 @@ class LanguageModel(nn.Module):
             ValueError: if the text is longer than a table, or the cache, allows.
         """
         return self.forward_head(self.forward_features(tokens, cache))
+
+
+#: Not in timm's registry, whose models take images.
+SIZES: dict[str, dict[str, int]] = {
+    "lm_nano": {"embed_dim": 64, "depth": 4, "num_heads": 4},
+    "lm_tiny": {"embed_dim": 128, "depth": 6, "num_heads": 4},
+    "lm_small": {"embed_dim": 384, "depth": 8, "num_heads": 6},
+    "lm_base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+}
+
+
+def list_language_models() -> list[str]:
+    """List the names that `create_language_model` takes."""
+    return list(SIZES)
+
+
+def list_language_arguments() -> list[str]:
+    """List the arguments of a language model that are numbers, words or truth values, those of position apart."""
+    hidden = ("self", "position", "norm_layer", "act_layer", "block_layer")
+    return [name for name in inspect.signature(LanguageModel.__init__).parameters if name not in hidden]
+
+
+@checked
+def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> LanguageModel:
+    """Create one of `list_language_models()`.
+
+    Args:
+        name: the size.
+        vocab_size: kinds of token.
+        **kwargs: `encoding`, `joining` and what else `build_position` takes, or `position`; `context` and the other
+            arguments of `LanguageModel`.
+
+    Raises:
+        ValueError: for an unknown name or argument, with the nearest ones, or an encoding that looks ahead.
+
+    Example:
+        >>> import torch
+        >>> model = create_language_model("lm_nano", vocab_size=65, context=128, encoding="rope_1d")
+        >>> model(torch.zeros(2, 7, dtype=torch.long)).shape
+        torch.Size([2, 7, 65])
+    """
+    size = SIZES[known_name("name", name, SIZES)]
+    check_arguments(kwargs, [*inspect.signature(LanguageModel).parameters, *CHOICES], name)
+    position = take_position(kwargs)
+    return build_within_memory(partial(LanguageModel, position, vocab_size, **{**size, **kwargs}))

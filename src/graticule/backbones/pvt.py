@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import ClassVar
 
 import torch
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
+from graticule.backbones.registry import Size, register_sizes
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.layers import Block, SpatialReductionAttention
@@ -52,7 +53,10 @@ class PyramidVisionTransformer(Pyramid):
         act_layer: the MLPs' activation.
     """
 
-    stage_lists = "patch_embeds|blocks"
+    prefix_names = ("cls_token",)
+    stage_lists = ("patch_embeds", "blocks")
+    first_conv = "patch_embeds.0.proj"
+    encoding_options: ClassVar = {"learnable": {"interpolation": "bilinear"}}  # as in its code
 
     @checked
     def __init__(
@@ -86,7 +90,6 @@ class PyramidVisionTransformer(Pyramid):
                 f"{len(mlp_ratios)} and {len(sr_ratios)}."
             )
         super().__init__(
-            position,
             img_size=img_size,
             patch_size=patch_size,
             in_chans=in_chans,
@@ -94,12 +97,12 @@ class PyramidVisionTransformer(Pyramid):
             global_pool=global_pool,
             embed_dims=embed_dims,
             depths=depths,
-            num_heads=num_heads,
-            prefix=int(class_token),
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
-            norm_layer=norm_layer,
         )
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims[-1])) if class_token else None
+        self.build_position(position, num_heads)
+        self.build_head(norm_layer)
         for at, reduction in zip(self.grid.pyramid(len(depths)), sr_ratios, strict=True):
             if reduction < 1 or min(at.shape) < reduction:
                 raise ValueError(
@@ -129,22 +132,12 @@ class PyramidVisionTransformer(Pyramid):
                 embed_dims, depths, num_heads, mlp_ratios, sr_ratios, strict=True
             )
         )
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims[-1])) if class_token else None
-        self._finish()
+        self.finish()
 
-    def embed(self, stage: int, x: Tensor) -> Tensor:
-        """Cut images or the map of the stage before into patches, tokens (B, N, D)."""
-        return self.patch_embeds[stage](x)
-
-    def block(self, stage: int, index: int) -> Any:
-        """Return a block of a stage."""
-        return cast("nn.ModuleList", self.blocks[stage])[index]
-
-    def _block_name(self, stage: int) -> str:
-        return f"blocks.{stage}.{self.depths[stage] - 1}"
-
-    def _prefix(self) -> Tensor | None:
-        return self.cls_token
+    def tokenize(self, x: Tensor, stage: int) -> Tensor:
+        """Cut images or the map of the stage before into patches, tokens (B, H * W, D)."""
+        tokens: Tensor = self.patch_embeds[stage](x)
+        return tokens
 
     def own_name(self, published: str) -> str:
         """Return our name of a parameter of PVT's code."""
@@ -171,3 +164,34 @@ def check_class_token(global_pool: str, class_token: bool | None) -> bool:
             f"`class_token` must be {wanted} where `global_pool` is {global_pool!r} (or left out), got {class_token}."
         )
     return wanted
+
+
+_POOL = {"pool_size": (7, 7)}
+# 'peg' has a PEG after the first block of every stage instead of the embeddings; 'gap' no class token. PVT + PEG + GAP
+# is PCPVT of Twins (Chu et al., 2021), whose published weights have 81.2 and 82.7 % top-1: the rows of CPVT's Table 13.
+# Its 'base' is PVT-Medium.
+register_sizes(
+    PyramidVisionTransformer,
+    {
+        "pvt_tiny": Size(13_229_288, {"depths": (2, 2, 2, 2)}, cfg=_POOL),
+        "pvt_tiny_peg": Size(12_850_152, {"depths": (2, 2, 2, 2)}, encoding="peg", cfg=_POOL),
+        "pvt_tiny_gap": Size(13_228_264, {"global_pool": "avg", "depths": (2, 2, 2, 2)}, cfg=_POOL),
+        "pvt_tiny_peg_gap": Size(12_849_640, {"global_pool": "avg", "depths": (2, 2, 2, 2)}, encoding="peg", cfg=_POOL),
+        "pvt_small": Size(24_485_864, cfg=_POOL),
+        "pvt_small_peg": Size(24_106_728, encoding="peg", cfg=_POOL),
+        "pvt_small_gap": Size(24_484_840, {"global_pool": "avg"}, cfg=_POOL),
+        "pvt_small_peg_gap": Size(
+            24_106_216, {"global_pool": "avg"}, hub="timm/twins_pcpvt_small.in1k", encoding="peg", cfg=_POOL
+        ),
+        "pvt_medium": Size(44_208_104, {"depths": (3, 4, 18, 3)}, cfg=_POOL),
+        "pvt_medium_peg": Size(43_828_968, {"depths": (3, 4, 18, 3)}, encoding="peg", cfg=_POOL),
+        "pvt_medium_gap": Size(44_207_080, {"global_pool": "avg", "depths": (3, 4, 18, 3)}, cfg=_POOL),
+        "pvt_medium_peg_gap": Size(
+            43_828_456,
+            {"global_pool": "avg", "depths": (3, 4, 18, 3)},
+            hub="timm/twins_pcpvt_base.in1k",
+            encoding="peg",
+            cfg=_POOL,
+        ),
+    },
+)

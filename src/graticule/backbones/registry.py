@@ -1,22 +1,27 @@
-"""Our names in timm's registry, where every model is `graticule_` and its own name."""
+"""Models by name: the backbone and the arguments of each, as data, and their entries in timm's registry.
+
+timm knows every model as `graticule_` and its own name.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import timm
-from timm.models import register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from graticule.checkpoints import load_checkpoint
+from graticule.backbones.base import Backbone
+from graticule.checkpoints import load_checkpoint, own_state, unwrap_checkpoint
 from graticule.checks import checked
-from graticule.encodings import ENCODINGS, PositionBuilder, TokenMixing
+from graticule.encodings import ENCODINGS, PositionBuilder
 from graticule.factory import build_position
 from graticule.memory import build_within_memory
 from graticule.names import known_name
@@ -24,7 +29,7 @@ from graticule.plugins import register_once
 from graticule.specs import Spec
 
 PREFIX = "graticule_"
-_backbones: dict[str, type[nn.Module]] = {}
+Class = TypeVar("Class", bound=type[Backbone])
 
 
 def registry_name(name: str) -> str:
@@ -32,92 +37,169 @@ def registry_name(name: str) -> str:
     return PREFIX + name
 
 
-def register(module: str, name: str, build: Callable[..., nn.Module], backbone: type[nn.Module]) -> None:
-    """Enter `build(pretrained, **kwargs)` in timm's registry; `module` is the `__name__` that holds `default_cfgs`.
+@dataclass(frozen=True)
+class Size:
+    """A model by name, as data; nothing is built to read it.
 
-    `backbone` is the class that it builds, whose arguments `kwargs` may name.
+    parameters: how many, with the encoding of the model; None if unknown.
+    arguments: those of the backbone that differ from its defaults.
+    encoding: the encoding if the caller gives none; None for the family's.
+    hub: repository of the published weights on the Hugging Face hub; None if there are none.
+    cfg: further entries of timm's configuration (`crop_pct`, `mean`, ...).
+    cfg_of_classes: further entries by the number of classes, for models published for several data sets.
+    backbone: the class; None for the one that the table is registered for.
     """
 
-    def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        check_arguments(kwargs, [*_arguments(backbone), *CHOICES, *_OF_TIMM], name)
-        # published weights are of sizes that are known, and would be fetched twice
-        return build(True, **kwargs) if pretrained else build_within_memory(partial(build, False, **kwargs))
+    parameters: int | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    encoding: str | None = None
+    hub: str | None = None
+    cfg: Mapping[str, Any] = field(default_factory=dict)
+    cfg_of_classes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    backbone: type[Backbone] | None = None
 
-    entry.__name__ = entry.__qualname__ = registry_name(name)
-    entry.__module__ = module
-    entry.__doc__ = f"Build {name}; the keyword arguments are those of its backbone, and encoding and joining."
-    register_model(entry)
-    _backbones[name] = backbone
+    @property
+    def kind(self) -> type[Backbone]:
+        """The class of the model."""
+        assert self.backbone is not None
+        return self.backbone
 
+    def argument(self, name: str, default: Any = None) -> Any:
+        """Return the value of an argument of the backbone, its default where the model has no other."""
+        return self.arguments.get(name, _defaults(self.kind).get(name, default))
 
-def register_backbone(
-    name: str, *, encoding: str = "learnable", **sizes: Any
-) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Return a decorator that registers a backbone of yours as `name`, for `create_model`, timm and the command line.
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Number of blocks of each stage; empty if the arguments do not say it."""
+        several = self.argument("depths")
+        one = self.argument("depth", self.argument("num_blocks"))
+        return tuple(several) if several is not None else () if one is None else (one,)
 
-    The class takes `position`, a `PositionBuilder`, as its first argument; all others can be given by name.
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """D of each stage; empty if the arguments do not say it."""
+        several, first = self.argument("embed_dims"), self.argument("embed_dim")
+        if several is not None:
+            return tuple(several)
+        return () if first is None else tuple(first << stage for stage in range(len(self.depths)))
 
-    Args:
-        name: of the model.
-        encoding: that of the model if none is given.
-        sizes: arguments of the class that make up this model; the decorator can be applied several times.
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        size = self.argument("img_size", 224)
+        return (size, size) if isinstance(size, int) else (size[0], size[1])
 
-    Raises:
-        ValueError: if `name` is no identifier, or another class has it.
-    """
-
-    def add(cls: type[nn.Module]) -> type[nn.Module]:
-        register_once("backbone", name, cls, _backbones.get(name))
-
-        def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-            if pretrained:
-                raise ValueError(f"`pretrained` must be False: {name} has no published weights.")
-            for given_by_timm in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
-                kwargs.pop(given_by_timm, None)
-            make: Any = cls
-            model = make(take_position(kwargs, encoding), **{**sizes, **kwargs})
-            if not hasattr(model, "pretrained_cfg"):
-                size = (getattr(model, "in_chans", 3), *getattr(model, "img_size", (224, 224)))
-                model.pretrained_cfg = imagenet_cfg(input_size=size, num_classes=getattr(model, "num_classes", 1000))
-            return model
-
-        register(cls.__module__, name, build, cls)
-        return cls
-
-    return add
-
-
-def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
-    """Make a timm configuration of a model for ImageNet at 224 pixels; `kwargs` override or add."""
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        **kwargs,
-    }
+    def configuration(self) -> dict[str, Any]:
+        """Return timm's configuration of the model."""
+        channels, classes = self.argument("in_chans", 3), self.argument("num_classes", 1000)
+        color = channels == 3
+        return {
+            "num_classes": classes,
+            "input_size": (channels, *self.img_size),
+            "pool_size": None,
+            "crop_pct": 0.9 if color else 1.0,
+            "interpolation": "bicubic",
+            "mean": (0.485, 0.456, 0.406) if color else (0.5,) * channels,
+            "std": (0.229, 0.224, 0.225) if color else (0.5,) * channels,
+            "first_conv": self.kind.first_conv,
+            "classifier": self.kind.classifiers,
+            **({} if self.hub is None else {"hf_hub_id": self.hub}),
+            **self.cfg,
+        }
 
 
-def gray_cfg(size: int, **kwargs: Any) -> dict[str, Any]:
-    """Make a timm configuration of a model for gray images of `size` pixels; `kwargs` override or add."""
-    given = {"input_size": (1, size, size), "num_classes": 10, "mean": (0.5,), "std": (0.5,), "crop_pct": 1.0}
-    return imagenet_cfg(**{**given, **kwargs})
+#: The models by name, in the order of registration.
+MODELS: dict[str, Size] = {}
+#: timm's configurations of the models, by their names there; timm reads them from this module.
+default_cfgs: dict[str, Any] = {}
 
-
-#: The arguments of every model that say what its position is.
+#: The arguments of every model that choose its position.
 CHOICES = ("encoding", "joining")
-
-
 #: What timm's `create_model` and builder take themselves, beside the arguments of a backbone.
 _OF_TIMM = (
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir"),
     *("features_only", "feature_cls", "out_indices"),
 )
+
+
+def register_sizes(backbone: type[Backbone], sizes: Mapping[str, Size]) -> None:
+    """Register the models of a family, `backbone` being the class of those that name no other."""
+    for name, size in sizes.items():
+        _register(name, replace(size, backbone=size.backbone or backbone))
+
+
+def register_backbone(name: str, *, encoding: str | None = None, **sizes: Any) -> Callable[[Class], Class]:
+    """Return a decorator that registers a subclass of `Backbone` as `name`, for `create_model`, timm and recipes.
+
+    The class takes `position`, a `PositionBuilder`, as its first argument; all others can be given by name.
+
+    Args:
+        name: of the model.
+        encoding: the encoding if the caller gives none; `default_encoding` of the class by default.
+        sizes: arguments of the class that make up this model; the decorator can be applied several times.
+
+    Raises:
+        ValueError: if `name` is no identifier, or another class has it.
+        TypeError: if the class is no subclass of `Backbone`.
+    """
+
+    def add(cls: Class) -> Class:
+        if not (isinstance(cls, type) and issubclass(cls, Backbone)):
+            raise TypeError(f"the backbone {name!r} must be a subclass of Backbone, got {cls!r}.")
+        known = MODELS.get(name)
+        register_once("backbone", name, cls, None if known is None else known.kind)
+        _register(name, Size(arguments=sizes, encoding=encoding, backbone=cls))
+        return cls
+
+    return add
+
+
+def _register(name: str, size: Size) -> None:
+    """Enter a model in `MODELS` and in timm's registry."""
+
+    def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        check_arguments(kwargs, [*_arguments(size.kind), *CHOICES, *_OF_TIMM], name)
+        if pretrained and size.hub is None:
+            raise ValueError(
+                f"`pretrained` must be False: timm's hub has no weights of {name}; load a checkpoint file of its code "
+                "with load_checkpoint."
+            )
+        # published weights are of sizes that are known, and would be fetched twice
+        build = partial(_build, name, size, pretrained, **kwargs)
+        return build() if pretrained else build_within_memory(build)
+
+    entry.__name__ = entry.__qualname__ = registry_name(name)
+    entry.__module__ = __name__
+    entry.__doc__ = f"Build {name}; the keyword arguments are those of its backbone, and encoding and joining."
+    default_cfgs.update(generate_default_cfgs({registry_name(name): size.configuration()}))
+    MODELS[name] = size
+    register_model(entry)
+
+
+def _build(name: str, size: Size, pretrained: bool, **kwargs: Any) -> nn.Module:
+    overlay = size.cfg_of_classes.get(kwargs.get("num_classes", 0))
+    if overlay:
+        kwargs["pretrained_cfg_overlay"] = {**overlay, **(kwargs.get("pretrained_cfg_overlay") or {})}
+    position = take_position(kwargs, size.encoding or size.kind.default_encoding, size.kind.encoding_options)
+    given = replace(size, arguments={**size.arguments, **kwargs})
+    depths = given.depths
+    features = tuple(range(len(depths))) if len(depths) > 1 else min(3, *depths) if depths else 3
+    kwargs = {**size.arguments, **kwargs}
+    model: nn.Module = build_model_with_cfg(
+        size.kind,
+        registry_name(name),
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": kwargs.pop("out_indices", features), "feature_cls": "getter"},
+        position=position,
+        **kwargs,
+    )
+    return model
+
+
+def checkpoint_filter_fn(checkpoint: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Turn a published checkpoint into a state dict of `model`; timm calls it with the weights of its hub."""
+    return own_state(model, unwrap_checkpoint(checkpoint))
 
 
 def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> None:
@@ -142,35 +224,31 @@ def take_position(
 
     Args:
         kwargs: the arguments.
-        encoding: that of the model if none is given.
-        defaults: options that the model's family has of its own, by the name of the encoding.
+        encoding: the encoding if none is given.
+        defaults: default options of the model's family, by the name of the encoding.
     """
     given = {name: kwargs.pop(name) for name in CHOICES if name in kwargs}
     if "position" in kwargs:
         if given:
             raise ValueError(f"`position` must be given alone, without {', '.join(given)}.")
-        return kwargs.pop("position")
+        builder: PositionBuilder = kwargs.pop("position")
+        return builder
     specs = ENCODINGS.specs(given.pop("encoding", encoding))
     specs = tuple(Spec(spec.name, {**(defaults or {}).get(spec.name, {}), **spec.options}) for spec in specs)
     return partial(build_position, encoding=specs, **given)
 
 
-def has_softmax(encoding: Any) -> bool:
-    """Whether an encoding mixes tokens by a softmax; a gating unit is better without its norm then (PosMLP, 5.3)."""
-    kinds = [ENCODINGS[spec.name] for spec in ENCODINGS.specs(encoding)]
-    return any(issubclass(kind, TokenMixing) and kind.softmax for kind in kinds)
-
-
 @checked
 def list_models(pattern: str = "*") -> list[str]:
     """List the names of our models that match a shell-like `pattern`."""
-    return [name for name in _backbones if fnmatch(name, pattern)]
+    return [name for name in MODELS if fnmatch(name, pattern)]
 
 
 @checked
-def backbone_of(name: str) -> type[nn.Module] | None:
+def backbone_of(name: str) -> type[Backbone] | None:
     """Return the class of model `name`; None if it is no backbone of images."""
-    return _backbones.get(name.removeprefix(PREFIX))
+    size = MODELS.get(name.removeprefix(PREFIX))
+    return None if size is None else size.kind
 
 
 def list_arguments(name: str) -> list[str]:
@@ -178,20 +256,25 @@ def list_arguments(name: str) -> list[str]:
 
     Those of position are left out.
     """
-    hidden = ("position", "embed_layer", "block_layer", "norm_layer", "act_layer")
-    backbone = _backbones[known_name("name", name.removeprefix(PREFIX), _backbones)]
-    return [argument for argument in _arguments(backbone) if argument not in hidden]
+    kind = MODELS[known_name("name", name.removeprefix(PREFIX), MODELS)].kind
+    return [argument for argument in _arguments(kind) if argument not in kind.hidden_arguments]
 
 
-def _arguments(backbone: type[nn.Module]) -> list[str]:
-    """List the arguments of a class, with those that it passes on to the class that it extends."""
-    found: dict[str, None] = {}
+def _defaults(backbone: type[Backbone]) -> dict[str, Any]:
+    """Return the arguments of a class and their defaults, with those that it passes on to the class that it extends."""
+    found: dict[str, Any] = {}
     for kind in backbone.__mro__:
         parameters = list(inspect.signature(kind).parameters.values()) if "__init__" in vars(kind) else []
-        found |= {parameter.name: None for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+        for parameter in parameters:
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                found.setdefault(parameter.name, None if parameter.default is parameter.empty else parameter.default)
         if parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
-    return list(found)
+    return found
+
+
+def _arguments(backbone: type[Backbone]) -> list[str]:
+    return list(_defaults(backbone))
 
 
 @checked
@@ -218,7 +301,7 @@ def create_model(name: str, pretrained: bool = False, checkpoint_path: str | Pat
         >>> len(model.position.joining.norms)
         6
     """
-    name = known_name("name", name.removeprefix(PREFIX), _backbones)
+    name = known_name("name", name.removeprefix(PREFIX), MODELS)
     if checkpoint_path is not None and (pretrained or kwargs.get("features_only")):
         raise ValueError("`checkpoint_path` must be given without `pretrained` and `features_only`, got both.")
     model = timm.create_model(registry_name(name), pretrained=pretrained, **kwargs)

@@ -14,6 +14,7 @@ from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
+from graticule.backbones.registry import Size, register_sizes
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.layers import Block, WindowAttention
@@ -60,7 +61,8 @@ class SwinTransformer(Pyramid):
     """
 
     takes = frozenset({"pre", "before", "inner", "after", "bias", "rotary", "query_scale"})
-    stage_lists = "layers"
+    stage_lists = ("layers",)
+    default_encoding = "relative_bias"
     absolute_stages = 1
     merges = True
     pads = True
@@ -90,7 +92,6 @@ class SwinTransformer(Pyramid):
         norm: Any = norm_layer or nn.LayerNorm
         dims = [embed_dim << stage for stage in range(len(depths))]
         super().__init__(
-            position,
             img_size=img_size,
             patch_size=patch_size,
             in_chans=in_chans,
@@ -98,21 +99,18 @@ class SwinTransformer(Pyramid):
             global_pool=global_pool,
             embed_dims=dims,
             depths=depths,
-            num_heads=num_heads,
-            prefix=0,
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
-            norm_layer=norm,
-            windows=(window_size,) * len(depths),
         )
+        self.build_position(position, num_heads, windows=(window_size,) * len(depths))
+        self.build_head(norm)
         self.window_size = window_size
         self.patch_embed = PatchEmbed(None, patch_size, in_chans, embed_dim, norm_layer=norm, strict_img_size=False)
         rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
         self.layers = nn.ModuleList()
         for stage, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
-            layer: Any = nn.Module()
-            layer.downsample = PatchMerging(dims[stage - 1], dim, norm) if stage else nn.Identity()
-            layer.blocks = nn.ModuleList(
+            downsample = PatchMerging(dims[stage - 1], dim, norm) if stage else nn.Identity()
+            blocks = [
                 Block(
                     dim,
                     heads,
@@ -126,10 +124,10 @@ class SwinTransformer(Pyramid):
                     ),
                 )
                 for _ in range(depths[stage])
-            )
-            self.layers.append(layer)
+            ]
+            self.layers.append(_Stage(downsample, blocks))
         self._set_windows()
-        self._finish()
+        self.finish()
 
     def _set_windows(self) -> None:
         """Give every attention its window, and every second one of a stage its shift."""
@@ -157,21 +155,18 @@ class SwinTransformer(Pyramid):
         super().set_input_size(size)
         self._set_windows()
 
-    def embed(self, stage: int, x: Tensor) -> Tensor:
-        """Cut images into patches, or merge those of the map of the stage before; tokens (B, N, D)."""
+    def tokenize(self, x: Tensor, stage: int) -> Tensor:
+        """Cut images into patches, or merge those of the map of the stage before; tokens (B, H * W, D)."""
+        tokens: Tensor
         if stage == 0:
-            below, right = (-side % step for side, step in zip(x.shape[-2:], self.patch_size, strict=True))
-            return self.patch_embed(F.pad(x, (0, right, 0, below)) if below or right else x)
-        merge: Any = self.layers[stage]
-        return merge.downsample(x.permute(0, 2, 3, 1)).flatten(1, 2)
+            tokens = self.patch_embed(pad_to(x, self.patch_size))
+        else:
+            tokens = cast("_Stage", self.layers[stage]).downsample(x.permute(0, 2, 3, 1)).flatten(1, 2)
+        return tokens
 
-    def block(self, stage: int, index: int) -> Any:
-        """Return a block of a stage."""
-        layer: Any = self.layers[stage]
-        return layer.blocks[index]
-
-    def _block_name(self, stage: int) -> str:
-        return f"layers.{stage}.blocks.{self.depths[stage] - 1}"
+    def stage_blocks(self, stage: int) -> nn.ModuleList:
+        """Return the blocks of a stage."""
+        return cast("_Stage", self.layers[stage]).blocks
 
     def own_name(self, published: str) -> str:
         """Return our name of a parameter of timm's."""
@@ -180,3 +175,49 @@ class SwinTransformer(Pyramid):
     def published_name(self, own: str) -> str:
         """Return the name of a parameter in timm."""
         return re.sub(r"^head\.", "head.fc.", own)
+
+
+class _Stage(nn.Module):
+    """A stage under timm's names: the merging before it, and its blocks."""
+
+    def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.downsample = downsample
+        self.blocks = nn.ModuleList(blocks)
+
+
+def pad_to(images: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Pad images with zeros, below and to the right, to multiples of `patch` = (height, width)."""
+    below, right = (-side % step for side, step in zip(images.shape[-2:], patch, strict=True))
+    return F.pad(images, (0, right, 0, below)) if below or right else images
+
+
+torch.fx.wrap("pad_to")  # it compares sizes, so torch.fx records the call as one node
+
+_POOL = {"pool_size": (7, 7)}
+# 'peg' has a PEG after the first block of every stage, beside the bias tables; `encoding="peg"` leaves these out.
+register_sizes(
+    SwinTransformer,
+    {
+        "swin_tiny_patch4_window7_224": Size(28_288_354, hub="timm/swin_tiny_patch4_window7_224.ms_in1k", cfg=_POOL),
+        "swin_small_patch4_window7_224": Size(
+            49_606_258, {"depths": (2, 2, 18, 2)}, hub="timm/swin_small_patch4_window7_224.ms_in1k", cfg=_POOL
+        ),
+        "swin_base_patch4_window7_224": Size(
+            87_768_224,
+            {"embed_dim": 128, "num_heads": (4, 8, 16, 32), "depths": (2, 2, 18, 2)},
+            hub="timm/swin_base_patch4_window7_224.ms_in1k",
+            cfg=_POOL,
+        ),
+        "swin_tiny_peg_patch4_window7_224": Size(28_302_754, encoding="relative_bias + peg", cfg=_POOL),
+        "swin_small_peg_patch4_window7_224": Size(
+            49_620_658, {"depths": (2, 2, 18, 2)}, encoding="relative_bias + peg", cfg=_POOL
+        ),
+        "swin_base_peg_patch4_window7_224": Size(
+            87_787_424,
+            {"embed_dim": 128, "num_heads": (4, 8, 16, 32), "depths": (2, 2, 18, 2)},
+            encoding="relative_bias + peg",
+            cfg=_POOL,
+        ),
+    },
+)

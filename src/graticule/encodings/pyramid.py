@@ -92,6 +92,20 @@ class PyramidPosition(Position):
             every += given
         return every
 
+    def keep(self, stages: int) -> None:
+        """Keep the positions of the first `stages` stages."""
+        if stages < len(self.depths):
+            self.prefix = 0
+        self.depths = self.depths[:stages]
+        self.merge = None if self.merge is None else self.merge[: stages - 1]
+        del self.stages[stages:]
+
+    def layer_lists(self) -> list[str]:
+        """Return the lists of a single stage; the layers of several stages are not counted from the first."""
+        if len(self.stages) > 1:
+            return []
+        return [f"stages.0.{name}" for name in cast("Position", self.stages[0]).layer_lists()]
+
     def set_grid(self, grid: Grid) -> None:
         """Pass every stage its grid, `grid` being the first's."""
         for stage, at in zip(cast("Iterable[Position]", self.stages), self.grids(grid), strict=True):

@@ -8,7 +8,14 @@ from graticule.layers.compact_block import CompactBlock
 from graticule.layers.gating import GatedBlock, GatingUnit, mix_tokens
 from graticule.layers.leff import LeffBlock
 from graticule.layers.spatial_reduction import SpatialReductionAttention
-from graticule.layers.tokenizers import ConvolutionalTokenizer, ImageToTokens, Patches, TokensToToken
+from graticule.layers.tokenizers import (
+    ConvolutionalTokenizer,
+    ImageToTokens,
+    Patches,
+    Tokenizer,
+    TokensToToken,
+    patch_grid,
+)
 from graticule.layers.window_attention import WindowAttention
 
 __all__ = [
@@ -24,7 +31,9 @@ __all__ = [
     "LeffBlock",
     "Patches",
     "SpatialReductionAttention",
+    "Tokenizer",
     "TokensToToken",
     "WindowAttention",
     "mix_tokens",
+    "patch_grid",
 ]

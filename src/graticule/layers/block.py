@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from timm.layers import DropPath, Mlp
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from graticule.checks import checked
@@ -13,6 +14,7 @@ from graticule.layer_position import LayerPosition
 from graticule.layers.attention import Attention
 
 
+@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
 class Block(nn.Module):
     r"""Attention, then an MLP, each behind a norm and a shortcut.
 

@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 import torch
 from timm.layers import DropPath
 from timm.layers.helpers import to_2tuple
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from graticule.displacement import Displacements
@@ -151,6 +152,7 @@ class GatedMlp(nn.Module):
         return self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))), position, windows)))
 
 
+@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
 class GatedBlock(nn.Module):
     r"""The one kind of block that a gated MLP has.
 

@@ -13,32 +13,37 @@ import torch
 import torch.nn.functional as F
 from timm.layers import Mlp, PatchEmbed
 from timm.layers.helpers import to_2tuple
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from graticule.grid import Grid
 
 
 class Patches(PatchEmbed):
-    """Patches cut without overlap, each through a linear layer: timm's, which says what grid an image gives."""
+    """Patches cut without overlap, each through a linear layer: timm's, with the grid of an image."""
 
-    def __init__(self, img_size: tuple[int, int], patch_size: Any, in_chans: int, embed_dim: int) -> None:
-        Grid.of_image(img_size, patch_size)  # says what is wrong
-        super().__init__(img_size, patch_size, in_chans, embed_dim, strict_img_size=False)
+    def __init__(self, img_size: tuple[int, int], patch_size: tuple[int, int], in_chans: int, embed_dim: int) -> None:
+        patch_grid(img_size, patch_size)  # refuses what does not fit with its own message
+        square: Any = patch_size  # timm annotates an int and takes both sides
+        super().__init__(img_size, square, in_chans, embed_dim, strict_img_size=False)
 
     @property
-    def reduction(self) -> int:
-        """How many pixels a side a token stands for."""
-        return max(self.patch_size)
+    def reduction(self) -> tuple[int, int]:
+        """(height, width) in pixels of what a token stands for."""
+        height, width = self.patch_size
+        return height, width
 
-    def grid_shape(self, image: tuple[int, int]) -> tuple[int, int]:
-        """Return (H, W) of an image of (height, width) pixels, multiples of the patch."""
-        return Grid.of_image(image, self.patch_size).shape
+    def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
+        """Return the grid of an image of (height, width) pixels, multiples of the patch."""
+        return patch_grid(image, self.reduction, prefix)
 
-    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
+    ) -> None:
         """Make another image or patch size the one that position information is held for."""
         image = to_2tuple(self.img_size if img_size is None else img_size)
-        Grid.of_image(image, to_2tuple(self.patch_size if patch_size is None else patch_size))
-        super().set_input_size(img_size=img_size, patch_size=patch_size)
+        patch_grid(image, to_2tuple(self.patch_size if patch_size is None else patch_size))
+        super().set_input_size(img_size=image, patch_size=None if patch_size is None else to_2tuple(patch_size))
 
 
 class Tokenizer(nn.Module, ABC):
@@ -46,7 +51,7 @@ class Tokenizer(nn.Module, ABC):
 
     Args:
         img_size: (height, width) in pixels, which position information is held for.
-        patch_size: what a patch is to this tokeniser.
+        patch_size: (height, width) of a patch, as the tokenizer defines it.
     """
 
     def __init__(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
@@ -56,16 +61,16 @@ class Tokenizer(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def reduction(self) -> int:
-        """How many pixels a side a token stands for."""
+    def reduction(self) -> tuple[int, int]:
+        """(height, width) in pixels of what a token stands for."""
 
-    def grid_shape(self, image: tuple[int, int]) -> tuple[int, int]:
-        """Return (H, W) of an image of (height, width) pixels, multiples of what a token stands for.
+    def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
+        """Return the grid of an image of (height, width) pixels.
 
         Raises:
-            ValueError: if they are not.
+            ValueError: if they are not multiples of what a token stands for.
         """
-        return Grid.of_image(image, to_2tuple(self.reduction)).shape
+        return patch_grid(image, self.reduction, prefix)
 
     def set_input_size(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
         """Make another image size the one that position information is held for."""
@@ -74,8 +79,21 @@ class Tokenizer(nn.Module, ABC):
                 f"`patch_size` must stay {self.patch_size[0]} x {self.patch_size[1]} in {type(self).__name__}, "
                 f"got {patch_size[0]} x {patch_size[1]}."
             )
-        self.grid_shape(img_size)
+        self.grid(img_size)
         self.img_size = img_size
+
+
+def patch_grid(image: tuple[int, int], patch: tuple[int, int], prefix: int = 0, step: int = 1) -> Grid:
+    """Return the grid of an image of (height, width) pixels that has `step` tokens for each side of a `patch`.
+
+    Raises:
+        ValueError: if a side of the image is not a multiple of the patch's.
+    """
+    coarse = Grid.of_image(image, patch)
+    return Grid(coarse.height * step, coarse.width * step, prefix)
+
+
+torch.fx.wrap("patch_grid")  # it compares sizes, so torch.fx records the call as one node
 
 
 class ConvolutionalTokenizer(Tokenizer):
@@ -128,33 +146,38 @@ class ConvolutionalTokenizer(Tokenizer):
             nn.init.kaiming_normal_(layer[0].weight)
 
     @property
-    def reduction(self) -> int:
-        """How many pixels a side a token stands for."""
-        return (2 * self.stride) ** len(self.conv_layers)
+    def reduction(self) -> tuple[int, int]:
+        """(height, width) in pixels of what a token stands for."""
+        return to_2tuple((2 * self.stride) ** len(self.conv_layers))
 
-    def grid_shape(self, image: tuple[int, int]) -> tuple[int, int]:
-        """Return (H, W) of an image of (height, width) pixels.
+    def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
+        """Return the grid of an image of (height, width) pixels.
 
         Raises:
-            ValueError: if nothing is left of it.
+            ValueError: if the convolutions leave nothing of it.
         """
-        height, width = image
-        for _ in self.conv_layers:
-            height, width = (
-                self._shrunk(self._shrunk(side, self.kernel, self.stride, self.padding), 3, 2, 1)
-                for side in (height, width)
-            )
-        if min(height, width) < 1:
-            raise ValueError(f"`img_size` must be large enough for one token, got {image[0]} x {image[1]}.")
-        return height, width
-
-    @staticmethod
-    def _shrunk(side: int, kernel: int, stride: int, padding: int) -> int:
-        return (side + 2 * padding - kernel) // stride + 1
+        return convolved_grid(image, len(self.conv_layers), (self.kernel, self.stride, self.padding), prefix)
 
     def forward(self, x: Tensor) -> Tensor:
         """Take images (B, C, height, width) to tokens (B, N, D)."""
         return self.conv_layers(x).flatten(2).transpose(1, 2)
+
+
+def convolved_grid(image: tuple[int, int], layers: int, convolution: tuple[int, int, int], prefix: int = 0) -> Grid:
+    """Return the grid that convolutions of (kernel, stride, padding), each with a max pooling, make of an image.
+
+    Raises:
+        ValueError: if nothing is left of it.
+    """
+    sides = list(image)
+    for kernel, stride, padding in [convolution, (3, 2, 1)] * layers:
+        sides = [(side + 2 * padding - kernel) // stride + 1 for side in sides]
+    if min(sides) < 1:
+        raise ValueError(f"`img_size` must be large enough for one token, got {image[0]} x {image[1]}.")
+    return Grid(sides[0], sides[1], prefix)
+
+
+torch.fx.wrap("convolved_grid")  # it compares sizes, so torch.fx records the call as one node
 
 
 class ImageToTokens(Tokenizer):
@@ -185,13 +208,9 @@ class ImageToTokens(Tokenizer):
         self.proj = nn.Conv2d(channels, embed_dim, patch_size, patch_size)
 
     @property
-    def reduction(self) -> int:
-        """How many pixels a side a token stands for."""
-        return 4 * max(self.patch_size)
-
-    def grid_shape(self, image: tuple[int, int]) -> tuple[int, int]:
-        """Return (H, W) of an image of (height, width) pixels."""
-        return Grid.of_image(image, (4 * self.patch_size[0], 4 * self.patch_size[1])).shape
+    def reduction(self) -> tuple[int, int]:
+        """(height, width) in pixels of what a token stands for."""
+        return 4 * self.patch_size[0], 4 * self.patch_size[1]
 
     def forward(self, x: Tensor) -> Tensor:
         """Take images (B, C, height, width) to tokens (B, N, D)."""
@@ -234,9 +253,9 @@ class TokensToToken(Tokenizer):
         self.project = nn.Linear(token_dim * 3 * 3, embed_dim)
 
     @property
-    def reduction(self) -> int:
-        """How many pixels a side a token stands for."""
-        return 16
+    def reduction(self) -> tuple[int, int]:
+        """(height, width) in pixels of what a token stands for."""
+        return 16, 16
 
     def forward(self, x: Tensor) -> Tensor:
         """Take images (B, C, height, width) to tokens (B, N, D)."""
@@ -278,6 +297,7 @@ class TokenTransformer(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+@register_notrace_module  # torch.fx records the call as one node: autocast depends on the device
 class TokenPerformer(nn.Module):
     r"""As `TokenTransformer`, with attention that is linear in N by positive random features.
 

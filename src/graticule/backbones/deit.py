@@ -1,4 +1,4 @@
-"""DeiT's distilled form: a second prefix token, and a head of its own for it."""
+"""DeiT: ViT trained on ImageNet alone; and its distilled form with a second prefix token and a head for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones.vision_transformer import VisionTransformer, init_linear
+from graticule.backbones.base import init_linear
+from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.encodings import PositionBuilder
 
 
@@ -21,6 +23,7 @@ class DistilledVisionTransformer(VisionTransformer):
     """
 
     prefix_names = ("cls_token", "dist_token", "reg_token")
+    classifiers = ("head", "head_dist")
 
     def __init__(self, position: PositionBuilder, **kwargs: Any) -> None:
         if kwargs.get("global_pool", "token") != "token" or kwargs.get("class_token") is False:
@@ -48,8 +51,7 @@ class DistilledVisionTransformer(VisionTransformer):
         if global_pool not in (None, "", "token"):
             raise ValueError(f"`global_pool` must be 'token' in a distilled model, got {global_pool!r}.")
         super().reset_classifier(num_classes)
-        weight = next(self.blocks.parameters())
-        self.head_dist = self._classifier().to(weight.device, weight.dtype)
+        self.head_dist = self._like_weights(self._classifier())
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
         """Classify tokens (B, N, D) by class and distillation token."""
@@ -60,3 +62,44 @@ class DistilledVisionTransformer(VisionTransformer):
         if self.training and self.distilled_training:
             return cls, dist
         return (cls + dist) / 2
+
+
+_AT_384 = {"crop_pct": 1.0}
+
+register_sizes(
+    VisionTransformer,
+    {
+        "deit_tiny_patch16_224": Size(
+            5_717_416, {"embed_dim": 192, "num_heads": 3}, hub="timm/deit_tiny_patch16_224.fb_in1k"
+        ),
+        "deit_tiny_distilled_patch16_224": Size(
+            5_910_800,
+            {"embed_dim": 192, "num_heads": 3},
+            hub="timm/deit_tiny_distilled_patch16_224.fb_in1k",
+            backbone=DistilledVisionTransformer,
+        ),
+        "deit_small_patch16_224": Size(
+            22_050_664, {"embed_dim": 384, "num_heads": 6}, hub="timm/deit_small_patch16_224.fb_in1k"
+        ),
+        "deit_small_distilled_patch16_224": Size(
+            22_436_432,
+            {"embed_dim": 384, "num_heads": 6},
+            hub="timm/deit_small_distilled_patch16_224.fb_in1k",
+            backbone=DistilledVisionTransformer,
+        ),
+        "deit_base_patch16_224": Size(86_567_656, hub="timm/deit_base_patch16_224.fb_in1k"),
+        "deit_base_distilled_patch16_224": Size(
+            87_338_192, hub="timm/deit_base_distilled_patch16_224.fb_in1k", backbone=DistilledVisionTransformer
+        ),
+        "deit_base_patch16_384": Size(
+            86_859_496, {"img_size": 384}, hub="timm/deit_base_patch16_384.fb_in1k", cfg=_AT_384
+        ),
+        "deit_base_distilled_patch16_384": Size(
+            87_630_032,
+            {"img_size": 384},
+            hub="timm/deit_base_distilled_patch16_384.fb_in1k",
+            cfg=_AT_384,
+            backbone=DistilledVisionTransformer,
+        ),
+    },
+)

@@ -1,0 +1,459 @@
+"""What every backbone is: timm's interface, its stages, and the one loop over the blocks."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, ClassVar, cast
+
+import torch
+from timm.layers import trunc_normal_
+from timm.layers.helpers import to_2tuple
+from timm.models import register_notrace_module
+from timm.models._features import feature_take_indices
+from timm.models.vision_transformer import global_pool_nlc
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from graticule.checkpoints import register_names
+from graticule.checks import checked
+from graticule.encodings import MixingEncoding, Position, PositionBuilder, check_fields
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition
+from graticule.layers import patch_grid
+
+register_notrace_module(Position)  # its grid is not a tensor, so torch.fx records the call as one node
+
+
+class TokenModel(nn.Module, ABC):
+    """Blocks over tokens, each with its `LayerPosition`: the loop, weight initialization and parameter groups."""
+
+    #: The fields of `LayerPosition` that the layers can use.
+    takes: ClassVar[frozenset[str]] = frozenset(
+        {"pre", "before", "inner", "inputs", "bias", "rotary", "query_scale", "after"}
+    )
+    #: Those that every layer needs.
+    needs: ClassVar[frozenset[str]] = frozenset()
+    #: A sentence that says why it can use no others.
+    takes_why: ClassVar[str] = ""
+    #: Names of the parameters that hold prefix tokens, (1, n, D) or None, in the order of the tokens.
+    prefix_names: tuple[str, ...] = ()
+    #: Pattern of the parameters before the first block.
+    stem_pattern: ClassVar[str] = r"cls_token|dist_token|reg_token|patch_embed|stem|embed"
+
+    position: Position
+    grid: Grid
+    pos_drop: nn.Module
+    blocks: nn.Sequential | nn.ModuleList
+    norm: nn.Module
+    grad_checkpointing: bool = False
+
+    def finish(self) -> None:
+        """Initialize the weights and check that the layers can use the position; call it once all layers exist."""
+        register_names(self)
+        self.init_weights()
+        with torch.no_grad():
+            given = self.position(self.grid)
+        check_fields(given, self.takes, self.needs, type(self).__name__, self.takes_why)
+
+    @torch.no_grad()
+    def init_weights(self, mode: str = "") -> None:
+        """Draw linear weights and prefix tokens from a normal of std 0.02, cut at 2 (absolute); biases are zero.
+
+        As DeiT and LaPE's code; timm differs in the class token (std 1e-6). `mode` is there for timm's sake and
+        takes only ''. Parameters of the position keep the values of their encodings.
+        """
+        if mode:
+            raise ValueError(f"`mode` must be '', the only initialization, got {mode!r}.")
+        for name, module in self.named_modules():
+            if not name.startswith("position."):
+                self.init_module(name, module)
+        for token in self._prefix_tokens():
+            trunc_normal_(token, std=0.02)
+
+    def init_module(self, name: str, module: nn.Module) -> None:
+        """Initialize the weights that a module itself has; `name` is its name in the model."""
+        init_linear(module)
+
+    def _prefix_tokens(self) -> list[Tensor]:
+        tokens = (getattr(self, name) for name in self.prefix_names)
+        return [token for token in tokens if token is not None]
+
+    def run_blocks(
+        self, x: Tensor, layers: Iterable[tuple[nn.Module, LayerPosition, tuple[Any, ...]]]
+    ) -> Iterator[Tensor]:
+        """Yield the tokens (B, N, D) after each block.
+
+        Args:
+            x: the tokens that enter the first block, (B, N, D).
+            layers: for every layer its block, its position, and what else the block is called with.
+        """
+        for index, (block, position, where) in enumerate(layers):
+            x = position.enter(x)
+            if index == 0:
+                x = self.pos_drop(x)
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, position, *where, use_reentrant=False)
+            else:
+                x = block(x, position, *where)
+            x = position.leave(x)
+            yield x
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of prefix tokens and position parameters, fixed tables and LaPE's norms included.
+
+        The weights that mix tokens are not among them: with timm's rule, what has two dimensions or more decays. So
+        it is in timm's gMLP and in PosMLP's code.
+        """
+        mixing = [module for module in self.position.modules() if isinstance(module, MixingEncoding)]
+        decayed = {id(parameter) for module in mixing for parameter in module.parameters()}
+        kept = {name for name, parameter in self.position.named_parameters() if id(parameter) not in decayed}
+        published = {theirs for theirs, own in self.position.published_names().items() if own in kept}
+        return {f"position.{name}" for name in kept} | published | set(self.prefix_names)
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return patterns that group the parameters: the stem, every block with its own position parameters, the rest.
+
+        timm uses them for the decay of learning rates by layer.
+        """
+        lists = "|".join(re.escape(name) for name in self.position.layer_lists()) or "(?!)"
+        return {
+            "stem": rf"^(?:{self.stem_pattern})|^position\.(?!(?:{lists})\.\d)",
+            "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute each block's activations again in the backward pass instead of keeping them."""
+        self.grad_checkpointing = enable
+
+    # Names in published checkpoints
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter that published checkpoints call `published`; position parameters excepted."""
+        return published
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in published checkpoints."""
+        return own
+
+
+class Backbone(TokenModel):
+    """Images in, tokens or logits out, in one or several stages, with timm's interface.
+
+    A subclass makes tokens of an image (`tokenize`) and has blocks, modules that are called with tokens, their
+    `LayerPosition` and their `Grid`. Its constructor takes a `PositionBuilder` first, and calls in this order
+    `super().__init__`, `build_position`, `build_head` and `finish`; parameters may be made between them.
+
+    Any image whose sides are multiples of the patch goes in, whatever `img_size` is: position information is
+    resampled or computed for its grid in the forward pass (`set_input_size` does it once).
+
+    Args:
+        img_size: pixels, a side or (height, width).
+        patch_size: pixels, a side or (height, width), of a patch of the first stage.
+        in_chans: channels of the image.
+        num_classes: 0 for no head.
+        global_pool: one of `pools`.
+        embed_dims: D of each stage.
+        depths: number of blocks of each stage.
+        drop_rate: dropout before the head.
+        pos_drop_rate: dropout on the tokens that enter the first block of a stage.
+    """
+
+    #: What `global_pool` can be.
+    pools: ClassVar[tuple[str, ...]] = ("", "token", "avg")
+    #: Names of the module lists that have an entry for every stage; empty for the one stage whose blocks are `blocks`.
+    stage_lists: ClassVar[tuple[str, ...]] = ()
+    #: Name of what timm adapts to another number of channels; empty where it is no convolution.
+    first_conv: ClassVar[str | tuple[str, ...]] = "patch_embed.proj"
+    #: Names of the classifiers, for timm.
+    classifiers: ClassVar[str | tuple[str, ...]] = "head"
+    #: The encoding of models by name if the caller gives none.
+    default_encoding: ClassVar[str] = "learnable"
+    #: Default options of encodings in this family, by the name of the encoding.
+    encoding_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    #: Arguments that pick one of the modules a class is made of; neither recipes nor the command line have them.
+    hidden_arguments: ClassVar[frozenset[str]] = frozenset(
+        {"position", "embed_layer", "block_layer", "norm_layer", "act_layer"}
+    )
+
+    head: nn.Module
+
+    @checked
+    def __init__(
+        self,
+        *,
+        img_size: int | tuple[int, int],
+        patch_size: int | tuple[int, int],
+        in_chans: int,
+        num_classes: int,
+        embed_dims: Sequence[int],
+        depths: Sequence[int],
+        global_pool: str = "avg",
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if len(embed_dims) != len(depths) or not depths:
+            raise ValueError(
+                f"`embed_dims` and `depths` must have a value for every stage, got {len(embed_dims)} and {len(depths)}."
+            )
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.global_pool = global_pool
+        self.embed_dims, self.depths = tuple(embed_dims), tuple(depths)
+        self.num_features = self.head_hidden_size = self.embed_dims[-1]
+        self.num_prefix_tokens = 0
+        self.img_size: tuple[int, int] = to_2tuple(img_size)
+        self.patch_size: tuple[int, int] = to_2tuple(patch_size)
+        self.pos_drop = nn.Dropout(pos_drop_rate)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.feature_info: list[dict[str, Any]] = []
+
+    # What the constructor of a subclass calls
+
+    def build_position(self, position: PositionBuilder, num_heads: int) -> None:
+        """Build the position of the blocks; prefix tokens have to exist."""
+        self.check_pool(self.global_pool)
+        self.num_prefix_tokens = sum(token.shape[1] for token in self._prefix_tokens())
+        self.grid = self.grid_at(self.img_size)
+        (dim,), (depth,) = self.embed_dims, self.depths
+        self.position = position(self.grid, dim=dim, depth=depth, num_heads=num_heads)
+
+    def build_head(self, norm_layer: Callable[[int], nn.Module]) -> None:
+        """Build the final norm and the classifier."""
+        self.norm = norm_layer(self.num_features)
+        self.head = self._classifier()
+
+    def finish(self) -> None:
+        """Initialize the weights, describe the intermediates for timm, and check that the position can be used."""
+        super().finish()
+        self.feature_info = self._describe_features()
+
+    # What a subclass may have of its own
+
+    @abstractmethod
+    def tokenize(self, x: Tensor, stage: int) -> Tensor:
+        """Turn images, or the map of the stage before, (B, C, height, width), into tokens (B, H * W, D), row by row."""
+
+    def stage_blocks(self, stage: int) -> nn.Sequential | nn.ModuleList:
+        """Return the blocks of a stage."""
+        return cast("nn.ModuleList", self.blocks[stage]) if self.stage_lists else self.blocks
+
+    def block(self, stage: int, index: int) -> nn.Module:
+        """Return a block of a stage."""
+        return self.stage_blocks(stage)[index]
+
+    def check_pool(self, global_pool: str) -> None:
+        """Check a value of `global_pool`.
+
+        Raises:
+            ValueError: if the backbone cannot pool in that way.
+        """
+        if global_pool not in self.pools:
+            raise ValueError(f"`global_pool` must be one of {', '.join(map(repr, self.pools))}, got {global_pool!r}.")
+        if global_pool == "token" and not self._prefix_tokens():
+            raise ValueError("`global_pool` must be 'avg' or '' where there is no class token, got 'token'.")
+
+    @property
+    def coarsest_patch(self) -> tuple[int, int]:
+        """(height, width) in pixels of a patch of the last stage."""
+        step = 1 << (len(self.depths) - 1)
+        return self.patch_size[0] * step, self.patch_size[1] * step
+
+    def grid_at(self, image: tuple[int, int]) -> Grid:
+        """Return the first stage's grid of an image of `image` = (height, width), in pixels.
+
+        Raises:
+            ValueError: if a side is not a multiple of the coarsest patch.
+        """
+        prefix = self.num_prefix_tokens if len(self.depths) == 1 else 0
+        return patch_grid(image, self.coarsest_patch, prefix, 1 << (len(self.depths) - 1))
+
+    def grid_of(self, images: Tensor) -> Grid:
+        """Return the first stage's grid of images (B, C, height, width)."""
+        return self.grid_at((images.shape[-2], images.shape[-1]))
+
+    def position_grids(self, grid: Grid) -> list[Grid]:
+        """Return the grid of every stage, `grid` being the first's."""
+        return grid.pyramid(len(self.depths), self.num_prefix_tokens)
+
+    # What timm's tools call
+
+    def _classifier(self) -> nn.Module:
+        return nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
+        """Return the classifier."""
+        return self.head
+
+    @checked
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the classifier by a new one for `num_classes`; 0 for none."""
+        global_pool = self.global_pool if global_pool is None else global_pool
+        self.check_pool(global_pool)
+        self.global_pool = global_pool
+        self.num_classes = num_classes
+        self.head = self._like_weights(self._classifier())
+
+    def _like_weights(self, module: nn.Module) -> nn.Module:
+        """Move a new module to the device and dtype of the weights."""
+        weight = next(self.block(0, 0).parameters())
+        return module.to(weight.device, weight.dtype)
+
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
+        """Make another image size the one that position information is held for.
+
+        Args:
+            img_size: pixels, a side or (height, width); unchanged by default.
+        """
+        size = to_2tuple(self.img_size if img_size is None else img_size)
+        grid = self.grid_at(size)
+        self.position.set_grid(grid)
+        self.img_size, self.grid = size, grid
+
+    def _describe_features(self) -> list[dict[str, Any]]:
+        """Return what timm asks of every intermediate: the module whose output it is, channels, pixels per token."""
+        names = {id(module): name for name, module in self.named_modules()}
+        coarsest, last = max(self.coarsest_patch), len(self.depths) - 1
+        return [
+            {"module": names[id(self.block(stage, index))], "num_chs": dim, "reduction": coarsest >> (last - stage)}
+            for stage, (dim, depth) in enumerate(zip(self.embed_dims, self.depths, strict=True))
+            for index in range(depth)
+            if not self.stage_lists or index == depth - 1
+        ]
+
+    # The forward pass, from the image to the logits
+
+    def embed(self, x: Tensor, stage: int = 0) -> Tensor:
+        """Turn images, or the map of the stage before, into tokens (B, N, D), without position information."""
+        tokens = self.tokenize(x, stage)
+        prefix = self._prefix_tokens() if stage + 1 == len(self.depths) else []
+        prefix = [token.expand(tokens.shape[0], -1, -1) for token in prefix]
+        # what a convolution returns is transposed; the layers want each token in one piece
+        return torch.cat([*prefix, tokens], 1) if prefix else tokens.contiguous()
+
+    def each_layer(self, images: Tensor) -> Iterator[tuple[Tensor, Grid]]:
+        """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""
+        grid = self.grid_of(images)
+        grids, positions = self.position_grids(grid), self.position(grid)
+        x, first = images, 0
+        for stage, depth in enumerate(self.depths):
+            at = grids[stage]
+            x = self.embed(x, stage)
+            layers = [(self.block(stage, index), positions[first + index], (at,)) for index in range(depth)]
+            for tokens in self.run_blocks(x, layers):
+                x = tokens
+                yield x, at
+            first += depth
+            if stage + 1 < len(self.depths):
+                x = at.to_map(x)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Turn images (B, C, height, width) into the last stage's tokens (B, N, D) after the final norm."""
+        for tokens, _ in self.each_layer(x):
+            x = tokens
+        features: Tensor = self.norm(x)
+        return features
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+    ) -> Any:
+        """Return the outputs of chosen blocks, or of chosen stages where there are several, as timm does.
+
+        Args:
+            x: images (B, C, height, width).
+            indices: the last n if an int, these if a list, all if None.
+            return_prefix_tokens: pair every map with its prefix tokens (B, prefix, D).
+            norm: apply the final norm to the intermediates; of several stages, to the last stage's.
+            stop_early: run no block after the last one that is needed.
+            output_fmt: 'NCHW' for (B, D, H, W), 'NLC' for (B, H * W, D).
+            intermediates_only: return the list alone, without the final tokens. These are after the final norm,
+                unless `stop_early` leaves out the last stage of several.
+            output_dict: return a dictionary: `image_intermediates`, and unless `intermediates_only`,
+                `image_features`; with prefix tokens, `image_intermediates_prefix`.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"`output_fmt` must be 'NCHW' or 'NLC', got {output_fmt!r}.")
+        ends = list(accumulate(self.depths if self.stage_lists else [1] * self.depths[0]))
+        take, last = feature_take_indices(len(ends), indices)
+        normed = not self.stage_lists  # whether the final norm is for all of them
+        maps: list[Tensor] = []
+        prefix: list[Tensor] = []
+        for layer, (tokens, grid) in enumerate(self.each_layer(x), start=1):
+            x, final = tokens, normed or layer == ends[-1]
+            if layer in ends and ends.index(layer) in take:
+                tokens = self.norm(tokens) if norm and final else tokens
+                before, patches = grid.split(tokens)
+                prefix.append(before)
+                maps.append(grid.to_map(tokens).contiguous() if output_fmt == "NCHW" else patches)
+            if stop_early and layer == ends[last]:
+                break
+        with_prefix = return_prefix_tokens and self.num_prefix_tokens > 0
+        found: list[Any] = list(zip(maps, prefix, strict=True)) if with_prefix else list(maps)
+        if intermediates_only and not output_dict:
+            return found
+        result: dict[str, Any] = {"image_intermediates": maps}
+        if with_prefix:
+            result["image_intermediates_prefix"] = prefix
+        if not intermediates_only:
+            result["image_features"] = self.norm(x) if final else x
+        return result if output_dict else (result["image_features"], found)
+
+    def prune_intermediate_layers(
+        self,
+        indices: int | list[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Remove the blocks, or stages, that the intermediates of `indices` do not need; returns the kept indices."""
+        take, last = feature_take_indices(len(self.feature_info), indices)
+        self.keep(last + 1)
+        self.feature_info = self.feature_info[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def keep(self, count: int) -> None:
+        """Keep the first `count` blocks of the one stage."""
+        del self.stage_blocks(0)[count:]
+        self.depths = (count,)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Pool tokens (B, N, D) as `global_pool` says: (B, D)."""
+        return global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool tokens (B, N, D) and classify: (B, num_classes), or (B, D) with `pre_logits`."""
+        x = self.head_drop(self.pool(x))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify images (B, C, height, width): (B, num_classes)."""
+        return self.forward_head(self.forward_features(x))
+
+
+torch.fx.wrap("patch_grid")  # it compares sizes, so torch.fx records the call as one node
+
+
+def init_linear(module: nn.Module) -> None:
+    """Draw the weights of a linear layer as DeiT does; other modules are left alone."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
