@@ -97,7 +97,15 @@ WITHOUT_A_MODEL = {
     *("cosine_similarity", "locality", "two_dimensionality", "curves", "convergence_plot", "length_plot"),
     *("resolution_plot", "save_figure", "sheet_layers", "build_position", "list_encodings", "list_joinings"),
     *("list_decompositions", "list_models", "list_language_models", "create_model"),
-    *("load_plugin", "register_backbone", "register_names", "own_state", "unwrap_checkpoint"),
+    *(
+        "load_plugin",
+        "register_backbone",
+        "register_recipe",
+        "score_plot",
+        "register_names",
+        "own_state",
+        "unwrap_checkpoint",
+    ),
 }
 
 

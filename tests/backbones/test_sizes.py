@@ -38,5 +38,5 @@ def test_only_backbones_can_be_registered_as_backbones():
     with pytest.raises(TypeError, match="the backbone 'mine' must be a subclass of Backbone, got <class"):
         register_backbone("mine")(torch.nn.Linear)
     with pytest.raises(ValueError, match="`name` of a backbone must be an identifier"):
-        register_backbone("not mine")
+        register_backbone("not mine")(Backbone)
     assert "mine" not in list_models() and issubclass(MODELS["swin_tiny_patch4_window7_224"].kind, Backbone)

@@ -144,10 +144,10 @@ def register_backbone(name: str, *, encoding: str | None = None, **sizes: Any) -
     """
 
     def add(cls: Class) -> Class:
-        if not (isinstance(cls, type) and issubclass(cls, Backbone)):
-            raise TypeError(f"the backbone {name!r} must be a subclass of Backbone, got {cls!r}.")
         known = MODELS.get(name)
         register_once("backbone", name, cls, None if known is None else known.kind)
+        if not (isinstance(cls, type) and issubclass(cls, Backbone)):
+            raise TypeError(f"the backbone {name!r} must be a subclass of Backbone, got {cls!r}.")
         _register(name, Size(arguments=sizes, encoding=encoding, backbone=cls))
         return cls
 
