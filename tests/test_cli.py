@@ -2,9 +2,8 @@
 
 import json
 import os
+import resource
 import shutil
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -449,15 +448,14 @@ def test_weights_load_anywhere_by_their_published_names(trained, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(tmp_path):
+def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(capsys, tmp_path):
     """The system refuses files above a size, which is what a full disk looks like to a program."""
     folder = tmp_path / "run"
-    program = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000)); "
-        "from graticule.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", program, "train", "digits_quick", "--quick", "--output", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1, done.stderr
-    assert "could not be written" in done.stderr and "disk full" in done.stderr and "Traceback" not in done.stderr
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        code, _, err = run_command(capsys, "train", "digits_quick", "--quick", "--output", folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 1 and "could not be written" in err and "disk full" in err
     assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("weights.safetensors"))

@@ -407,6 +407,6 @@ def test_a_run_that_cannot_write_is_named(capsys, tmp_path, computed):
 
 def test_it_is_listed_and_explains_itself(capsys):
     code, out, _ = run_command(capsys, "--help")
-    assert code == 0 and re.search(r"^  generate +let a run on text go on", out, re.MULTILINE)
+    assert code == 0 and re.search(r"^  generate +continue a text", out, re.MULTILINE)
     code, out, _ = run_command(capsys, "generate", "--help")
     assert code == 0 and "--prompt-file" in out and "--temperature" in out

@@ -13,12 +13,6 @@ SHORT = {"model": "lm_nano", "model_kwargs": ("depth=1",), "context": 16, "limit
 SHORT |= {"batch_size": 8, "epochs": 2, "accelerator": "cpu"}
 
 
-@pytest.fixture(autouse=True)
-def _no_clock(monkeypatch):
-    """Time three passes, however short they are."""
-    monkeypatch.setattr("graticule.training.cost._SECONDS", 0.0)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
@@ -62,7 +56,7 @@ def test_a_row_a_length_with_the_difference_against_the_training_length(capsys, 
     assert [record["resampled"] for record in records] == [False, False, True, False, False, False]
     assert {record["tokens"] for record in records} == {64}
     assert records[1]["bits_per_byte"] == pytest.approx(learned.result()["best_bpb"], rel=1e-5)
-    rows = [row.split() for name in ("learned ", "rotary ") for row in lines_of(out, name)]
+    rows = [row.split() for name in ("learned ", "rope ") for row in lines_of(out, name)]
     assert [row[1] for row in rows] == ["8", "16", "32"] * 2
     for row, record, reference in zip(rows, records, [1, 1, 1, 4, 4, 4], strict=True):
         numbers = [cell for cell in row[2:] if cell not in "*~"]

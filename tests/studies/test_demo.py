@@ -12,6 +12,7 @@ from graticule.studies.comparison import supported_decimals
 def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "load_recipe", lambda name: load_recipe(name).quick())
     monkeypatch.setattr(module, "EPOCHS", 2)
+    monkeypatch.setattr(module, "UNTRAINED", 2)
     report = module.demo(tmp_path, seeds=[0, 1], progress=False)
     page = report.read_text(encoding="utf-8")
     assert report == tmp_path / "report.html"

@@ -22,12 +22,6 @@ FOUND = Lengths(
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_clock(monkeypatch):
-    """Time three passes, however short they are."""
-    monkeypatch.setattr("graticule.training.cost._SECONDS", 0.0)
-
-
 def test_the_tables_have_mean_deviation_difference_and_p_and_marks():
     assert FOUND.rows() == [
         ("choice", "128", "256"),

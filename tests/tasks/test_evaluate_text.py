@@ -31,12 +31,6 @@ TOLD = [
 told = pytest.mark.parametrize(("encoding", "joining", "resampled"), TOLD)
 
 
-@pytest.fixture(autouse=True)
-def _no_clock(monkeypatch):
-    """Time three passes, however short they are."""
-    monkeypatch.setattr("graticule.training.cost._SECONDS", 0.0)
-
-
 def text(**options) -> TextModule:
     module = TextModule(context=CONTEXT, limit_train=4, limit_test=TOKENS // CONTEXT, eval_batch_size=4, **options)
     module.setup()

