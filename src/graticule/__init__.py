@@ -10,6 +10,7 @@ from graticule.lazy import lazy_names
 
 if TYPE_CHECKING:
     from graticule.backbones import (
+        Backbone,
         create_language_model,
         create_model,
         generate,
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AbsoluteEncoding": "encodings",
     "Augmentation": "data",
+    "Backbone": "backbones",
     "BiasEncoding": "encodings",
     "Distillation": "tasks",
     "Grid": "grid",
@@ -81,6 +83,7 @@ _HOMES = {
 __all__ = [
     "AbsoluteEncoding",
     "Augmentation",
+    "Backbone",
     "BiasEncoding",
     "Distillation",
     "Grid",
