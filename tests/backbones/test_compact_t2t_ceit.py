@@ -14,11 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
 from graticule import Grid, published_state_dict
-from graticule.backbones.ceit import ClassAttentionOfLayers
+from graticule.backbones.ceit import ClassAttentionOfLayers, LocallyEnhancedFeedForward
+from graticule.backbones.compact import CompactBlock, ConvolutionalTokenizer
+from graticule.backbones.t2t import TokenPerformer, TokensToToken, TokenTransformer
 from graticule.layer_position import LayerPosition
-from graticule.layers import CompactBlock, ConvolutionalTokenizer, TokensToToken
-from graticule.layers.leff import LocallyEnhancedFeedForward
-from graticule.layers.tokenizers import TokenPerformer, TokenTransformer
 from tiny import count, draw, gradients, images, spec
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"

@@ -18,7 +18,7 @@ def test_the_tables_say_what_the_models_are(built):
         size = MODELS[name]
         assert size.parameters == sum(p.numel() for p in model.parameters()), name
         assert (size.kind, size.dims, size.depths) == (type(model), model.embed_dims, model.depths), name
-        assert size.img_size == model.img_size and size.argument("num_classes", 1000) == model.num_classes, name
+        assert size.img_size == model.img_size and size.configuration()["num_classes"] == model.num_classes, name
 
 
 def test_configurations_name_parameters_and_the_last_grid(built):

@@ -16,9 +16,9 @@ import graticule
 from graticule import Grid, fold, published_state_dict, unfold
 from graticule.analysis import attention_maps
 from graticule.backbones import SwinTransformer
+from graticule.backbones.swin import WindowAttention
 from graticule.factory import build_position
 from graticule.layer_position import LayerPosition
-from graticule.layers import WindowAttention
 from tiny import count, draw, gradients, images
 
 TWO = {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4)}

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import init_linear
 from graticule.backbones.registry import Size, register_sizes
-from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
-from graticule.layers import Attention, ImageToTokens, LeffBlock
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition
+from graticule.layers import Attention, Tokenizer
+from graticule.layers.block import Block
 
 
 class CeitTransformer(VisionTransformer):
@@ -140,13 +143,110 @@ class ClassAttentionOfLayers(nn.Module):
         return attn.proj_drop(attn.proj(y.transpose(1, 2).flatten(2)))
 
 
+class LocallyEnhancedFeedForward(nn.Module):
+    """An MLP with a depth-wise convolution between its layers, on the patches alone; prefix tokens pass unchanged.
+
+    Each of the three convolutions has a batch norm, and the first two an activation.
+
+    Reference: Incorporating Convolution Designs into Visual Transformers (CeiT, Yuan et al., 2021), section 3.3.
+
+    Args:
+        dim: D.
+        hidden: channels between.
+        kernel: side of the depth-wise convolution, odd.
+        act_layer: the activation.
+    """
+
+    def __init__(self, dim: int, hidden: int, kernel: int = 3, act_layer: type[nn.Module] = nn.GELU) -> None:
+        super().__init__()
+        if kernel < 1 or kernel % 2 == 0:
+            raise ValueError(f"`kernel` must be odd, got {kernel}.")
+        self.conv1 = nn.Conv2d(dim, hidden, 1)
+        self.bn1 = nn.BatchNorm2d(hidden)
+        self.conv2 = nn.Conv2d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden)
+        self.bn2 = nn.BatchNorm2d(hidden)
+        self.conv3 = nn.Conv2d(hidden, dim, 1)
+        self.bn3 = nn.BatchNorm2d(dim)
+        self.act = act_layer()
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Take tokens x: (B, N, D) to (B, N, D)."""
+        maps = grid.to_map(x)  # a view, channels last
+        maps = self.act(self.bn1(self.conv1(maps)))
+        maps = self.act(self.bn2(self.conv2(maps)))
+        patches = grid.from_map(self.bn3(self.conv3(maps)))
+        return torch.cat([grid.split(x)[0], patches], 1) if grid.prefix else patches
+
+
+class LeffBlock(Block):
+    r"""Attention, then the locally enhanced feed-forward layer, each behind a norm and a shortcut.
+
+    Reference: CeiT (Yuan et al., 2021), section 3.3.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        act_layer: type[nn.Module] = nn.GELU,
+        **kwargs: Any,
+    ) -> None:
+        leff = LocallyEnhancedFeedForward(dim, int(dim * mlp_ratio), act_layer=act_layer)
+        super().__init__(dim, num_heads, mlp_ratio, qkv_bias, mlp=leff, **kwargs)
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
+        """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
+        (grid,) = where
+        x = x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, grid))
+        return x + self.drop_path2(self.mlp(self.norm2(x), grid))
+
+
+class ImageToTokens(Tokenizer):
+    """CeiT's: a convolution of stride 2, batch norm and max pooling, then patches of the map that they leave.
+
+    Reference: Incorporating Convolution Designs into Visual Transformers (CeiT, Yuan et al., 2021), section 3.2.
+
+    Args:
+        img_size: (height, width) in pixels.
+        patch_size: of the map, which is a quarter of the image a side.
+        in_chans: channels of the image.
+        embed_dim: D.
+        channels: of the map.
+    """
+
+    def __init__(
+        self,
+        img_size: tuple[int, int],
+        patch_size: tuple[int, int],
+        in_chans: int,
+        embed_dim: int,
+        channels: int = 64,
+    ) -> None:
+        super().__init__(img_size, patch_size)
+        self.conv = nn.Conv2d(in_chans, channels, 7, 2, 3, bias=False)
+        self.bn = nn.BatchNorm2d(channels)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.proj = nn.Conv2d(channels, embed_dim, patch_size, patch_size)
+
+    @property
+    def reduction(self) -> tuple[int, int]:
+        """(height, width) in pixels of what a token stands for."""
+        return 4 * self.patch_size[0], 4 * self.patch_size[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take images (B, C, height, width) to tokens (B, N, D)."""
+        return self.proj(self.maxpool(self.bn(self.conv(x)))).flatten(2).transpose(1, 2)
+
+
 register_sizes(
     CeitTransformer,
     {
-        "ceit_tiny_patch16_224": Size(6_356_904, {"embed_dim": 192, "num_heads": 3}),
-        "ceit_small_patch16_224": Size(24_204_840, {"embed_dim": 384, "num_heads": 6}),
+        "ceit_tiny_patch16_224": Size(6_356_904, TINY),
+        "ceit_small_patch16_224": Size(24_204_840, SMALL),
         "ceit_base_patch16_224": Size(94_405_416),
-        "ceit_tiny_patch16_384": Size(6_429_864, {"img_size": 384, "embed_dim": 192, "num_heads": 3}),
-        "ceit_small_patch16_384": Size(24_350_760, {"img_size": 384, "embed_dim": 384, "num_heads": 6}),
+        "ceit_tiny_patch16_384": Size(6_429_864, {"img_size": 384, **TINY}),
+        "ceit_small_patch16_384": Size(24_350_760, {"img_size": 384, **SMALL}),
     },
 )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from torch import nn
+import torch
+from timm.layers.helpers import to_2tuple
+from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
-from graticule.layers import CompactBlock, ConvolutionalTokenizer, Patches
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition
+from graticule.layers import Patches, Tokenizer
+from graticule.layers.block import Block
 
 #: Our names and those of its code.
 _NAMES = {
@@ -105,204 +111,151 @@ class CompactTransformer(VisionTransformer):
         return own
 
 
+class CompactBlock(Block):
+    r"""Attention behind a norm and a shortcut; then a norm of the stream, and an MLP with a shortcut around itself.
+
+    .. math:: x' = LN(x + MSA(LN(x) + p)), \quad x'' = x' + MLP(x')
+
+    where p is `inner` of the layer's position, if any. So the second norm is not passed by, as it is in ViT.
+
+    Reference: Compact Transformers (Hassani et al., 2021), whose text draws ViT's block and whose code has this one.
+    """
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
+        """Take tokens x: (B, N, D) to (B, N, D); `where`, the grid, is for an attention that needs it."""
+        x = self.norm2(x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, *where)))
+        return x + self.drop_path2(self.mlp(x))
+
+    def carried(self, stream: Tensor) -> Tensor:
+        """Say what becomes of a table on the stream, (N, D), behind the block."""
+        return self.norm2(stream)
+
+
+class ConvolutionalTokenizer(Tokenizer):
+    """CCT's: convolutions without bias, each followed by a ReLU and a max pooling.
+
+    Any image goes in that leaves at least one token; as in its code, nothing must be a multiple of anything.
+
+    Reference: Escaping the Big Data Paradigm with Compact Transformers (Hassani et al., 2021), section 3.
+
+    Args:
+        img_size: (height, width) in pixels.
+        patch_size: kernel of the convolutions, (side, side).
+        in_chans: channels of the image.
+        embed_dim: D, channels of the last convolution.
+        layers: number of convolutions; those before the last have 64 channels.
+        stride: of the convolutions; max(1, kernel // 2 - 1) by default, as in its code.
+        padding: of the convolutions; max(1, kernel // 2) by default.
+    """
+
+    def __init__(
+        self,
+        img_size: tuple[int, int],
+        patch_size: tuple[int, int],
+        in_chans: int,
+        embed_dim: int,
+        layers: int = 1,
+        stride: int | None = None,
+        padding: int | None = None,
+    ) -> None:
+        super().__init__(img_size, patch_size)
+        kernel = max(patch_size)
+        if patch_size[0] != patch_size[1] or layers < 1:
+            raise ValueError(f"`patch_size` must be square and `layers` at least 1, got {patch_size} and {layers}.")
+        self.kernel = kernel
+        self.stride = max(1, kernel // 2 - 1) if stride is None else stride
+        self.padding = max(1, kernel // 2) if padding is None else padding
+        channels = [in_chans, *[64] * (layers - 1), embed_dim]
+        self.conv_layers = nn.Sequential(
+            *[
+                nn.Sequential(
+                    nn.Conv2d(before, after, kernel, self.stride, self.padding, bias=False),
+                    nn.ReLU(),
+                    nn.MaxPool2d(3, 2, 1),
+                )
+                for before, after in itertools.pairwise(channels)
+            ]
+        )
+        for layer in self.conv_layers:
+            assert isinstance(layer, nn.Sequential) and isinstance(layer[0], nn.Conv2d)
+            nn.init.kaiming_normal_(layer[0].weight)
+
+    @property
+    def reduction(self) -> tuple[int, int]:
+        """(height, width) in pixels of what a token stands for."""
+        return to_2tuple((2 * self.stride) ** len(self.conv_layers))
+
+    def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
+        """Return the grid of an image of (height, width) pixels.
+
+        Raises:
+            ValueError: if the convolutions leave nothing of it.
+        """
+        return convolved_grid(image, len(self.conv_layers), (self.kernel, self.stride, self.padding), prefix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take images (B, C, height, width) to tokens (B, N, D)."""
+        return self.conv_layers(x).flatten(2).transpose(1, 2)
+
+
+def convolved_grid(image: tuple[int, int], layers: int, convolution: tuple[int, int, int], prefix: int = 0) -> Grid:
+    """Return the grid that convolutions of (kernel, stride, padding), each with a max pooling, make of an image.
+
+    Raises:
+        ValueError: if nothing is left of it.
+    """
+    sides = list(image)
+    for kernel, stride, padding in [convolution, (3, 2, 1)] * layers:
+        sides = [(side + 2 * padding - kernel) // stride + 1 for side in sides]
+    if min(sides) < 1:
+        raise ValueError(f"`img_size` must be large enough for one token, got {image[0]} x {image[1]}.")
+    return Grid(sides[0], sides[1], prefix)
+
+
+torch.fx.wrap("convolved_grid")  # it compares sizes, so torch.fx records the call as one node
+
+
+_SMALL = {"embed_dim": 128, "num_heads": 2, "mlp_ratio": 1.0}
+_MEDIUM = {"embed_dim": 256, "num_heads": 4, "mlp_ratio": 2.0}
+_LARGE = {"embed_dim": 384, "num_heads": 6, "mlp_ratio": 3.0}
+_POOLED = {"global_pool": "seq"}
+_ONE = {**_POOLED, "tokenizer": "convolutions"}
+_TWO = {**_ONE, "conv_layers": 2}
+_CONVOLUTION = {"first_conv": "patch_embed.conv_layers.0.0"}
 #: Means and deviations of CIFAR-10, which the published configurations of its code have.
-_CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
+_CIFAR10 = {"num_classes": 10, "mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
 #: Those of CIFAR-100, for a model of 32 pixels and 100 classes.
 _CIFAR100 = {100: {"num_classes": 100, "mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}}
-_CCT = {"first_conv": "patch_embed.conv_layers.0.0"}
-_CCT_CIFAR10 = {**_CIFAR10, **_CCT}
+_CIFAR: dict[str, Any] = {"cfg": _CIFAR10, "cfg_of_classes": _CIFAR100}
+_CCT_CIFAR: dict[str, Any] = {"cfg": {**_CIFAR10, **_CONVOLUTION}, "cfg_of_classes": _CIFAR100}
 # The names are those of its code: layers, then side of a patch, or kernel x number of convolutions, then image.
 register_sizes(
     CompactTransformer,
     {
-        "vit_lite_2_4_32": Size(
-            214_666,
-            {"num_classes": 10, "embed_dim": 128, "depth": 2, "num_heads": 2, "mlp_ratio": 1.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "vit_lite_4_4_32": Size(
-            413_066,
-            {"num_classes": 10, "embed_dim": 128, "depth": 4, "num_heads": 2, "mlp_ratio": 1.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "vit_lite_6_4_32": Size(
-            3_190_538,
-            {"num_classes": 10, "embed_dim": 256, "depth": 6, "num_heads": 4, "mlp_ratio": 2.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "vit_lite_7_4_32": Size(
-            3_716_874,
-            {"num_classes": 10, "embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "vit_lite_7_8_32": Size(
-            3_741_450,
-            {"patch_size": 8, "num_classes": 10, "embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "vit_lite_7_16_32": Size(
-            3_885_834,
-            {"patch_size": 16, "num_classes": 10, "embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "cvt_2_4_32": Size(
-            214_539,
-            {"num_classes": 10, "global_pool": "seq", "embed_dim": 128, "depth": 2, "num_heads": 2, "mlp_ratio": 1.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "cvt_4_4_32": Size(
-            412_939,
-            {"num_classes": 10, "global_pool": "seq", "embed_dim": 128, "depth": 4, "num_heads": 2, "mlp_ratio": 1.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "cvt_6_4_32": Size(
-            3_190_283,
-            {"num_classes": 10, "global_pool": "seq", "embed_dim": 256, "depth": 6, "num_heads": 4, "mlp_ratio": 2.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "cvt_7_4_32": Size(
-            3_716_619,
-            {"num_classes": 10, "global_pool": "seq", "embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "cvt_8_4_32": Size(
-            4_242_955,
-            {"num_classes": 10, "global_pool": "seq", "embed_dim": 256, "depth": 8, "num_heads": 4, "mlp_ratio": 2.0},
-            cfg=_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "cct_2_3x2_32": Size(
-            283_723,
-            {
-                "patch_size": 3,
-                "num_classes": 10,
-                "global_pool": "seq",
-                "embed_dim": 128,
-                "depth": 2,
-                "num_heads": 2,
-                "mlp_ratio": 1.0,
-                "tokenizer": "convolutions",
-                "conv_layers": 2,
-            },
-            cfg=_CCT_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "cct_4_3x2_32": Size(
-            482_123,
-            {
-                "patch_size": 3,
-                "num_classes": 10,
-                "global_pool": "seq",
-                "embed_dim": 128,
-                "depth": 4,
-                "num_heads": 2,
-                "mlp_ratio": 1.0,
-                "tokenizer": "convolutions",
-                "conv_layers": 2,
-            },
-            cfg=_CCT_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "cct_6_3x2_32": Size(
-            3_326_923,
-            {
-                "patch_size": 3,
-                "num_classes": 10,
-                "global_pool": "seq",
-                "embed_dim": 256,
-                "depth": 6,
-                "num_heads": 4,
-                "mlp_ratio": 2.0,
-                "tokenizer": "convolutions",
-                "conv_layers": 2,
-            },
-            cfg=_CCT_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "cct_6_3x1_32": Size(
-            3_233_803,
-            {
-                "patch_size": 3,
-                "num_classes": 10,
-                "global_pool": "seq",
-                "embed_dim": 256,
-                "depth": 6,
-                "num_heads": 4,
-                "mlp_ratio": 2.0,
-                "tokenizer": "convolutions",
-            },
-            cfg=_CCT_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
-        "cct_7_3x1_32": Size(
-            3_760_139,
-            {
-                "patch_size": 3,
-                "num_classes": 10,
-                "global_pool": "seq",
-                "embed_dim": 256,
-                "depth": 7,
-                "num_heads": 4,
-                "mlp_ratio": 2.0,
-                "tokenizer": "convolutions",
-            },
-            cfg=_CCT_CIFAR10,
-            cfg_of_classes=_CIFAR100,
-        ),
+        "vit_lite_2_4_32": Size(214_666, {**_SMALL, "depth": 2}, **_CIFAR),
+        "vit_lite_4_4_32": Size(413_066, {**_SMALL, "depth": 4}, **_CIFAR),
+        "vit_lite_6_4_32": Size(3_190_538, {**_MEDIUM, "depth": 6}, **_CIFAR),
+        "vit_lite_7_4_32": Size(3_716_874, {**_MEDIUM, "depth": 7}, **_CIFAR),
+        "vit_lite_7_8_32": Size(3_741_450, {**_MEDIUM, "depth": 7, "patch_size": 8}, **_CIFAR),
+        "vit_lite_7_16_32": Size(3_885_834, {**_MEDIUM, "depth": 7, "patch_size": 16}, **_CIFAR),
+        "cvt_2_4_32": Size(214_539, {**_SMALL, "depth": 2, **_POOLED}, **_CIFAR),
+        "cvt_4_4_32": Size(412_939, {**_SMALL, "depth": 4, **_POOLED}, **_CIFAR),
+        "cvt_6_4_32": Size(3_190_283, {**_MEDIUM, "depth": 6, **_POOLED}, **_CIFAR),
+        "cvt_7_4_32": Size(3_716_619, {**_MEDIUM, "depth": 7, **_POOLED}, **_CIFAR),
+        "cvt_8_4_32": Size(4_242_955, {**_MEDIUM, "depth": 8, **_POOLED}, **_CIFAR),
+        "cct_2_3x2_32": Size(283_723, {**_SMALL, "depth": 2, **_TWO, "patch_size": 3}, **_CCT_CIFAR),
+        "cct_4_3x2_32": Size(482_123, {**_SMALL, "depth": 4, **_TWO, "patch_size": 3}, **_CCT_CIFAR),
+        "cct_6_3x2_32": Size(3_326_923, {**_MEDIUM, "depth": 6, **_TWO, "patch_size": 3}, **_CCT_CIFAR),
+        "cct_6_3x1_32": Size(3_233_803, {**_MEDIUM, "depth": 6, **_ONE, "patch_size": 3}, **_CCT_CIFAR),
+        "cct_7_3x1_32": Size(3_760_139, {**_MEDIUM, "depth": 7, **_ONE, "patch_size": 3}, **_CCT_CIFAR),
         "cct_7_7x2_224": Size(
-            4_804_521,
-            {
-                "img_size": 224,
-                "patch_size": 7,
-                "global_pool": "seq",
-                "embed_dim": 256,
-                "depth": 7,
-                "num_heads": 4,
-                "mlp_ratio": 2.0,
-                "tokenizer": "convolutions",
-                "conv_layers": 2,
-            },
-            cfg=_CCT,
+            4_804_521, {**_MEDIUM, "depth": 7, **_TWO, "img_size": 224, "patch_size": 7}, cfg=_CONVOLUTION
         ),
         "cct_14_7x2_224": Size(
-            22_367_273,
-            {
-                "img_size": 224,
-                "patch_size": 7,
-                "global_pool": "seq",
-                "embed_dim": 384,
-                "depth": 14,
-                "num_heads": 6,
-                "mlp_ratio": 3.0,
-                "tokenizer": "convolutions",
-                "conv_layers": 2,
-            },
-            cfg=_CCT,
+            22_367_273, {**_LARGE, "depth": 14, **_TWO, "img_size": 224, "patch_size": 7}, cfg=_CONVOLUTION
         ),
         "cct_14_7x2_384": Size(
-            22_513_193,
-            {
-                "img_size": 384,
-                "patch_size": 7,
-                "global_pool": "seq",
-                "embed_dim": 384,
-                "depth": 14,
-                "num_heads": 6,
-                "mlp_ratio": 3.0,
-                "tokenizer": "convolutions",
-                "conv_layers": 2,
-            },
-            cfg=_CCT,
+            22_513_193, {**_LARGE, "depth": 14, **_TWO, "img_size": 384, "patch_size": 7}, cfg=_CONVOLUTION
         ),
     },
 )

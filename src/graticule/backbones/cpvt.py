@@ -6,7 +6,7 @@ from typing import Any
 
 from graticule.backbones.pvt import check_class_token
 from graticule.backbones.registry import Size, register_sizes
-from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 
@@ -50,14 +50,10 @@ _CROP = {"crop_pct": 0.875}
 register_sizes(
     ConditionalVisionTransformer,
     {
-        "cpvt_tiny_patch16_224": Size(5_681_512, {"embed_dim": 192, "num_heads": 3}, cfg=_CROP),
-        "cpvt_tiny_gap_patch16_224": Size(
-            5_681_320, {"global_pool": "avg", "embed_dim": 192, "num_heads": 3}, cfg=_CROP
-        ),
-        "cpvt_small_patch16_224": Size(21_978_856, {"embed_dim": 384, "num_heads": 6}, cfg=_CROP),
-        "cpvt_small_gap_patch16_224": Size(
-            21_978_472, {"global_pool": "avg", "embed_dim": 384, "num_heads": 6}, cfg=_CROP
-        ),
+        "cpvt_tiny_patch16_224": Size(5_681_512, TINY, cfg=_CROP),
+        "cpvt_tiny_gap_patch16_224": Size(5_681_320, {"global_pool": "avg", **TINY}, cfg=_CROP),
+        "cpvt_small_patch16_224": Size(21_978_856, SMALL, cfg=_CROP),
+        "cpvt_small_gap_patch16_224": Size(21_978_472, {"global_pool": "avg", **SMALL}, cfg=_CROP),
         "cpvt_base_patch16_224": Size(86_424_040, cfg=_CROP),
         "cpvt_base_gap_patch16_224": Size(86_423_272, {"global_pool": "avg"}, cfg=_CROP),
     },

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import init_linear
 from graticule.backbones.registry import Size, register_sizes
-from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
 from graticule.encodings import PositionBuilder
 
 
@@ -69,23 +69,13 @@ _AT_384 = {"crop_pct": 1.0}
 register_sizes(
     VisionTransformer,
     {
-        "deit_tiny_patch16_224": Size(
-            5_717_416, {"embed_dim": 192, "num_heads": 3}, hub="timm/deit_tiny_patch16_224.fb_in1k"
-        ),
+        "deit_tiny_patch16_224": Size(5_717_416, TINY, hub="timm/deit_tiny_patch16_224.fb_in1k"),
         "deit_tiny_distilled_patch16_224": Size(
-            5_910_800,
-            {"embed_dim": 192, "num_heads": 3},
-            hub="timm/deit_tiny_distilled_patch16_224.fb_in1k",
-            backbone=DistilledVisionTransformer,
+            5_910_800, TINY, hub="timm/deit_tiny_distilled_patch16_224.fb_in1k", backbone=DistilledVisionTransformer
         ),
-        "deit_small_patch16_224": Size(
-            22_050_664, {"embed_dim": 384, "num_heads": 6}, hub="timm/deit_small_patch16_224.fb_in1k"
-        ),
+        "deit_small_patch16_224": Size(22_050_664, SMALL, hub="timm/deit_small_patch16_224.fb_in1k"),
         "deit_small_distilled_patch16_224": Size(
-            22_436_432,
-            {"embed_dim": 384, "num_heads": 6},
-            hub="timm/deit_small_distilled_patch16_224.fb_in1k",
-            backbone=DistilledVisionTransformer,
+            22_436_432, SMALL, hub="timm/deit_small_distilled_patch16_224.fb_in1k", backbone=DistilledVisionTransformer
         ),
         "deit_base_patch16_224": Size(86_567_656, hub="timm/deit_base_patch16_224.fb_in1k"),
         "deit_base_distilled_patch16_224": Size(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp
+from timm.models import register_notrace_module
+from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
-from graticule.layers import TokensToToken
+from graticule.layers import Tokenizer
 
 
 class T2tVisionTransformer(VisionTransformer):
@@ -55,6 +62,131 @@ class T2tVisionTransformer(VisionTransformer):
     def published_name(self, own: str) -> str:
         """Return the name of a parameter in its code."""
         return own.replace("patch_embed.", "tokens_to_token.", 1)
+
+
+class TokensToToken(Tokenizer):
+    """T2T-ViT's: three soft splits, and a small transformer on the tokens of the first two.
+
+    A soft split lays overlapping windows side by side as tokens: 7 x 7 every 4 pixels, then twice 3 x 3 every 2.
+
+    Reference: Tokens-to-Token ViT (Yuan et al., 2021), section 3.1.
+
+    Args:
+        img_size: (height, width) in pixels, multiples of 16.
+        patch_size: 16 x 16, what a token stands for.
+        in_chans: channels of the image.
+        embed_dim: D.
+        token_dim: channels of the tokens between the splits.
+        tokens_type: 'performer' or 'transformer', what the two small transformers are.
+    """
+
+    def __init__(
+        self,
+        img_size: tuple[int, int],
+        patch_size: tuple[int, int],
+        in_chans: int,
+        embed_dim: int,
+        token_dim: int = 64,
+        tokens_type: Literal["performer", "transformer"] = "performer",
+    ) -> None:
+        super().__init__(img_size, patch_size)
+        if tokens_type not in ("performer", "transformer"):
+            raise ValueError(f"`tokens_type` must be 'performer' or 'transformer', got {tokens_type!r}.")
+        if patch_size != (16, 16):
+            raise ValueError(f"`patch_size` must be 16, which the three splits make, got {patch_size}.")
+        kind = TokenPerformer if tokens_type == "performer" else TokenTransformer
+        self.attention1 = kind(in_chans * 7 * 7, token_dim)
+        self.attention2 = kind(token_dim * 3 * 3, token_dim)
+        self.project = nn.Linear(token_dim * 3 * 3, embed_dim)
+
+    @property
+    def reduction(self) -> tuple[int, int]:
+        """(height, width) in pixels of what a token stands for."""
+        return 16, 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take images (B, C, height, width) to tokens (B, N, D)."""
+        sides = (x.shape[-2] // 4, x.shape[-1] // 4)
+        x = self.attention1(F.unfold(x, 7, stride=4, padding=2).transpose(1, 2))
+        x = self.attention2(_split(x, sides))
+        return self.project(_split(x, (sides[0] // 2, sides[1] // 2)))
+
+
+def _split(x: Tensor, sides: Sequence[int]) -> Tensor:
+    """Lay 3 x 3 windows of tokens x: (B, N, C), every 2, side by side: (B, N / 4, 9C)."""
+    maps = x.transpose(1, 2).unflatten(-1, tuple(sides))
+    return F.unfold(maps, 3, stride=2, padding=1).transpose(1, 2)
+
+
+class TokenTransformer(nn.Module):
+    """A transformer layer of one head whose tokens come out narrower; the values are the shortcut.
+
+    The logits are scaled by the channels that come in, not by those of a head, as in its code.
+
+    Reference: Tokens-to-Token ViT (Yuan et al., 2021), Eq. 1.
+    """
+
+    def __init__(self, dim: int, token_dim: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = nn.ModuleDict(
+            {"qkv": nn.Linear(dim, 3 * token_dim, bias=False), "proj": nn.Linear(token_dim, token_dim)}
+        )
+        self.norm2 = nn.LayerNorm(token_dim)
+        self.mlp = Mlp(token_dim, token_dim)
+        self.scale = dim**-0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take x: (B, N, C) to (B, N, token_dim)."""
+        q, k, v = self.attn["qkv"](self.norm1(x)).unsqueeze(1).chunk(3, -1)
+        y = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        x = (v + self.attn["proj"](y)).squeeze(1)
+        return x + self.mlp(self.norm2(x))
+
+
+@register_notrace_module  # torch.fx records the call as one node: autocast depends on the device
+class TokenPerformer(nn.Module):
+    r"""As `TokenTransformer`, with attention that is linear in N by positive random features.
+
+    .. math:: \phi(x) = e^{w x - |x|^2 / 2} / \sqrt m, \quad
+              y_i = \frac{\phi(q_i)^T \sum_j \phi(k_j) v_j^T}{\phi(q_i)^T \sum_j \phi(k_j) + 10^{-8}}
+
+    The m = C / 2 features w are orthogonal, drawn once and not learned. Never below float32.
+
+    Reference: Rethinking Attention with Performers (Choromanski et al., 2021), as T2T-ViT uses it.
+    """
+
+    def __init__(self, dim: int, token_dim: int, drop: float = 0.1) -> None:
+        super().__init__()
+        self.kqv = nn.Linear(dim, 3 * token_dim)
+        self.dp = nn.Dropout(drop)
+        self.proj = nn.Linear(token_dim, token_dim)
+        self.norm1 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(token_dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(token_dim, token_dim), nn.GELU(), nn.Linear(token_dim, token_dim), nn.Dropout(drop)
+        )
+        self.features = token_dim // 2
+        self.w = nn.Parameter(torch.empty(self.features, token_dim), requires_grad=False)
+        nn.init.orthogonal_(self.w, math.sqrt(self.features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take x: (B, N, C) to (B, N, token_dim)."""
+        k, q, v = self.kqv(self.norm1(x)).chunk(3, -1)
+        x = v + self.dp(self.proj(self._attend(q, k, v).to(v.dtype)))
+        return x + self.mlp(self.norm2(x))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kind = q.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+            wide = torch.promote_types(self.w.dtype, torch.float32)
+            keys, queries = self._features(k.to(wide)), self._features(q.to(wide))  # (B, N, m)
+            told = keys.transpose(1, 2) @ v.to(wide)  # (B, m, token_dim)
+            total = queries @ keys.sum(1).unsqueeze(-1)  # (B, N, 1)
+            return queries @ told / (total + 1e-8)
+
+    def _features(self, x: Tensor) -> Tensor:
+        return (x @ self.w.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(self.features)
 
 
 # 't' has transformers between the splits, the others performers.

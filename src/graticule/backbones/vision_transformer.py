@@ -203,52 +203,29 @@ class VisionTransformer(Backbone):
         return pooled
 
 
+#: D and h of the sizes of DeiT below the default, with 12 blocks.
+TINY = {"embed_dim": 192, "num_heads": 3}
+SMALL = {"embed_dim": 384, "num_heads": 6}
+_FOR_28 = {
+    **{"img_size": 28, "patch_size": 4, "in_chans": 1, "num_classes": 10},
+    **{"depth": 6, "num_heads": 4, "mlp_ratio": 2.0},
+}
 _INCEPTION = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 # Nano and micro are for small images.
 register_sizes(
     VisionTransformer,
     {
-        "vit_nano_patch4_28": Size(
-            205_962,
-            {
-                "img_size": 28,
-                "patch_size": 4,
-                "in_chans": 1,
-                "num_classes": 10,
-                "embed_dim": 64,
-                "depth": 6,
-                "num_heads": 4,
-                "mlp_ratio": 2.0,
-            },
-        ),
-        "vit_micro_patch4_28": Size(
-            805_130,
-            {
-                "img_size": 28,
-                "patch_size": 4,
-                "in_chans": 1,
-                "num_classes": 10,
-                "embed_dim": 128,
-                "depth": 6,
-                "num_heads": 4,
-                "mlp_ratio": 2.0,
-            },
-        ),
+        "vit_nano_patch4_28": Size(205_962, {**_FOR_28, "embed_dim": 64}),
+        "vit_micro_patch4_28": Size(805_130, {**_FOR_28, "embed_dim": 128}),
         "vit_tiny_patch16_224": Size(
-            5_717_416,
-            {"embed_dim": 192, "num_heads": 3},
-            hub="timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-            cfg=_INCEPTION,
+            5_717_416, TINY, hub="timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", cfg=_INCEPTION
         ),
         "vit_small_patch16_224": Size(
-            22_050_664,
-            {"embed_dim": 384, "num_heads": 6},
-            hub="timm/vit_small_patch16_224.augreg_in21k_ft_in1k",
-            cfg=_INCEPTION,
+            22_050_664, SMALL, hub="timm/vit_small_patch16_224.augreg_in21k_ft_in1k", cfg=_INCEPTION
         ),
         "vit_small_patch32_224": Size(
             22_878_952,
-            {"patch_size": 32, "embed_dim": 384, "num_heads": 6},
+            {"patch_size": 32, **SMALL},
             hub="timm/vit_small_patch32_224.augreg_in21k_ft_in1k",
             cfg=_INCEPTION,
         ),
