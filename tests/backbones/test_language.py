@@ -168,7 +168,7 @@ def test_bfloat16_agrees(encoding):
         mixed = model(tokens)
         cache = model.new_cache(CONTEXT)
         steps = torch.cat([model(tokens[:, n : n + 1], cache) for n in range(CONTEXT)], 1)
-    assert cache.layers[0]._held.dtype == torch.bfloat16
+    assert cache.layers[0]._keys.dtype == torch.bfloat16
     rounded = copy.deepcopy(model).bfloat16()(tokens)
     assert rounded.dtype == torch.bfloat16
     for found in (mixed, steps, rounded):

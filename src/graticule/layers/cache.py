@@ -9,8 +9,8 @@ from torch import Tensor
 class KeyValueCache:
     """Keys and values of the tokens so far, in memory for `capacity` of them.
 
-    The memory, 2 B h d numbers a token, is taken at the first tokens, in their dtype and on their device. It is for
-    inference: what is written has no gradient.
+    The memory, 2 B h d numbers per token, is taken at the first tokens, in their dtype and on their device. Keys may
+    have other channels than values. It is for inference: what is written has no gradient.
 
     Args:
         capacity: how many tokens it holds.
@@ -21,12 +21,13 @@ class KeyValueCache:
             raise ValueError(f"`capacity` must be at least 1, got {capacity}.")
         self.capacity = capacity
         self.length = 0
-        self._held: Tensor | None = None  # (2, B, h, capacity, d)
+        self._keys: Tensor | None = None  # (B, h, capacity, d)
+        self._values: Tensor | None = None  # the same
 
     @property
     def bytes(self) -> int:
         """Memory taken, in bytes."""
-        return 0 if self._held is None else self._held.nbytes
+        return sum(held.nbytes for held in (self._keys, self._values) if held is not None)
 
     @torch.no_grad()
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,9 +39,11 @@ class KeyValueCache:
         stop = self.length + keys.shape[-2]
         if stop > self.capacity:
             raise ValueError(f"`keys` must leave the cache at {self.capacity} tokens at most, got {stop}.")
-        if self._held is None:
-            self._held = keys.new_empty(2, *keys.shape[:2], self.capacity, keys.shape[-1])
-        self._held[0, :, :, self.length : stop] = keys
-        self._held[1, :, :, self.length : stop] = values
+        if self._keys is None or self._values is None:
+            self._keys, self._values = (
+                new.new_empty(*new.shape[:2], self.capacity, new.shape[-1]) for new in (keys, values)
+            )
+        self._keys[:, :, self.length : stop] = keys
+        self._values[:, :, self.length : stop] = values
         self.length = stop
-        return self._held[0, :, :, :stop], self._held[1, :, :, :stop]
+        return self._keys[:, :, :stop], self._values[:, :, :stop]

@@ -1,0 +1,108 @@
+"""Laws of the log-N temperature of attention."""
+
+import math
+
+import pytest
+import torch
+
+import graticule
+from graticule import Grid
+from graticule.encodings import LogN
+from tiny import draw, images, tiny
+
+COMBINED = ["log_n", "rope + log_n", "learnable + log_n", "shaw + log_n", "relative_bias + log_n", "pope + log_n"]
+
+
+def pair(encoding, **kwargs):
+    """A model with the temperature, and the same without."""
+    model = draw(tiny(encoding, **kwargs)).double().eval()
+    plain = tiny(encoding.removesuffix("log_n").removesuffix(" + ") or "none", **kwargs).double().eval()
+    names = zip(plain.state_dict(), list(model.state_dict()), strict=True)
+    plain.load_state_dict({theirs: model.state_dict()[ours] for theirs, ours in names})
+    return model, plain
+
+
+@pytest.mark.parametrize("encoding", COMBINED)
+def test_it_changes_nothing_at_the_size_of_training_and_something_at_another(encoding):
+    model, plain = pair(encoding)
+    x = images(dtype=torch.float64)
+    assert torch.equal(model(x), plain(x))
+    x = images(64, 40, dtype=torch.float64)
+    assert (model(x) - plain(x)).abs().max() > 1e-4
+
+
+def test_it_multiplies_the_logits_by_the_ratio_of_logarithms():
+    model, plain = pair("rope + log_n")
+    grid, x = Grid(6, 7, prefix=1), torch.randn(2, 43, 24, dtype=torch.float64)
+    attention = model.blocks[0].attn
+    with_it, without = (attention.weights(x, each.position(grid)[0]).log() for each in (model, plain))
+    differences = [w - w[..., :1] for w in (with_it, without)]  # logits up to the normalizer of a row
+    torch.testing.assert_close(differences[0], differences[1] * math.log(42) / math.log(16), rtol=0, atol=1e-10)
+
+
+def test_the_reference_is_the_grid_of_building_or_given_and_stays():
+    encoding = LogN(Grid(4, 4, 1))
+    assert torch.equal(encoding(Grid(4, 4, 1)), torch.ones(17))
+    assert torch.equal(encoding(Grid(2, 8, 3)), torch.ones(19))
+    torch.testing.assert_close(encoding(Grid(8, 8)), torch.full((64,), 1.5))
+    assert torch.equal(LogN(Grid(4, 4), reference=196)(Grid(14, 14)), torch.ones(196))
+    model = tiny("log_n")
+    model.set_input_size(64)
+    torch.testing.assert_close(model.position(model.grid)[0].query_scale, torch.full((65,), 1.5))
+    assert LogN(Grid(1, 1))(Grid(1, 1)).item() == 1
+
+
+def test_the_entropy_of_attention_stays_nearer_with_it_over_more_tokens():
+    torch.manual_seed(0)
+    logits = 1.5 * torch.randn(64, 4096, dtype=torch.float64)
+
+    def entropy(count, factor):
+        p = (factor * logits[:, :count]).softmax(-1)
+        return (-p * p.log()).sum(-1).mean().item()
+
+    trained = entropy(64, 1.0)
+    plain, scaled = (abs(entropy(4096, f) - trained) for f in (1.0, math.log(4096) / math.log(64)))
+    assert scaled < plain / 2
+
+
+def test_it_is_a_constant_of_the_folded_model_shared_by_all_layers():
+    model, _ = pair("rope + log_n")
+    x = images(64, 40, dtype=torch.float64)
+    before = model(x)
+    folded = graticule.fold(model, (64, 40))
+    assert [name for name, _ in folded.position.named_buffers() if "scale" in name] == ["layer0_query_scale"]
+    torch.testing.assert_close(folded(x), before, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_factor_is_float32_at_least_and_queries_keep_their_dtype(dtype):
+    model = tiny("log_n").to(dtype).eval()
+    assert model.position(Grid(5, 5, 1))[0].query_scale.dtype == torch.float32
+    assert model(images(40, 40, dtype=dtype)).dtype == dtype
+
+
+def test_layers_that_are_not_joined_have_no_factor():
+    model = tiny("log_n", "default(layers=1)")
+    assert [layer.query_scale is None for layer in model.position(model.grid)] == [False, True, True]
+
+
+def test_windows_have_the_factor_of_a_window():
+    model = graticule.create_model(
+        "swin_tiny_patch4_window7_224",
+        encoding="relative_bias + log_n",
+        img_size=32,
+        embed_dim=12,
+        depths=(1, 1),
+        num_heads=(1, 2),
+        window_size=4,
+    )
+    for grid in (model.grid, model.grid_at((64, 64))):
+        for layer in model.position(grid):
+            assert torch.equal(layer.query_scale, torch.ones(16))
+
+
+def test_a_token_of_a_text_has_the_factor_of_the_tokens_that_it_sees():
+    encoding = LogN(Grid.of_text(8), causal=True)
+    expected = [max(1.0, math.log(i + 1) / math.log(8)) for i in range(20)]
+    torch.testing.assert_close(encoding(Grid.of_text(20)), torch.tensor(expected))
+    assert torch.equal(encoding(Grid.of_text(8)), torch.ones(8))

@@ -1,0 +1,296 @@
+"""The dialects of rotary encodings next to timm's, in float64; presets; noise of the coordinates in training."""
+
+import copy
+import math
+
+import pytest
+import timm
+import torch
+from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingDinoV3
+from torch.overrides import TorchFunctionMode
+
+import graticule
+from graticule import Grid
+from graticule.encodings import ENCODINGS, Coordinates, Frequencies, MixedRope, Noise, Rope
+from graticule.factory import build_position
+from graticule.layers import Attention
+from graticule.rotation import PairRotation
+from tiny import draw, images, spec, tiny
+
+GRIDS = [(4, 4), (3, 5), (7, 2)]
+HEAD_DIM = 16
+
+
+class InFloat64(TorchFunctionMode):
+    """Answers requests for float32 in float64, so that timm's tables are not rounded."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        return func(*(torch.float64 if arg is torch.float32 else arg for arg in args), **kwargs)
+
+
+@pytest.fixture
+def in_float64():
+    """Make float64 the default dtype, and compute in float64 what timm computes in float32."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with InFloat64():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def build(text, grid, depth=2):
+    return build_position(grid, dim=2 * HEAD_DIM, depth=depth, num_heads=2, encoding=text).double().eval()
+
+
+def patches(layer, grid):
+    """The table of the patches of a layer."""
+    return layer.rotary.table[..., grid.prefix :, :]
+
+
+#: timm's class, its arguments, and what that is called here.
+DIALECTS = [
+    (RotaryEmbeddingCat, {"temperature": 100.0}, "rope"),
+    (RotaryEmbeddingCat, {"temperature": 100.0, "grid_indexing": "xy"}, "rope(preset='rope_vit')"),
+    (RotaryEmbeddingCat, {"ref_feat_shape": [16, 16]}, "rope(preset='eva02')"),
+    (
+        RotaryEmbeddingCat,
+        {"ref_feat_shape": [24, 24], "grid_indexing": "xy", "grid_offset": 1.0},
+        "rope(preset='pe', reference=(24, 24))",
+    ),
+    (
+        RotaryEmbeddingCat,
+        {"ref_feat_shape": [5, 3]},
+        "rope(base=10000, scaling='interpolation', reference=(5, 3))",
+    ),
+    (RotaryEmbeddingCat, {"in_pixels": True, "max_res": 224}, "rope(pixels=224, coordinates='corners')"),
+    (
+        RotaryEmbeddingCat,
+        {"in_pixels": True, "max_res": 64, "linear_bands": True},
+        "rope(pixels=64, linear=True, coordinates='corners')",
+    ),
+    (RotaryEmbeddingDinoV3, {}, "rope(preset='dinov3')"),
+    (RotaryEmbeddingDinoV3, {"rotate_half": False}, "rope(preset='dinov3', layout='interleaved')"),
+    (RotaryEmbeddingDinoV3, {"grid_indexing": "xy"}, "rope(preset='dinov3', order='xy')"),
+    (RotaryEmbeddingDinoV3, {"normalize_coords": "min"}, "rope(preset='dinov3', coordinates='min')"),
+    (RotaryEmbeddingDinoV3, {"normalize_coords": "max"}, "rope(preset='dinov3', coordinates='max')"),
+    (RotaryEmbeddingDinoV3, {"grid_offset": 0.3}, "rope(preset='dinov3', offset=0.3)"),
+    (
+        RotaryEmbeddingDinoV3,
+        {"temperature": None, "min_period": 0.5, "max_period": 90.0},
+        "rope(periods=(0.5, 90), coordinates='separate', layout='half')",
+    ),
+]
+
+
+@pytest.mark.parametrize("shape", GRIDS, ids=str)
+def test_every_dialect_is_timms_table_in_float64(shape, in_float64):
+    grid = Grid(*shape, prefix=2)
+    for kind, arguments, text in DIALECTS:
+        defaults = {"in_pixels": False} if kind is RotaryEmbeddingCat else {}
+        table = kind(HEAD_DIM, **{**defaults, **arguments}).eval().get_embed(list(shape))
+        assert table.dtype == torch.float64
+        difference = (patches(build(text, grid)(grid)[0], grid) - table).abs().max().item()
+        assert difference < 1e-10, (text, difference)
+
+
+def test_the_dialects_differ_from_one_another():
+    grid = Grid(3, 5)
+    tables = [build(text, grid)(grid)[0].rotary for _, _, text in DIALECTS]
+    for i, (table, half) in enumerate(tables):
+        for other, other_half in tables[:i]:
+            assert half != other_half or not torch.allclose(table, other, rtol=0, atol=1e-3)
+
+
+#: timm's models, and the encoding of their attention.
+MODELS = {
+    "vit_small_patch16_rope_224": "rope(preset='rope_vit')",
+    "vit_base_patch16_rope_reg1_gap_256": "rope(preset='eva02')",
+    "vit_small_patch16_rope_mixed_224": "rope_mixed(preset='rope_vit')",
+    "eva02_tiny_patch14_224": "rope(preset='eva02')",
+    "vit_pe_core_tiny_patch16_384": "rope(preset='pe', reference=(24, 24))",
+    "vit_small_patch16_dinov3": "rope(preset='dinov3')",
+}
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (4, 4)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float64):
+    patch = 14 if "patch14" in name else 16
+    theirs = timm.create_model(name, img_size=tuple(patch * n for n in shape), embed_dim=32, depth=2, num_heads=2)
+    theirs.eval()
+    grid = Grid(*shape, prefix=theirs.num_prefix_tokens)
+    position = build(MODELS[name], grid)
+    rope = theirs.rope
+    tables = rope.get_embed(list(shape)) if getattr(rope, "feat_shape", None) is None else rope.get_embed()
+    if "mixed" in name:
+        position.load_state_dict({"encoding.freqs": rope.freqs.detach()})
+    else:
+        tables = [tables] * 2
+    x = torch.randn(2, grid.tokens, 32)
+    for block, layer, table in zip(theirs.blocks, position(grid), tables, strict=True):
+        torch.testing.assert_close(patches(layer, grid), table, rtol=0, atol=1e-10)
+        attention = Attention(32, 2)
+        torch.nn.init.normal_(block.attn.qkv.weight)
+        state = {key: value for key, value in block.attn.state_dict().items() if not key.endswith("_bias")}
+        if "qkv.bias" not in state:
+            parts = [getattr(block.attn, f"{part}_bias", None) for part in "qkv"]
+            state["qkv.bias"] = torch.cat([torch.zeros(32) if part is None else part.detach() for part in parts])
+        attention.load_state_dict(state)
+        torch.testing.assert_close(attention(x, layer), block.attn(x, rope=table), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("preset", Rope.presets)
+def test_the_other_layout_of_a_preset_gives_other_logits(preset):
+    model = draw(tiny(f"rope(preset='{preset}')")).double().eval()
+    other = {"half": "interleaved", "interleaved": "half"}[model.position.encoding.layout]
+    wrong = tiny(f"rope(preset='{preset}', layout='{other}')").double().eval()
+    wrong.load_state_dict(model.state_dict())
+    x = images(dtype=torch.float64)
+    assert (model(x) - wrong(x)).abs().max() > 1e-3
+
+
+def test_options_replace_those_of_a_preset_and_the_others_stay():
+    grid = Grid(3, 5)
+    found = build("rope(preset='dinov3', base=50, rescale=None)", grid).encoding
+    assert found.frequencies == Frequencies(base=50.0, turns=True)
+    assert found.noise == Noise() and found.coordinates == Coordinates("separate") and found.layout == "half"
+    assert Rope(grid, 8).frequencies == Frequencies()
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_pairs_are_rotated_as_complex_numbers(layout):
+    x, angle = torch.randn(2, 3, 5, 8, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    parts = x.unflatten(-1, (4, 2)).unbind(-1) if layout == "interleaved" else x.chunk(2, -1)
+    turned = torch.complex(*parts) * torch.polar(torch.ones_like(angle), angle)
+    expected = (
+        torch.view_as_real(turned).flatten(-2) if layout == "interleaved" else torch.cat([turned.real, turned.imag], -1)
+    )
+    each = [t.repeat_interleave(2, -1) if layout == "interleaved" else torch.cat([t, t], -1) for t in angle.unbind(0)]
+    table = torch.stack([torch.cat([t.sin(), t.cos()]) for t in each])
+    for found in PairRotation(table, layout == "half")(x, x):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+
+
+# Noise in training
+
+
+def test_noise_draws_what_timm_draws():
+    noise = {"shift": 0.2, "jitter": 1.3, "rescale": 2.0}
+    theirs = RotaryEmbeddingDinoV3(HEAD_DIM, **{f"{name}_coords": value for name, value in noise.items()}).train()
+    mine = Rope(Grid(3, 5), HEAD_DIM, Frequencies(turns=True), Coordinates("separate"), "half", noise=Noise(**noise))
+    torch.manual_seed(7)
+    expected = theirs.get_embed([3, 5])
+    torch.manual_seed(7)
+    torch.testing.assert_close(mine.train()(Grid(3, 5)), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("encoding", ["rope(preset='dinov3')", "rope_mixed(rescale=2.0)", "liere(rescale=2.0)"])
+def test_noise_is_one_draw_per_forward_pass_in_training_alone(encoding):
+    model = tiny(encoding)
+    first, second = model.train().position(model.grid), model.position(model.grid)
+    assert not torch.equal(first[0].rotary[0], second[0].rotary[0])
+    if encoding.startswith("rope("):
+        assert all(layer.rotary is first[0].rotary for layer in first)
+    state = torch.get_rng_state()
+    model.eval()
+    assert torch.equal(model.position(model.grid)[0].rotary[0], model.position(model.grid)[0].rotary[0])
+    folded = graticule.fold(copy.deepcopy(model).train())
+    assert torch.equal(folded.position(model.grid)[0].rotary[0], model.position(model.grid)[0].rotary[0])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_noise_stays_within_its_bounds():
+    places = torch.tensor([[1.0, 2.0]], dtype=torch.float64).expand(4, 2)
+    draws = torch.stack([Noise(shift=0.5)(places) - places for _ in range(200)])
+    assert draws.abs().max() <= 0.5 and draws.min() < -0.4 and draws.max() > 0.4
+    assert not torch.equal(draws[..., 0], draws[..., 1]) and torch.equal(draws[:, 0], draws[:, 3])
+    for noise, shared in ((Noise(jitter=2.0), False), (Noise(rescale=2.0), True)):
+        draws = torch.stack([noise(places) / places for _ in range(200)])
+        assert draws.min() >= 0.5 and draws.max() <= 2 and draws.min() < 0.6 and draws.max() > 1.7
+        assert torch.equal(draws[..., 0], draws[..., 1]) == shared
+        assert draws.log().mean().abs() < 0.2
+
+
+# Angles are computed in float32 at least
+
+
+EVERY = ["rope", "rope(preset='dinov3')", "rope_1d", "rope_mixed", "rope_golden_gate", "mrope", "liere", "pope"]
+
+
+@pytest.mark.parametrize("encoding", EVERY)
+def test_autocast_and_low_precision_do_not_merge_positions(encoding):
+    """200 patches in a row have 200 tables, also where bfloat16 would round 129 to 128."""
+    grid = Grid(1, 200)
+    position = build_position(grid, dim=32, depth=1, num_heads=2, encoding=encoding).eval()
+    for built in (grid, Grid(1, 199)):  # the grid that is kept, and one that is computed
+        exact = [t.clone() for t in position(built)[0].rotary if isinstance(t, torch.Tensor)]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = position(built)[0].rotary
+        low = copy.deepcopy(position).bfloat16()(built)[0].rotary
+        for table, under in zip(exact, cast, strict=False):
+            assert torch.equal(table, under)
+        for table in (t for t in low if isinstance(t, torch.Tensor)):
+            assert table.dtype == torch.float32
+            rows = table.movedim(-2 if encoding != "liere" else 1, 0).flatten(1)
+            assert len(rows.unique(dim=0)) == built.patches, encoding
+
+
+# What is refused
+
+
+REFUSED = {
+    "rope(preset='dinov4')": "`preset` .*'dinov4'.*'dinov3'",
+    "rope(base=10, periods=(1, 2))": "`base` must be left out with `periods`",
+    "rope(periods=(1, 2), pixels=224)": "`periods` must be left out with `pixels`",
+    "rope(turns=True, periods=(1, 2))": "`turns` must be left out with `periods`",
+    "rope(linear=True)": "`linear` must go with `pixels`",
+    "rope(offset=1.0, coordinates='corners')": "`offset` must be 0 with coordinates 'corners', got 1.0",
+    "rope(reference=(3, 3))": "`reference` must be left out without `scaling`",
+    "rope(scaling='ntk', ramp=(1, 2))": "`ramp` must be left out with scaling 'ntk'",
+    "rope(scaling='yarn', ramp=(2, 1))": "`ramp` must be two growing numbers of turns",
+    "rope(scaling='ntk', coordinates='separate')": "`scaling` must go with coordinates 'patches'.*'separate'",
+    "rope(jitter=0.5)": "`jitter`.*greater than or equal to 1",
+    "rope(shift=-1.0)": "`shift`.*greater than or equal to 0",
+    "rope(layout='pairs')": "`layout`.*'interleaved' or 'half'",
+    "rope(order='zx')": "`order`.*'yx' or 'xy'",
+    "rope(sections=(1, 1, 2))": "must not have the option 'sections'",
+    "rope_mixed(scaling='yarn')": "`scaling` must be 'interpolation' with learned frequencies",
+    "rope_mixed(layout='half')": "must not have the option 'layout'",
+    "rope_golden_gate(lowest=2.0, highest=1.0)": "`lowest` must be positive and at most `highest`",
+    "rope_golden_gate(zeros=1.0)": r"`zeros` must be in \[0, 1\), got 1.0",
+    "mrope(arrangement='chunked')": "`sections` must be three numbers of sum head_dim / 2 = 4",
+    "mrope(sections=(0, -1, 2))": "`sections` must not be negative",
+    "liere(block=3)": "`block` must be at least 2 and divide head_dim = 8, got 3",
+    "liere(scaling='yarn')": "must not have the option 'scaling'",
+    "log_n(reference=1)": "`reference` must be at least 2",
+    "rope + rope_mixed": "`rotary` must be given by one encoding at most",
+    "pope + shaw": "`bias` must not be made from queries whose channels `rotary` doubles",
+}
+
+
+def test_what_has_no_effect_or_no_meaning_is_refused():
+    for text, why in REFUSED.items():
+        with pytest.raises(ValueError, match=why):
+            tiny(text)
+
+
+def test_every_option_of_a_rotary_encoding_is_one_of_its_parts():
+    for name in ("rope", "rope_1d", "rope_mixed", "rope_golden_gate", "mrope", "liere", "pope"):
+        options = ENCODINGS.options(name)
+        assert not {"frequencies", "noise"} & set(options)
+        if name != "rope_1d":
+            assert {"coordinates", "offset", "shift", "jitter", "rescale"} <= set(options)
+        given = {option: each.default for option, each in options.items() if each.default is not None}
+        assert type(tiny(spec(name, **given)).position.encoding) is ENCODINGS[name]
+
+
+def test_frequencies_of_a_mixed_encoding_start_from_the_base():
+    lengths = MixedRope(Grid(2, 2), 1, 1, 8, base=16.0).freqs.norm(dim=0)
+    torch.testing.assert_close(lengths.flatten(), torch.tensor([1.0, 16 ** (-1 / 2)] * 2))
+    assert math.isclose(Frequencies(base=16.0)(2)[1].item(), 0.25)
