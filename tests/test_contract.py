@@ -70,7 +70,7 @@ class Broken(BiasEncoding):
         if fault == "shared values":
             bias = self.biases.setdefault(grid.shape, bias.detach()).to(bias) + (bias - bias.detach())
         if fault == "rounding":
-            bias = bias + 1e9 * steps - 1e9 * steps
+            bias = bias + (1e9 + 100 * steps) - 1e9
         if fault == "overflow":
             bias = bias * 1e30 * 1e30 / 1e30 / 1e30
         if fault == "refused grid" and grid != self.first:
