@@ -136,7 +136,7 @@ def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, m
         path.write_bytes(b"half")
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("graticule.checkpoints.load.save_file", full)
+    monkeypatch.setattr("graticule.checkpoints.read.save_file", full)
     code, _, err = run_command(capsys, "consolidate", run.folder, "--output", tmp_path / "a.safetensors")
     assert code == 1 and "a.safetensors could not be written" in err and "is the disk full?" in err
     assert not list(tmp_path.glob("*safetensors*"))

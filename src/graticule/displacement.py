@@ -91,7 +91,8 @@ class Displacements(NamedTuple):
                 f"{self.grid.height} x {self.grid.width} tokens, got {tuple(x.shape)}."
             )
         wide = torch.promote_types(x.dtype, torch.float32)
-        return _mix(x.to(wide), self.table.to(wide), self.softmax).to(x.dtype)
+        mixed: Tensor = _mix(x.to(wide), self.table.to(wide), self.softmax)
+        return mixed.to(x.dtype)
 
 
 def displacement_index(grid: Grid, rows: Tensor | None = None) -> Tensor:
@@ -198,12 +199,12 @@ _mix.register_autograd(_backward, setup_context=_save)
 def _laid_out(x: Tensor, table: Tensor) -> tuple[Grid, Tensor]:
     """Return the grid, and tokens (B, N, C) as maps, (B, groups, C / groups, H, W), a view."""
     grid = Displacements(table, False).grid
-    return grid, x.transpose(1, 2).unflatten(2, grid.shape).unflatten(1, (len(table), -1))
+    return grid, x.transpose(1, 2).view(len(x), len(table), -1, *grid.shape)
 
 
 def _channels(x: Tensor, group: int, groups: int) -> Tensor:
     """Return the channels of a group, a view of x: (B, N, C)."""
-    return x.unflatten(-1, (groups, -1))[..., group, :]
+    return x.view(*x.shape[:-1], groups, -1)[..., group, :]
 
 
 def _kernel(table: Tensor, grid: Grid, softmax: bool) -> tuple[Tensor, Tensor | int, Tensor | None]:

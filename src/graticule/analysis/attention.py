@@ -41,7 +41,7 @@ class AttentionMap:
     @property
     def num_heads(self) -> int:
         """How many heads."""
-        return self.weights.shape[1]
+        return len(self.weights[0])
 
     def patches(self, head: int, image: int = 0) -> Array:
         """Return the weights between patches alone, (H * W, M'), as they are: rows sum to 1 less the prefix's."""

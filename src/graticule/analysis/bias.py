@@ -53,7 +53,8 @@ class BiasMaps:
 
         It is what a softmax sees: a number that all keys share drops out.
         """
-        return np.nanstd(self.bias, axis=-1).mean(-1)
+        deviations: Array = np.nanstd(self.bias, axis=-1).mean(-1)
+        return deviations
 
     @cached_property
     def locality(self) -> Array:
@@ -149,7 +150,8 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
 def _softmax(logits: Array) -> Array:
     """Softmax over the last axis; 0 where a logit is NaN."""
     weight = np.exp(logits - np.nanmax(logits, axis=-1, keepdims=True))
-    return np.nan_to_num(weight / np.nansum(weight, axis=-1, keepdims=True))
+    shares: Array = np.nan_to_num(weight / np.nansum(weight, axis=-1, keepdims=True))
+    return shares
 
 
 def _span(values: Array, form: str, unit: str = "") -> str:

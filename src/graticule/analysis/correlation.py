@@ -400,7 +400,8 @@ def cosine_similarity(vectors: Array) -> Array:
     """Cosine of every pair of rows, (N, D) -> (N, N); NaN for a row of zeros, which has no direction."""
     with np.errstate(invalid="ignore", divide="ignore"):
         unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return np.clip(unit @ unit.T, -1, 1)
+    cosines: Array = np.clip(unit @ unit.T, -1, 1)
+    return cosines
 
 
 def locality(similarity: Array, grid: Grid) -> float:

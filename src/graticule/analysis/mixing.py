@@ -233,7 +233,7 @@ def _map(
         _array(logits),
         _array(weights),
         table is not None and table.softmax,
-        None if bias is None else _array(bias.unflatten(0, grid.shape)),
+        None if bias is None else _array(bias.view(grid.shape)),
         None if quadratic is None else _array(quadratic.center),
         None if quadratic is None else _array(quadratic.quadratic()),
     )

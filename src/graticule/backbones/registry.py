@@ -19,7 +19,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import nn
 
 from graticule.backbones.base import Backbone
-from graticule.checkpoints import load_checkpoint, own_state, unwrap_checkpoint
+from graticule.checkpoints import load_checkpoint, own_state, read_state
 from graticule.checks import checked
 from graticule.encodings import ENCODINGS, PositionBuilder
 from graticule.factory import build_position
@@ -199,7 +199,7 @@ def _build(name: str, size: Size, pretrained: bool, **kwargs: Any) -> nn.Module:
 
 def checkpoint_filter_fn(checkpoint: dict[str, Any], model: nn.Module) -> dict[str, Any]:
     """Turn a published checkpoint into a state dict of `model`; timm calls it with the weights of its hub."""
-    return own_state(model, unwrap_checkpoint(checkpoint))
+    return own_state(model, read_state(checkpoint))
 
 
 def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> None:

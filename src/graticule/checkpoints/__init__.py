@@ -1,8 +1,9 @@
 """Weights in files: reading and writing them, their published names, loading and transfer."""
 
 from graticule.checkpoints import released_posmlp
-from graticule.checkpoints.load import load_checkpoint, load_position, read_checkpoint, save_weights
-from graticule.checkpoints.names import own_state, published_state_dict, register_names, unwrap_checkpoint
+from graticule.checkpoints.load import load_checkpoint, load_position
+from graticule.checkpoints.names import own_state, published_state_dict, register_names
+from graticule.checkpoints.read import read_checkpoint, read_state, save_weights
 from graticule.checkpoints.transfer import transfer
 from graticule.checkpoints.transferred import Transfer, Transferred
 
@@ -14,9 +15,9 @@ __all__ = [
     "own_state",
     "published_state_dict",
     "read_checkpoint",
+    "read_state",
     "register_names",
     "released_posmlp",
     "save_weights",
     "transfer",
-    "unwrap_checkpoint",
 ]

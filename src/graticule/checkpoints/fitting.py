@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from timm.layers import resample_patch_embed
+from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
-from graticule.checkpoints.load import kind, unusable
+from graticule.checkpoints.read import dtype_name, kind, unusable
 from graticule.encodings import AbsoluteEncoding
-from graticule.encodings.learnable import Learnable
 
 #: Prefix tokens, in the order of their rows in a table.
 _PREFIX = ("cls_token", "dist_token", "reg_token")
@@ -51,7 +50,7 @@ class Fitting:
         """
         own, value = self.own[name], value.detach()
         if kind(value) != kind(own):
-            return None, "new", f"{str(value.dtype).removeprefix('torch.')} there"
+            return None, "new", f"{dtype_name(value)} there"
         if why := unusable(value):
             return None, "new", f"{why} there"
         if not value.to(own.dtype).isfinite().all():
@@ -61,10 +60,8 @@ class Fitting:
         if shape is None and not published and value.shape == own.shape:
             shape = held
         fitted: tuple[Tensor | None, str, str] | None = None
-        if isinstance(module, Learnable):
-            fitted = self._table(module, value, shape)
-        elif isinstance(module, AbsoluteEncoding):
-            fitted = _formula(module, value)
+        if isinstance(module, AbsoluteEncoding) and name.endswith(".pos_embed"):
+            fitted = self._table(module, value, shape) if module.resampled else _formula(module, value)
         elif held is not None and value.numel():
             resampled = self.model.position.fit(name.removeprefix("position."), value, shape)
             if resampled is value and value.shape == own.shape:
@@ -78,7 +75,7 @@ class Fitting:
         return (None, "new", f"shape {tuple(value.shape)} there") if fitted is None else fitted
 
     def _table(
-        self, encoding: Learnable, value: Tensor, shape: tuple[int, int] | None
+        self, encoding: AbsoluteEncoding, value: Tensor, shape: tuple[int, int] | None
     ) -> tuple[Tensor, str, str] | None:
         """Resample the rows of patches, and match those of prefix tokens by name."""
         if value.ndim < 2 or not value.numel() or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
@@ -99,12 +96,14 @@ class Fitting:
                 ahead.append(rows[prefix.index(token)])
             else:
                 ahead.append(torch.zeros_like(new[row]) if token in tokens else new[row])
-        patches = old.resize(rows[len(prefix) :], grid, encoding.interpolation)
-        table = torch.cat([*(row[None] for row in ahead), patches])[None]
+        same_prefix = torch.cat([*(row[None] for row in ahead), rows[len(prefix) :]])
+        table = encoding.fit(same_prefix, replace(old, prefix=len(here)))
+        if table is None:
+            return None
         details = [f"{old.height}x{old.width} -> {grid.height}x{grid.width}"] if old != grid else []
         details += [f"without {token}" for token in prefix if token not in here]
         details += [f"{token} {'zero' if token in tokens else 'new'}" for token in here if token not in prefix]
-        return table, "resized" if details else "loaded", ", ".join(details)
+        return table[None], "resized" if details else "loaded", ", ".join(details)
 
     def _kernel(self, layer: nn.Conv2d, value: Tensor, own: Tensor) -> tuple[Tensor, str, str] | None:
         """Bring the first convolution to another number of channels, a patch embedding to another patch."""
@@ -146,9 +145,10 @@ def _prefix_rows(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _with_channels(weight: Tensor, channels: int) -> Tensor:
-    """Bring a kernel (D, C, h, w) to `channels` channels: summed to one, else repeated and scaled, as timm does it.
+    """Bring a kernel (D, C, h, w) to `channels` channels: summed to one, else repeated and scaled.
 
-    So an image whose channels are all the same gives the same.
+    So an image whose channels are all the same gives the same. timm's `adapt_input_conv` computes the same from three
+    channels, and takes no other number of them.
     """
     wide, before = weight.to(torch.promote_types(weight.dtype, torch.float32)), weight.shape[1]
     if channels == 1:

@@ -1,99 +1,15 @@
-"""Read a checkpoint that may be anybody's, and load it or say why not."""
+"""Load a checkpoint into a model, whole or not at all, and say why where it does not fit."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import pickle
-import struct
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from graticule.checkpoints.names import (
-    GRIDS,
-    own_state,
-    read_grids,
-    unwrap_checkpoint,
-    valid_grids,
-    with_grids,
-)
+from graticule.checkpoints.names import own_state, position_of
+from graticule.checkpoints.read import dtype_name, kind, read_state, unusable
 from graticule.checks import checked, printable
-from graticule.encodings import Position
-from graticule.files import write_whole
-
-#: What the readers raise for a file that is damaged or of another kind.
-_UNREADABLE = (
-    *(RuntimeError, EOFError, SafetensorError, OSError, ValueError, KeyError, IndexError, AttributeError),
-    *(struct.error, TypeError, AssertionError),
-)
-
-
-@checked
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a `.safetensors` file or one that `torch.save` wrote, without running any code that is in it.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated, of another kind, or holds more than tensors and plain values.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"`path` must be a checkpoint file, got {str(path)!r}, which is not there.")
-    try:
-        if path.suffix == ".safetensors":
-            return _read_safetensors(path)
-        with warnings.catch_warnings():  # of the unpickler about what it is going to refuse
-            warnings.simplefilter("ignore")
-            # DeiT's and LaPE's code keep the options of the run in their checkpoints, an argparse.Namespace: plain data
-            with torch.serialization.safe_globals([argparse.Namespace]):
-                found = torch.load(path, map_location="cpu", weights_only=True)
-    except (*_UNREADABLE, pickle.UnpicklingError):
-        if unsafe := _unsafe_names(path):
-            raise ValueError(
-                f"{path} holds Python objects that could run code when read ({', '.join(unsafe[:3])}), so it was not "
-                "read; ask for its weights alone, best as .safetensors."
-            ) from None
-        raise ValueError(f"{path} is not a checkpoint of PyTorch or safetensors, or it is truncated.") from None
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{path} must hold a mapping of names to tensors, got {type(found).__name__}.")
-    return found if isinstance(found, dict) else dict(found)
-
-
-def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
-    """Write a state dict as .safetensors, whole or not at all, with the grid of each table; returns `path`.
-
-    Raises:
-        OSError: if it cannot be written; what was at `path` is then as it was.
-    """
-    tensors = {name: value.contiguous() for name, value in state.items()}
-    metadata = {"format": "pt", GRIDS: json.dumps(read_grids(state))}
-    return write_whole(path, lambda temporary: save_file(tensors, temporary, metadata))
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        metadata = file.metadata() or {}
-    try:
-        grids = valid_grids({GRIDS: json.loads(metadata.get(GRIDS, "{}"))})
-    except (ValueError, RecursionError):  # written by somebody else, for something else
-        grids = {}
-    return with_grids(tensors, grids)
-
-
-def _unsafe_names(path: Path) -> list[str]:
-    """Name what a checkpoint would import beside plain data, as far as it can be read without importing it."""
-    try:
-        return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - {"argparse.Namespace"})
-    except (*_UNREADABLE, pickle.UnpicklingError):
-        return []
 
 
 @checked
@@ -134,7 +50,7 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
         ValueError: if the file cannot be read, or its position parameters do not fit. The model is then as it was.
     """
     state = _state_for(model, path)
-    position: Any = model.position
+    position = position_of(model)
     found = {name.removeprefix("position."): value for name, value in state.items() if name.startswith("position.")}
     complaints = _misfits(position, found)
     if complaints or not found:
@@ -144,28 +60,10 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     return model
 
 
-def unusable(value: Tensor) -> str:
-    """Say why a tensor of a checkpoint cannot be used, '' if it can: it has to be dense, with every value stored."""
-    if value.is_quantized:
-        return "quantized"
-    if value.layout != torch.strided:
-        return "sparse"
-    if value.is_meta:
-        return "without values"
-    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        return "a view that repeats its values"  # a few bytes may so be said to be any number of values
-    return ""
-
-
 def _state_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
     """Read the checkpoint at `path` as a state dict under the names of `model`, position parameters resampled."""
-    if not isinstance(getattr(model, "position", None), Position):
-        raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
-    checkpoint = read_checkpoint(path)
-    try:
-        state = unwrap_checkpoint(checkpoint)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    position_of(model)
+    state = read_state(path)
     for name, value in state.items():
         if why := unusable(value):
             raise ValueError(f"{path}: {_shown(name)} must be a plain tensor, got one that is {why}.")
@@ -188,9 +86,9 @@ def _misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
                 break
             complaints.append(f"{name} is {tuple(value.shape)} where the model has {tuple(own[name].shape)}")
         elif kind(value) != kind(own[name]):
-            complaints.append(f"{name} is {_dtype(value)} where the model has {_dtype(own[name])}")
+            complaints.append(f"{name} is {dtype_name(value)} where the model has {dtype_name(own[name])}")
         elif count := int((~value.to(own[name].dtype).isfinite()).sum()):
-            complaints.append(f"{name} has {count:,} values that are not finite as {_dtype(own[name])}")
+            complaints.append(f"{name} has {count:,} values that are not finite as {dtype_name(own[name])}")
     for what, names in (
         ("lacks", own.keys() - state.keys()),
         ("has, beyond the model's,", state.keys() - own.keys()),
@@ -200,17 +98,6 @@ def _misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             complaints.append(f"it {what} {', '.join(shown)}{more}")
     return complaints[:4]
-
-
-def kind(value: Tensor) -> str:
-    """The kind of number that a tensor holds; within one, other dtypes are a matter of rounding."""
-    if value.is_floating_point():
-        return "floating point"
-    return "complex" if value.is_complex() else "truth" if value.dtype == torch.bool else "integer"
-
-
-def _dtype(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
 
 
 def _shown(name: str) -> str:

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from graticule.checkpoints.read import GRIDS, read_grids, valid_grids
 from graticule.encodings import Position
 
 #: Buffers of references that are computed here.
 _COMPUTED = ("relative_position_index", "rel_indices")
-#: Under this name the metadata of a state dict say what grid each table is for.
-GRIDS = "grids"
+
+
+def position_of(model: nn.Module) -> Position:
+    """Return the position of a backbone.
+
+    Raises:
+        ValueError: if `model` is none.
+    """
+    position = getattr(model, "position", None)
+    if not isinstance(position, Position):
+        raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
+    return position
 
 
 def register_names(model: nn.Module) -> None:
     """Let `load_state_dict` of `model` take published names and other grids, and `state_dict` keep the grids."""
-    model.register_load_state_dict_pre_hook(rename_published)
-    model.register_state_dict_post_hook(_keep_grids)
+    untyped: Any = model
+    untyped.register_load_state_dict_pre_hook(rename_published)
+    untyped.register_state_dict_post_hook(_keep_grids)
 
 
 def rename_published(
@@ -87,20 +99,16 @@ def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
     Raises:
         ValueError: if the model is no backbone.
     """
-    position: Any = getattr(model, "position", None)
-    if not isinstance(position, Position):
-        raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
-    if convert := getattr(model, "released_layout", None):
+    position = position_of(model)
+    convert: Callable[[], dict[str, Tensor]] | None = getattr(model, "released_layout", None)
+    if convert is not None:
         return convert()
     names = {f"position.{own}": theirs for theirs, own in position.published_names().items()}
-    rename: Any = getattr(model, "published_name", lambda name: name)
+    rename: Callable[[str], str] = getattr(model, "published_name", str)
     state: Any = model.state_dict()
-    published: Any = OrderedDict((rename(names.get(name, name)), value) for name, value in state.items())
-    grids = read_grids(state)
-    published._metadata = {
-        **state._metadata,
-        "": {**state._metadata[""], GRIDS: {rename(names.get(name, name)): shape for name, shape in grids.items()}},
-    }
+    published = OrderedDict((rename(names.get(name, name)), value) for name, value in state.items())
+    grids = {rename(names.get(name, name)): shape for name, shape in read_grids(state).items()}
+    published.__dict__["_metadata"] = {**state._metadata, "": {**state._metadata[""], GRIDS: grids}}
     return published
 
 
@@ -108,54 +116,3 @@ def _keep_grids(module: Any, state_dict: Any, prefix: str, local_metadata: dict[
     """Keep the grid of every table in the metadata of a state dict, where PyTorch keeps versions."""
     shapes = module.position.table_shapes()
     local_metadata[GRIDS] = {f"position.{name}": list(shape) for name, shape in shapes.items()}
-
-
-def read_grids(state: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[int, int]]:
-    """Read the (H, W) of the grid that each table of a state dict is for, as far as its metadata say so."""
-    metadata = getattr(state, "_metadata", None)
-    return valid_grids(metadata.get(prefix.removesuffix(".")) if isinstance(metadata, Mapping) else None)
-
-
-def valid_grids(local_metadata: Any) -> dict[str, tuple[int, int]]:
-    """Take what is well formed: a checkpoint may have been written by anybody."""
-    given = local_metadata.get(GRIDS) if isinstance(local_metadata, Mapping) else None
-    shapes = given.items() if isinstance(given, Mapping) else ()
-    return {name: (shape[0], shape[1]) for name, shape in shapes if isinstance(name, str) and _is_shape(shape)}
-
-
-def _is_shape(found: Any) -> bool:
-    return isinstance(found, list | tuple) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)
-
-
-def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Take the state dict out of a checkpoint: what is under `state_dict_ema`, `model` or `state_dict`, or itself.
-
-    timm's training keeps the moving average under `state_dict_ema`, which is what it evaluates. `module.` before
-    names is left out.
-
-    Raises:
-        ValueError: if nothing in it maps names to tensors.
-    """
-    state: Any = checkpoint
-    for key in ("state_dict_ema", "model", "state_dict", "model_state_dict"):
-        if isinstance(state.get(key), Mapping):
-            state = state[key]
-            break
-    tensors = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    if not tensors:
-        raise ValueError(
-            f"the checkpoint must map names to tensors, directly or under 'model' or 'state_dict', got the keys "
-            f"{', '.join(map(repr, list(state)[:5])) or '(none)'}."
-        )
-    wrappers, removed = ("module.", "_orig_mod.", "model."), ""
-    while wrapper := next((w for w in wrappers if all(name.startswith(w) for name in tensors)), None):
-        tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
-        removed += wrapper
-    return with_grids(tensors, read_grids(state, removed))
-
-
-def with_grids(tensors: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
-    """Make a state dict of `tensors` that says what grid each table is for."""
-    found: Any = OrderedDict(tensors)
-    found._metadata = {"": {GRIDS: dict(grids)}}
-    return found

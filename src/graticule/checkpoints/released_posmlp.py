@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from graticule.checkpoints.names import read_grids, with_grids
+from graticule.checkpoints.read import read_grids, with_grids
 from graticule.encodings import MixingEncoding, MixingPosition
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.mixing import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
@@ -203,23 +203,15 @@ def _rows(groups: int, halves: int) -> tuple[Change, Change]:
     def to_own(value: Tensor) -> Tensor:
         if len(value) % (halves * groups):
             return value
-        return value.unflatten(0, (halves, -1, groups)).flip(0).transpose(1, 2).flatten(0, 2)
+        return value.reshape(halves, -1, groups, *value.shape[1:]).flip(0).transpose(1, 2).flatten(0, 2)
 
     def to_theirs(value: Tensor) -> Tensor:
-        return value.unflatten(0, (halves, groups, -1)).flip(0).transpose(1, 2).flatten(0, 2)
+        return value.reshape(halves, groups, -1, *value.shape[1:]).flip(0).transpose(1, 2).flatten(0, 2)
 
     return to_own, to_theirs
 
 
 def _columns(groups: int) -> tuple[Change, Change]:
     """Return how the columns of gated channels change."""
-
-    def to_own(value: Tensor) -> Tensor:
-        if value.shape[1] % groups:
-            return value
-        return value.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1)
-
-    def to_theirs(value: Tensor) -> Tensor:
-        return value.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1)
-
-    return to_own, to_theirs
+    to_own, to_theirs = _rows(groups, 1)
+    return lambda value: to_own(value.T).T.contiguous(), lambda value: to_theirs(value.T).T.contiguous()

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from graticule.checkpoints.fitting import Fitting
-from graticule.checkpoints.load import read_checkpoint
-from graticule.checkpoints.names import read_grids, unwrap_checkpoint
+from graticule.checkpoints.names import position_of
+from graticule.checkpoints.read import read_grids, read_state
 from graticule.checkpoints.released_posmlp import is_released
 from graticule.checkpoints.transferred import Transfer, Transferred
 from graticule.checks import checked
-from graticule.encodings import FoldedPosition, Position, PyramidPosition
+from graticule.encodings import FoldedPosition, PyramidPosition
 
 #: The table of an absolute encoding, under the name that `_place` gives it.
 _TABLE = re.compile(r"(position\.(?:stages\.\d+\.)?)encodings\.(\d+)\.pos_embed")
@@ -56,8 +56,9 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
         ValueError: if the file cannot be read, or none of the weights of the model's blocks fit: a checkpoint of
             another width or family. The model is then as it was.
     """
-    _check(model)
-    there, released = _read(source), {}
+    if isinstance(position_of(model), FoldedPosition):
+        raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
+    there, released = read_state(source), {}
     if is_released(there) and hasattr(model, "own_layout"):
         there, released = model.own_layout(there), model.released_names()
     keys = _own_names(model, there)  # our name -> name in the checkpoint
@@ -89,27 +90,6 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
     theirs = {released.get(key, key): value for key, value in there.items()}
     unused = [Transferred(key, "unused", "", value.numel(), key) for key, value in theirs.items() if key not in used]
     return Transfer((*rows.values(), *unused))
-
-
-def _check(model: nn.Module) -> None:
-    position = getattr(model, "position", None)
-    if not isinstance(position, Position):
-        raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
-    if isinstance(position, FoldedPosition):
-        raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
-
-
-def _read(source: str | Path | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint under their names there."""
-    if isinstance(source, Mapping):
-        return unwrap_checkpoint(source)
-    if not isinstance(source, str | Path):
-        raise ValueError(f"`source` must be a path or a mapping of names to tensors, got {type(source).__name__}.")
-    checkpoint = read_checkpoint(source)
-    try:
-        return unwrap_checkpoint(checkpoint)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
 
 
 def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:

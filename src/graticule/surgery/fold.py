@@ -68,8 +68,10 @@ def _original(backbone: Any) -> Position:
 
 
 def _grid(backbone: Any, img_size: int | tuple[int, int] | None) -> Grid:
+    grid: Grid = backbone.grid
     if img_size is None:
-        return backbone.grid
+        return grid
     if isinstance(backbone, LanguageModel):
         raise ValueError(f"`img_size` must be left out with a language model, got {img_size}.")
-    return backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)
+    grid = backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)
+    return grid

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from graticule.backbones import list_models
 from graticule.backbones.registry import registry_name
-from graticule.checkpoints import load_checkpoint, read_checkpoint, unwrap_checkpoint
+from graticule.checkpoints import load_checkpoint, read_state
 from graticule.data import DatasetInfo, check_class_names, same_classes
 from graticule.encodings import Position
 from graticule.names import is_path
@@ -266,7 +266,7 @@ def _named_teacher(name: str, options: Distillation, info: DatasetInfo) -> Teach
 def _load(model: Any, name: str, path: Path, info: DatasetInfo) -> None:
     """Load a checkpoint into the model that timm calls `name`, whole or not at all."""
     try:
-        state = unwrap_checkpoint(read_checkpoint(path))
+        state = read_state(path)
     except ValueError as error:
         raise ValueError(f"`distillation.teacher_checkpoint` must hold the weights of {name}: {error}") from None
     heads = model.pretrained_cfg.get("classifier") or ()

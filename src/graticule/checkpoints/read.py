@@ -1,0 +1,184 @@
+"""Read weights from files that may be anybody's, and write them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import struct
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from graticule.checks import checked
+from graticule.files import write_whole
+
+#: Under this name the metadata of a state dict say what grid each table is for.
+GRIDS = "grids"
+#: What the readers raise for a file that is damaged or of another kind.
+_UNREADABLE = (
+    *(RuntimeError, EOFError, SafetensorError, OSError, ValueError, KeyError, IndexError, AttributeError),
+    *(struct.error, TypeError, AssertionError),
+)
+
+
+@checked
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a `.safetensors` file or one that `torch.save` wrote, without running any code that is in it.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is truncated, of another kind, or holds more than tensors and plain values.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"`path` must be a checkpoint file, got {str(path)!r}, which is not there.")
+    try:
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path)
+        with warnings.catch_warnings():  # of the unpickler about what it is going to refuse
+            warnings.simplefilter("ignore")
+            # DeiT's and LaPE's code keep the options of the run in their checkpoints, an argparse.Namespace: plain data
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                found = torch.load(path, map_location="cpu", weights_only=True)
+    except (*_UNREADABLE, pickle.UnpicklingError):
+        if unsafe := _unsafe_names(path):
+            raise ValueError(
+                f"{path} holds Python objects that could run code when read ({', '.join(unsafe[:3])}), so it was not "
+                "read; ask for its weights alone, best as .safetensors."
+            ) from None
+        raise ValueError(f"{path} is not a checkpoint of PyTorch or safetensors, or it is truncated.") from None
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{path} must hold a mapping of names to tensors, got {type(found).__name__}.")
+    return found if isinstance(found, dict) else dict(found)
+
+
+def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
+    """Write a state dict as .safetensors, whole or not at all, with the grid of each table; returns `path`.
+
+    Raises:
+        OSError: if it cannot be written; what was at `path` is then as it was.
+    """
+    tensors = {name: value.contiguous() for name, value in state.items()}
+    metadata = {"format": "pt", GRIDS: json.dumps(read_grids(state))}
+    return write_whole(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        metadata = file.metadata() or {}
+    try:
+        grids = valid_grids({GRIDS: json.loads(metadata.get(GRIDS, "{}"))})
+    except (ValueError, RecursionError):  # written by somebody else, for something else
+        grids = {}
+    return with_grids(tensors, grids)
+
+
+def _unsafe_names(path: Path) -> list[str]:
+    """Name what a checkpoint would import beside plain data, as far as it can be read without importing it."""
+    try:
+        return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - {"argparse.Namespace"})
+    except (*_UNREADABLE, pickle.UnpicklingError):
+        return []
+
+
+def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the state dict in `source`, a checkpoint file or what was read from one, under its names there.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it cannot be read, or nothing in it maps names to tensors.
+    """
+    if isinstance(source, Mapping):
+        return unwrap_checkpoint(source)
+    if not isinstance(source, str | Path):
+        raise ValueError(f"`source` must be a path or a mapping of names to tensors, got {type(source).__name__}.")
+    checkpoint = read_checkpoint(source)
+    try:
+        return unwrap_checkpoint(checkpoint)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
+def unusable(value: Tensor) -> str:
+    """Say why a tensor of a checkpoint cannot be used, '' if it can: it has to be dense, with every value stored."""
+    if value.is_quantized:
+        return "quantized"
+    if value.layout != torch.strided:
+        return "sparse"
+    if value.is_meta:
+        return "without values"
+    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        return "a view that repeats its values"  # a few bytes may so be said to be any number of values
+    return ""
+
+
+def kind(value: Tensor) -> str:
+    """The kind of number that a tensor holds; within one, other dtypes are a matter of rounding."""
+    if value.is_floating_point():
+        return "floating point"
+    return "complex" if value.is_complex() else "truth" if value.dtype == torch.bool else "integer"
+
+
+def dtype_name(value: Tensor) -> str:
+    """Return the name of a tensor's dtype, as 'float32'."""
+    return str(value.dtype).removeprefix("torch.")
+
+
+def read_grids(state: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[int, int]]:
+    """Read the (H, W) of the grid that each table of a state dict is for, as far as its metadata say so."""
+    metadata = getattr(state, "_metadata", None)
+    return valid_grids(metadata.get(prefix.removesuffix(".")) if isinstance(metadata, Mapping) else None)
+
+
+def valid_grids(local_metadata: Any) -> dict[str, tuple[int, int]]:
+    """Take what is well formed: a checkpoint may have been written by anybody."""
+    given = local_metadata.get(GRIDS) if isinstance(local_metadata, Mapping) else None
+    shapes = given.items() if isinstance(given, Mapping) else ()
+    return {name: (shape[0], shape[1]) for name, shape in shapes if isinstance(name, str) and _is_shape(shape)}
+
+
+def _is_shape(found: Any) -> bool:
+    return isinstance(found, list | tuple) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)
+
+
+def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Take the state dict out of a checkpoint: what is under `state_dict_ema`, `model` or `state_dict`, or itself.
+
+    timm's training keeps the moving average under `state_dict_ema`, which is what it evaluates. `module.` before
+    names is left out.
+
+    Raises:
+        ValueError: if nothing in it maps names to tensors.
+    """
+    state: Any = checkpoint
+    for key in ("state_dict_ema", "model", "state_dict", "model_state_dict"):
+        if isinstance(state.get(key), Mapping):
+            state = state[key]
+            break
+    tensors = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    if not tensors:
+        raise ValueError(
+            f"the checkpoint must map names to tensors, directly or under 'model' or 'state_dict', got the keys "
+            f"{', '.join(map(repr, list(state)[:5])) or '(none)'}."
+        )
+    wrappers, removed = ("module.", "_orig_mod.", "model."), ""
+    while wrapper := next((w for w in wrappers if all(name.startswith(w) for name in tensors)), None):
+        tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
+        removed += wrapper
+    return with_grids(tensors, read_grids(state, removed))
+
+
+def with_grids(tensors: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+    """Make a state dict of `tensors` that says what grid each table is for."""
+    found = OrderedDict(tensors)
+    found.__dict__["_metadata"] = {"": {GRIDS: dict(grids)}}
+    return found
