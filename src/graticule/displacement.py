@@ -199,12 +199,12 @@ _mix.register_autograd(_backward, setup_context=_save)
 def _laid_out(x: Tensor, table: Tensor) -> tuple[Grid, Tensor]:
     """Return the grid, and tokens (B, N, C) as maps, (B, groups, C / groups, H, W), a view."""
     grid = Displacements(table, False).grid
-    return grid, x.transpose(1, 2).view(len(x), len(table), -1, *grid.shape)
+    return grid, x.transpose(1, 2).view(len(x), len(table), x.shape[2] // len(table), *grid.shape)
 
 
 def _channels(x: Tensor, group: int, groups: int) -> Tensor:
     """Return the channels of a group, a view of x: (B, N, C)."""
-    return x.view(*x.shape[:-1], groups, -1)[..., group, :]
+    return x.view(*x.shape[:-1], groups, x.shape[-1] // groups)[..., group, :]
 
 
 def _kernel(table: Tensor, grid: Grid, softmax: bool) -> tuple[Tensor, Tensor | int, Tensor | None]:

@@ -201,9 +201,10 @@ def _rows(groups: int, halves: int) -> tuple[Change, Change]:
     """Return how the rows of hidden channels change: their halves swap places, and groups become contiguous."""
 
     def to_own(value: Tensor) -> Tensor:
-        if len(value) % (halves * groups):
+        size, rest = divmod(len(value), halves * groups)
+        if rest:
             return value
-        return value.reshape(halves, -1, groups, *value.shape[1:]).flip(0).transpose(1, 2).flatten(0, 2)
+        return value.reshape(halves, size, groups, *value.shape[1:]).flip(0).transpose(1, 2).flatten(0, 2)
 
     def to_theirs(value: Tensor) -> Tensor:
         return value.reshape(halves, groups, -1, *value.shape[1:]).flip(0).transpose(1, 2).flatten(0, 2)
