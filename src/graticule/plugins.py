@@ -21,9 +21,9 @@ _registered: dict[str, str] = {}
 
 
 def load_plugin(name: str | Path) -> ModuleType:
-    """Import a plugin, whose classes then have names as those of the package: `my_methods.py`, or an entry point.
+    """Import a plugin, a file such as `my_methods.py` or an entry point, which registers its classes and recipes.
 
-    It is imported once. Nothing is ever imported that the user did not name.
+    It is imported once. Nothing is imported that the user did not name.
 
     Raises:
         FileNotFoundError: if there is no such file.
