@@ -1,4 +1,4 @@
-"""What arguments may be: of the type that they are annotated with, and in the range that goes with their name."""
+"""Checks of arguments: of the annotated type, and in the range that goes with their name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registries: the names that specs use, and the classes behind them with their options."""
+"""Registries: the names that specs use, and the classes they stand for with their options."""
 
 from __future__ import annotations
 

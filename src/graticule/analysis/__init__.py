@@ -1,4 +1,4 @@
-"""What a model made of position: correlations, attention, equivariance, pictures of them, a page to show them on."""
+"""Analyses of the position information in a model: correlations, attention, equivariance, and their figures."""
 
 from graticule.analysis.attention import AttentionMap, attention_maps, save_attention
 from graticule.analysis.attention_sheet import attention_sheet

@@ -76,7 +76,7 @@ def attention_maps(
         model: one of our backbones; it is left as it is, and looked at in evaluation mode.
         images: (B, C, height, width).
         layers: counted from 0 through all stages; all by default.
-        without_position: look at the same weights with everything that is told of position taken away.
+        without_position: look at the same weights without any position information.
 
     Raises:
         ValueError: if the model has no such layers.
@@ -124,7 +124,7 @@ def _keep(found: dict[int, Tensor], layer: int) -> Any:
 
 @contextmanager
 def _without_position(model: Any, depth: int) -> Iterator[None]:
-    """Take away for a while all that the `depth` layers are told."""
+    """Remove the position information of all `depth` layers within the block."""
     position = model.position
     model.position = NoPosition(depth)
     try:
@@ -143,7 +143,7 @@ def _map(layer: int, weights: Tensor, grid: Grid, attention: Any) -> AttentionMa
 
 
 def save_attention(maps: Sequence[AttentionMap], path: str | Path) -> Path:
-    """Write the weights of `maps` to `path` as .npz, one array a layer, `layer1` being the first; returns the path."""
+    """Write the weights of `maps` to `path` as .npz, one array per layer from `layer1` on; returns the path."""
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {f"layer{one.layer + 1}": one.weights for one in maps}
     np.savez_compressed(buffer, **arrays)

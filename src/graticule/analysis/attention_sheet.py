@@ -1,4 +1,4 @@
-"""The sheet of attention maps: a column a model, a row a layer and head."""
+"""The sheet of attention maps: one column per model, one row per layer and head."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def attention_sheet(
     image: int = 0,
     title: str = "",
 ) -> Figure:
-    """Draw the score matrices between patches, a column a model and a row a layer and head.
+    """Draw the score matrices between patches, one column per model and one row per layer and head.
 
     Every row of the sheet has one colour scale, from 0 to the 99.5 % quantile of its weights. Beneath each
-    matrix stands its mean attention distance.
+    matrix is its mean attention distance.
 
     Reference: CPVT (Chu et al., 2023), Figures 5 and 6.
 
@@ -89,6 +89,6 @@ def attention_sheet(
 
 
 def _wrapped(label: str) -> str:
-    """Break a label into lines that a column holds, a path behind its slashes where it has some."""
+    """Break a label into lines that a column holds, a path after its slashes."""
     lines = [part for line in label.split("\n") for part in textwrap.wrap(line.replace("/", "/ "), 28)]
     return "\n".join(line.replace("/ ", "/") for line in lines)

@@ -1,4 +1,4 @@
-"""Biases of attention: what every layer and head adds to the logits of two places, whatever the image."""
+"""Biases of attention: what every layer and head adds to the logits of two positions, for any image."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BiasMaps:
 
     @property
     def unit(self) -> str:
-        """What distances are in: patches, or the tokens of a text."""
+        """The unit of distances: patches, or tokens of a text."""
         return "tokens" if self.grid.height == 1 else "patches"
 
     @cached_property

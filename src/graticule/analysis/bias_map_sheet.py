@@ -15,7 +15,7 @@ def bias_map_sheet(maps: BiasMaps, title: str) -> Figure:
     """Draw the bias of all pairs of places, one row per layer and one column per head, and the center token's map.
 
     Every row has one color scale, from its least bias to its largest, so that heads of a layer compare. Keys that a
-    query does not see are left white. Beneath each pair of panels stands the mean distance that the bias alone would
+    query does not see are left white. Below each pair of panels is the mean distance that the bias alone would
     attend over.
 
     Reference: LaPE's released code draws all pairs so, one picture per layer and head.

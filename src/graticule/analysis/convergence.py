@@ -82,5 +82,5 @@ def _scaled(point: tuple[float, float, float | None], size: float) -> tuple[floa
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """The unit that so many seconds are best told in, and its seconds."""
+    """Return the unit to show a duration in, and its seconds."""
     return ("s", 1.0) if seconds < 600 else ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)

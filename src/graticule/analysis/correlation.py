@@ -1,4 +1,4 @@
-"""Position correlations: how alike the layers' view of any two places is, and what numbers say of it."""
+"""Position correlations: how similar any two positions are to each layer, and numbers that summarize it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Correlations:
 
     Args:
         grid: where the tokens are; prefix tokens are left out of all arrays.
-        similarity: (L, H * W, H * W), cosines; NaN for a layer that is told nothing.
+        similarity: (L, H * W, H * W), cosines; NaN for a layer that receives nothing.
         sources: what each layer sees of position: 'stream', 'inner', 'queries_keys', several joined by ' + ', or None.
         initial: (H * W, H * W), cosines of the table w itself; None where there is not just one table.
         untrained: (n,), `locality_range` of n untrained models of the same shape; None where there are none.
@@ -65,7 +65,7 @@ class Correlations:
 
     @property
     def unit(self) -> str:
-        """What distances are in: patches, or the tokens of a text."""
+        """The unit of distances: patches, or tokens of a text."""
         return "tokens" if self.grid.height == 1 else "patches"
 
     @cached_property
@@ -83,7 +83,7 @@ class Correlations:
 
     @cached_property
     def uniform_distance(self) -> float:
-        """The locality of a layer to which all places are alike, in patches."""
+        """The locality of a layer to which all positions are the same, in patches."""
         return locality(np.ones((self.grid.patches, self.grid.patches)), self.grid)
 
     @cached_property
@@ -210,12 +210,13 @@ def position_correlations(
     - 'stream + inner' and so on, where a layer has several: their sum, with lambda_2 = 1, for here it would not drop
       out.
 
-    Where a block has a norm on the stream itself (ViT-Lite, CVT, CCT), w goes on through it. In a pyramid the layers
-    of one stage are compared; what was on the stream before came through the patch mergings, as the tokens do.
+    Where a block has a norm on the residual stream itself (ViT-Lite, CVT, CCT), w goes on through it. In a pyramid the
+    layers of one stage are compared; what was on the residual stream before came through the patch mergings, as the
+    tokens do.
 
     A layer that gets nothing (after eta with LaPE; encoding 'none') has no correlation, NaN. So has a
-    token whose vector is zero. A conditional encoding beside an absolute one is left out, and so is a relative bias,
-    which `bias_maps` draws.
+    token whose vector is zero. A conditional encoding combined with an absolute one is left out, and so is a relative
+    bias, which `bias_maps` draws.
 
     **Untrained models.** Layers differ in locality before anything is learned, too, once their norms differ. So
     `untrained` models of the same shape are measured: learnable tables drawn as they start, and the weights and biases
@@ -363,7 +364,7 @@ def _norms(model: nn.Module) -> list[tuple[nn.Parameter, float, Tensor]]:
 
 
 def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable[[Tensor], Tensor] | None]]:
-    """Yield the grid, stage and block of every layer, and what a stream goes through as it enters its stage."""
+    """Yield the grid, stage and block of every layer, and what w goes through as it enters its stage."""
     if not hasattr(model, "depths"):
         for block in model.blocks:
             yield grid, 0, block, None

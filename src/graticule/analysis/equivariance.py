@@ -41,7 +41,7 @@ class Translation:
     Args:
         grids: of every layer.
         by_edge: mean square differences over the spread, summed over the tokens by their distance to the nearest
-            edge, before or after the shift; an array a layer.
+            edge, before or after the shift; one array per layer.
         counts: how many tokens (of all shifts) that were.
         prefix: the same root as e_l for the prefix tokens, which should not change; NaN where there are none.
         logits: the same for the logits, whose spread is that over images; NaN for a model without a head.

@@ -19,7 +19,7 @@ def length_plot(scores: Values, places: Values, trained_at: int | Sequence[int],
     """Draw bits per byte against the length of the windows, and against the place in the longest of them.
 
     Means over seeds, bars of one standard deviation. Where a model has learned to use its context, the right line
-    falls up to the length of the training; where it knows no more what lies behind it, it rises from there. The first
+    falls up to the length of the training; where it does not know what comes after it, it rises from there. The first
     places are of few tokens, one a window, and so the most left to chance.
 
     Args:

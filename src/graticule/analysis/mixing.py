@@ -1,4 +1,4 @@
-"""What gated MLPs mix: the weights around a query, the bias maps, and how non-local every layer is."""
+"""Token mixing of gated MLPs: the weights around a query, the bias maps, and how non-local every layer is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FLAT = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class MixingMap:
-    """What one layer takes of where, for one query token.
+    """The weights by which one layer mixes the tokens into one query token.
 
     Args:
         layer: counted from 0 through all stages.
@@ -37,7 +37,7 @@ class MixingMap:
         logits: (groups, H, W), the query's row of attention logits, up to a constant that the softmax cancels; the
             weights themselves without a softmax.
         weights: (groups, H, W), the query's row of the mixing weights.
-        softmax: whether a softmax stands between the two.
+        softmax: whether a softmax is between the two.
         bias: (H, W), what is added to every channel of what was mixed; None without.
         centers: (groups, 2), Delta as (x, y), of a quadratic encoding; None otherwise.
         matrices: (groups, 2, 2), the matrix of the quadratic form; None otherwise.

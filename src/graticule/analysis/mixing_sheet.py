@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from graticule.analysis.mixing import MixingMap, MixingParts
 from graticule.analysis.plots import DASHES, MARKERS, PALETTE, SIMILARITY
 
-_SIGNED = "PuOr"  # two-sided, and told apart with any colour vision
+_SIGNED = "PuOr"  # two-sided, and distinguishable with any color vision
 
 
 def mixing_sheet(
@@ -24,10 +24,10 @@ def mixing_sheet(
     values: Literal["weights", "logits"] = "weights",
     title: str = "",
 ) -> Figure:
-    """Draw what a query takes of every token, a row a layer and a column a group.
+    """Draw what a query takes of every token, one row per layer and one column per group.
 
     The query is a circle, and the centre Delta of a quadratic encoding a cross where it is inside. Every row has
-    one colour scale: from 0 for weights behind a softmax, around 0 where they may be negative, and for logits the
+    one color scale: from 0 for weights after a softmax, around 0 where they may be negative, and for logits the
     6 that are nearest the largest, below which a weight is less than 1/400 of it.
 
     Reference: PosMLP (Wang et al., 2022), Figures 1 (d, e) and 4.
@@ -111,7 +111,7 @@ def _mark(ax: Axes, one: MixingMap, group: int) -> None:
 
 
 def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:
-    """Draw the bias of every layer as a map of its grid or window; one colour scale for all.
+    """Draw the bias of every layer as a map of its grid or window; one color scale for all.
 
     Reference: PosMLP (Wang et al., 2022), Figure 5.
 
@@ -199,7 +199,7 @@ def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -
 def non_locality_plot(maps: Mapping[str, Sequence[MixingMap]], title: str = "") -> Figure:
     """Draw how non-local every layer is, a line a model: g of the paper, and the mean distance of the weights.
 
-    A model without a quadratic encoding has no g, and stands in the second panel alone.
+    A model without a quadratic encoding has no g, and is in the second panel alone.
 
     Reference: PosMLP (Wang et al., 2022), Eq. 16 and Figure 8.
 

@@ -36,12 +36,12 @@ Size = tuple[int, int]
 
 
 def correlation_sheet(correlations: Correlations, title: str, limits: tuple[float, float] | None = None) -> Figure:
-    """Draw, for the table w and for every layer, all pairs of tokens and beneath them the centre token's map.
+    """Draw, for the table w and for every layer, all pairs of tokens and beneath them the center token's map.
 
-    Of a text, which is a grid of height 1, the centre token's row is drawn as a line.
+    Of a text, which is a grid of height 1, the center token's row is drawn as a line.
 
     One colour scale for the whole sheet, from 0, or from the lowest cosine if that is negative, to 1. The
-    centre token is marked. A layer that is told nothing is an empty panel that says so.
+    center token is marked. A layer that receives nothing is an empty panel that says so.
 
     Reference: LaPE (Yu et al., 2023), Figures 3 and 4.
 
@@ -83,7 +83,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
         if column == 0:
             tokens = correlations.grid.patches
             pairs.set_ylabel(f"all pairs\n{tokens} × {tokens}", fontsize=9)
-            center.set_ylabel(f"centre token\n{height} × {width}" if height > 1 else "centre\ntoken", fontsize=9)
+            center.set_ylabel(f"center token\n{height} × {width}" if height > 1 else "centre\ntoken", fontsize=9)
         if image is None:
             _draw_nothing(pairs)
             _draw_nothing(center)

@@ -83,7 +83,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _unsafe_names(path: Path) -> list[str]:
-    """Name what a checkpoint would import beside plain data, as far as it can be read without importing it."""
+    """List what a checkpoint would import besides plain data, as far as it can be read without importing it."""
     try:
         return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - {"argparse.Namespace"})
     except (*_UNREADABLE, pickle.UnpicklingError):

@@ -1,4 +1,4 @@
-"""Start a model from the checkpoint of another: what fits is loaded, resampled or copied, and all of it is told."""
+"""Start a model from the checkpoint of another: load, resample or copy what fits, and report all of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
       timm does. A patch embedding of another patch size is resampled as FlexiViT (Beyer et al., 2023) does.
 
     All else is new: a classifier of another class count, a layer beyond the checkpoint's depth, a module of which one
-    tensor does not fit. The norm before average pooling is another parameter than that behind it, and new.
+    tensor does not fit. The norm before average pooling is another parameter than the one after it, and new.
 
     Args:
         model: one of our backbones, not folded.
@@ -96,7 +96,7 @@ def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
     """Map our names to those of a checkpoint, published or ours.
 
     Tables stay as they are, where `rename_published` would resample them or put the model's own in their place.
-    A checkpoint may have one table where the model has one a layer, and the other way round.
+    A checkpoint may have one table where the model has one per layer, and the other way round.
     """
     position = model.position
     stages = len(position.stages) if isinstance(position, PyramidPosition) else 1
@@ -117,7 +117,7 @@ def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _place(name: str) -> str:
-    """Name a parameter of a position by what it is, whatever other encoding stands beside it or norm behind it."""
+    """Name a parameter of a position without the encodings it is combined with and the norm it goes through."""
     name = re.sub(r"^(position\.(?:stages\.\d+\.)?)parts\.\d+\.", r"\1", name)
     return re.sub(r"^(position\.(?:.*\.)?encodings\.\d+)\.bias\.", r"\1.", name)
 

@@ -1,4 +1,4 @@
-"""What became of the tensors of a model and of a checkpoint, as rows and as a table."""
+"""The report of a transfer: how each tensor of a model and of a checkpoint was used, as rows and as a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Transferred(NamedTuple):
-    """What became of a tensor, or of several that went the same way.
+    """How a tensor, or several in the same way, came into the model.
 
     name: in the model; of what is unused, in the checkpoint. Neighbours are put together as `blocks.0-11`.
     status: 'loaded' (same shape), 'resized' (resampled for another grid, window or patch), 'adapted' (to another
@@ -30,7 +30,7 @@ class Transferred(NamedTuple):
 
 @dataclass(frozen=True)
 class Transfer:
-    """What became of every tensor of a model and of every one of the checkpoint that it was started from.
+    """How every tensor of a model was set, and how every tensor of the checkpoint was used.
 
     Args:
         rows: every parameter and persistent buffer of the model once, in its order, then what is unused.
@@ -39,12 +39,12 @@ class Transfer:
     rows: tuple[Transferred, ...]
 
     def table(self) -> list[Transferred]:
-        """Return the rows with all that went the same way put together, module by module; what is unused stands last.
+        """Return the rows with all that went the same way put together, module by module; what is unused comes last.
 
         Blocks that went the same way in all their parts are one, as `blocks.0-11`.
         """
         taken = [row for row in self.rows if row.status != "unused"]
-        # what is used stands beside what is not, so that a module of which a part is used is not shown as one
+        # what is used is grouped with what is not, so that a partly used module is not shown as one
         used = [Transferred(source, "used", "", 0) for source in dict.fromkeys(row.source for row in taken) if source]
         left = _grouped([*used, *(row for row in self.rows if row.status == "unused")])
         return _grouped(taken) + [row for row in left if row.status != "used"]
@@ -58,7 +58,7 @@ class Transfer:
         return dict(totals)
 
     def __str__(self) -> str:
-        """Return the table as text, a line a group, and the sums below."""
+        """Return the table as text, one line per group, and the sums below."""
         lines = [(row.name, row.status, f"{row.values:,}", row.detail) for row in self.table()]
         name, status, values = (max((len(line[i]) for line in lines), default=0) for i in range(3))
         shown = [f"{a:<{name}}  {b:<{status}}  {c:>{values}}  {d}".rstrip() for a, b, c, d in lines]
