@@ -19,7 +19,7 @@ test: $(VENV)/.installed
 # Old versions warn of what newer ones have mended, so warnings are no errors here.
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[demo,hf,text]" pytest pyyaml webdataset
+	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[demo,text]" datasets pytest pyyaml webdataset
 	.venv-lowest/bin/python -m pytest -o filterwarnings=default
 
 lint: $(VENV)/.installed

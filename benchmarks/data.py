@@ -1,9 +1,10 @@
 """Images a second of the loaders alone, and what the models need, on this machine.
 
     python benchmarks/data.py [--workers 2] [--images 2000] [--device cuda]
+    python benchmarks/data.py --reads                      # reading alone, in one process, image by image
 
-Large images are crops of the two photographs that scikit-learn ships, as JPEG of 500 x 375, in a folder and packed into
-shards, with DeiT's augmentation. Small ones are 32 x 32 in colour, in memory, as CIFAR's: with the augmentation of
+Large images are crops of the two photographs that scikit-learn ships, as JPEG of 500 x 375, in a folder and packed,
+with DeiT's augmentation. Small ones are 32 x 32 in colour, in memory, as CIFAR's: with the augmentation of
 CIFAR's recipes, with crops and flips an image at a time and a batch at a time, and with none.
 Every row is the median of several passes over all images, made in turns; the first pass of each is left out.
 """
@@ -25,7 +26,16 @@ from torch.utils.data import DataLoader
 from turns import training_step
 
 import graticule
-from graticule.data import ArrayImages, Augmentation, BatchOrder, DataModule, DatasetInfo, EpochSampler, SeededImages
+from graticule.data import (
+    ArrayImages,
+    Augmentation,
+    BatchOrder,
+    DataModule,
+    DatasetInfo,
+    EpochSampler,
+    SeededImages,
+    load_dataset,
+)
 from graticule.data.pack import pack
 from graticule.data.sampling import TensorImages
 from graticule.data.shifted import ShiftedImages
@@ -35,8 +45,8 @@ from graticule.recipes import load_recipe
 SMALL = DatasetInfo("cifar10", tuple("0123456789"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
 
 
-def write_photographs(root: Path, count: int) -> None:
-    """Write crops of two photographs as a folder of two classes."""
+def write_photographs(root: Path, count: int, size: tuple[int, int] = (375, 500)) -> None:
+    """Write crops of two photographs, of `size` = (height, width), as a folder of two classes."""
     random = np.random.default_rng(0)
     for label, photograph in enumerate(load_sample_images().images):
         height, width = photograph.shape[:2]
@@ -44,8 +54,8 @@ def write_photographs(root: Path, count: int) -> None:
             folder = root / split / str(label)
             folder.mkdir(parents=True)
             for index in range(number):
-                top, left = random.integers(height - 375), random.integers(width - 500)
-                image = Image.fromarray(photograph[top : top + 375, left : left + 500])
+                top, left = random.integers(height - size[0]), random.integers(width - size[1])
+                image = Image.fromarray(photograph[top : top + size[0], left : left + size[1]])
                 image.save(folder / f"{index}.JPEG", quality=90)
 
 
@@ -61,9 +71,9 @@ def large(root: Path, workers: int) -> dict[str, Callable[[], DataLoader]]:
     """The loaders of large images."""
     augmentation = load_recipe("deit_tiny_imagenet").augmentation
     found: dict[str, Callable[[], DataLoader]] = {}
-    for name, dataset, place in (("folder", "image_folder", root / "folder"), ("shards", "shards", root / "shards")):
+    for name, dataset in (("folder", "image_folder"), ("packed", "hugging_face")):
         data = DataModule(
-            dataset, root=place, size=(224, 224), batch_size=64, workers=workers, augmentation=augmentation
+            dataset, root=root / name, size=(224, 224), batch_size=64, workers=workers, augmentation=augmentation
         )
         data.setup()
         found[f"{name}, 500 x 375 to 224 x 224, DeiT's augmentation"] = data.train_dataloader
@@ -112,6 +122,50 @@ def need(name: str, side: int, batch: int, device: str) -> float:
     return batch / statistics.median(times[1:])
 
 
+def reads(passes: int) -> None:
+    """Print how fast images are read in the order of an epoch, from a folder, as we read packed ones, as datasets does.
+
+    The files are in the memory of the system. Ratios are to the folder.
+    """
+    import datasets
+
+    for count, size in ((5000, (64, 64)), (2000, (375, 500))):
+        with tempfile.TemporaryDirectory() as place:
+            root = Path(place)
+            write_photographs(root / "folder", count, size)
+            pack(root / "folder", root / "packed", progress=False)
+            folder, _ = load_dataset("image_folder", "train", root / "folder")
+            packed, _ = load_dataset("hugging_face", "train", root / "packed")
+            rows = datasets.load_from_disk(str(root / "packed"))["train"]
+            stored = rows.cast_column("image", datasets.Image(decode=False))
+            order = EpochSampler(count, seed=0).indices(0).tolist()
+            ways: dict[str, dict[str, Callable[[int], object]]] = {
+                "bytes": {
+                    "folder": folder.read,
+                    "packed": packed.read,
+                    "packed, by datasets": lambda index, rows=stored: rows[index]["image"]["bytes"],
+                },
+                "decoded": {
+                    "folder": folder.__getitem__,
+                    "packed": packed.__getitem__,
+                    "packed, by datasets": lambda index, rows=rows: rows[index]["image"].convert("RGB"),
+                },
+            }
+            for what, by_name in ways.items():
+                chosen = order if what == "bytes" else order[:1000]
+                rates: dict[str, list[float]] = {name: [] for name in by_name}
+                for _ in range(passes):
+                    for name, read in by_name.items():
+                        start = time.perf_counter()
+                        for index in chosen:
+                            read(index)
+                        rates[name].append(len(chosen) / (time.perf_counter() - start))
+                first = statistics.median(rates["folder"])
+                for name, found in rates.items():
+                    rate = statistics.median(found)
+                    print(f"{size[1]} x {size[0]}, {what}, {name}: {rate:,.0f} images/s, ratio {rate / first:.2f}")
+
+
 def main() -> None:
     """Parse the options, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -119,12 +173,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--reads", action="store_true", help="time reading alone")
     options = parser.parse_args()
+    if options.reads:
+        return reads(options.passes)
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {options.images} images a pass\n")
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         write_photographs(root / "folder", options.images)
-        pack(root / "folder", root / "shards", images_per_shard=128, progress=False)
+        pack(root / "folder", root / "packed", progress=False)
         made = {
             (name, workers): build
             for workers in options.workers

@@ -45,8 +45,8 @@ RANDOM = """
 KINDS = {
     "a": ("mixup, drop path, crops, EMA", f"{RANDOM} --limit-train 800 --epochs 6 --ema-decay 0.95"),
     "b": (
-        "shards, 2 workers, 3 repeats, EMA",
-        "--dataset shards --data-root {shards} --workers 2 --aug-repeats 3 --ema-decay 0.95 --epochs 6 "
+        "packed images, 2 workers, 3 repeats, EMA",
+        "--dataset hugging_face --data-root {packed} --workers 2 --aug-repeats 3 --ema-decay 0.95 --epochs 6 "
         "--augmentation.erasing 0.3 --augmentation.random-crop-padding 2",
     ),
     "c": (
@@ -87,11 +87,11 @@ def main() -> int:
         parser.error(f"--kills must be a multiple of the number of kinds, got {given.kills} for {given.kinds}")
     folder = given.folder or Path(tempfile.mkdtemp(prefix="kills-"))
     folder.mkdir(parents=True, exist_ok=True)
-    shards = pack_digits(folder / "shards") if "b" in given.kinds else folder
+    packed = pack_digits(folder / "packed") if "b" in given.kinds else folder
     found = []
     for kind in given.kinds:
         about, options = KINDS[kind]
-        options = options.format(shards=shards)
+        options = options.format(packed=packed)
         moments = random.Random(f"{given.seed} {kind}")
         found.append(one_kind(folder / kind, kind, about, options.split(), given.kills // len(given.kinds), moments))
         print(rows(found)[-1], flush=True)
@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def pack_digits(folder: Path) -> Path:
-    """Write the digits as an image folder of PNGs and pack them into shards; returns the folder of the shards."""
+    """Write the digits as an image folder of PNGs and pack it; returns the packed folder."""
     from torchvision.transforms.functional import to_pil_image
 
     from graticule.data.digits import digits
@@ -115,7 +115,7 @@ def pack_digits(folder: Path) -> Path:
             path = folder / "pictures" / name / str(int(label))
             path.mkdir(parents=True, exist_ok=True)
             (to_pil_image(image) if isinstance(image, torch.Tensor) else image).save(path / f"{index}.png")
-    pack(folder / "pictures", folder / "packed", images_per_shard=64, workers=1, progress=False)
+    pack(folder / "pictures", folder / "packed", workers=1, progress=False)
     return folder / "packed"
 
 

@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fuzz import JSON, SCALARS, edited, fuzzed, outcome, tree
+from fuzz import JSON, SCALARS, edited, fuzzed, outcome
 from graticule.data import BytePairTokenizer, load_dataset, load_text
 from graticule.data.byte_pickle import read_pickle
 from graticule.data.encoded import EncodedImages
 from graticule.data.fashion_mnist import read_idx
-from graticule.data.shard_index import read_headers, read_index
-from graticule.data.shards import class_names, read_plan
+from graticule.data.hugging_face import read_plan
+from graticule.data.pack import pack
+from graticule.data.tars import class_names, read_tar, tar_files
 from graticule.data.text import read_utf8
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (3, 4, 5)).astype(np.uint8)
@@ -95,41 +96,45 @@ def test_a_pickle_of_arrays(folder, content):
     )
 )
 @fuzzed(200)
-def test_the_headers_of_a_shard(folder, content):
+def test_the_headers_of_a_tar(folder, content):
     (folder / "0.tar").write_bytes(content)
-    found = outcome(lambda: read_headers(folder / "0.tar"), names="0.tar")
+    found = outcome(lambda: read_tar(folder / "0.tar"), names="0.tar")
     if not isinstance(found, ValueError):
-        assert len(found) == len(found.names) == len(found.sizes) == len(found.offsets) > 0
-        assert (found.sizes >= 0).all() and (found.offsets + found.sizes <= len(content)).all()
+        assert found and all(0 <= image.size <= len(content) - image.offset for image in found)
 
 
-@given(
-    changed=st.dictionaries(
-        st.sampled_from(["count", "bytes", "sha256", "modified", "names", "offsets", "sizes", "labels"]),
-        st.one_of(JSON, st.lists(SCALARS, min_size=2, max_size=2)),
-        min_size=1,
-        max_size=3,
-    )
-)
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    root = tmp_path_factory.mktemp("arrow")
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (root / "folder" / split / name).mkdir(parents=True)
+            for number in range(3):
+                (root / "folder" / split / name / f"{number}.png").write_bytes(encoded("PNG"))
+    pack(root / "folder", root / "packed", progress=False)
+    (root / "packed" / "pack.json").unlink()  # as others save it
+    return root / "packed"
+
+
+@given(data=st.data())
 @fuzzed(200)
-def test_the_index_of_a_shard(folder, changed):
-    place = folder / "index"
-    shard, path = place / "0.tar", place / "0.tar.json"
-    if not place.is_dir():
-        place.mkdir()
-        shard.write_bytes(tar(tarfile.USTAR_FORMAT))
-    right = read_headers(shard)
-    values = {key: getattr(right, key).tolist() for key in ("offsets", "sizes", "labels")}
-    values |= {"count": len(right), "bytes": right.bytes, "sha256": "", "names": right.names}
-    path.write_text(json.dumps(values | {"modified": shard.stat().st_mtime_ns} | changed))
-    before = tree(place)
-    found = outcome(lambda: read_index(shard), names="0.tar")
-    assert tree(place) == before
-    if found is not None and not isinstance(found, ValueError):
-        assert (found.sizes >= 0).all() and (found.offsets >= 0).all()
-        assert all(
-            int(start) + int(size) <= right.bytes for start, size in zip(found.offsets, found.sizes, strict=True)
+def test_a_file_of_a_saved_data_set(packed, data):
+    name = data.draw(st.sampled_from(["data-00000-of-00001.arrow", "state.json", "dataset_info.json"]))
+    path = packed / "train" / name
+    content = path.read_bytes()
+    path.write_bytes(data.draw(edited(content, header=len(content) if name[0] != "d" else 900)))
+    try:
+        found = outcome(
+            lambda: load_dataset("hugging_face", "train", packed),
+            names=str(packed),
+            allowed=(ValueError, FileNotFoundError),
         )
+        if not isinstance(found, Exception):
+            images, info = found
+            for index, label in enumerate(images.labels):
+                assert 0 <= label < info.num_classes and isinstance(images.read(index), bytes)
+    finally:
+        path.write_bytes(content)
 
 
 @given(content=st.one_of(edited(b"cat\ndog\nbird\r\n"), st.binary(max_size=40)))
@@ -234,7 +239,6 @@ NAMES = [
     "y.JPEG",
     "a.txt",
     "0.tar",
-    "0.tar.json",
     "classes.txt",
     ".hidden",
     "a\nb.png",
@@ -263,7 +267,7 @@ def plant(root, name, kind, outside):
 CONTENT = {".png": encoded("PNG"), ".JPEG": encoded("JPEG"), ".tar": tar(tarfile.USTAR_FORMAT)}
 BASE = {
     "image_folder": [f"{split}/{name}/0.png" for split in ("train", "val") for name in ("cat", "dog")],
-    "shards": ["train/a.tar", "val/a.tar"],
+    "tars": ["train/a.tar", "val/a.tar"],
     "text_folder": ["train/1.txt", "val/1.txt"],
 }
 
@@ -283,8 +287,12 @@ def test_a_folder(tmp_path_factory, folder, dataset, entries, missing):
             plant(root, name, "file", folder)
     for parts, kind in entries:
         plant(root, "/".join(parts), kind, folder)
-    load = load_text if dataset == "text_folder" else lambda name, root: load_dataset(name, "train", root)
-    found = outcome(lambda: load(dataset, root), names=str(root), allowed=(ValueError, FileNotFoundError))
+    load = {
+        "image_folder": lambda: load_dataset("image_folder", "train", root),
+        "tars": lambda: tar_files(root),
+        "text_folder": lambda: load_text("text_folder", root),
+    }
+    found = outcome(load[dataset], names=str(root), allowed=(ValueError, FileNotFoundError))
     if dataset == "image_folder" and not isinstance(found, Exception):
         images, info = found
         assert len(images) >= info.num_classes >= 2 and all(path.is_file() for path, _ in images.files)

@@ -30,7 +30,7 @@ COMMANDS = {
     "mixing": "draw the token mixing of gated MLPs: weights around a token, bias maps, non-locality",
     "compare": "train several choices with several seeds, and make one table",
     "consolidate": "write the weights of a run's checkpoint, sharded or not, to one safetensors file",
-    "pack": "pack an image folder into shards, or check shards",
+    "pack": "pack an image folder or tar shards into Arrow files, or verify them",
     "demo": "train, evaluate and analyze on embedded digits, in minutes",
 }
 _LIST = "\n".join(f"  {name:14} {about}" for name, about in COMMANDS.items())

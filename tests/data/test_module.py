@@ -25,9 +25,8 @@ def test_the_names_are_listed():
         "cifar100",
         "digits",
         "fashion_mnist",
-        "hf_disk",
+        "hugging_face",
         "image_folder",
-        "shards",
     }
 
 

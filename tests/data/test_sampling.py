@@ -190,12 +190,6 @@ def test_the_repeats_of_an_image_go_to_different_processes_and_are_augmented_apa
     assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
 
 
-def test_an_order_of_the_images_own_is_taken():
-    (order,) = orders(10, 5, 1, 1, order=lambda epoch: np.roll(np.arange(10), epoch))
-    order.sampler.set_epoch(3)
-    assert list(order) == [[(3, i) for i in (7, 8, 9, 0, 1)], [(3, i) for i in (2, 3, 4, 5, 6)]]
-
-
 def test_batches_that_cannot_be_dealt_out_are_refused():
     with pytest.raises(ValueError, match=r"`batch_size` must be a multiple.*2 x 3.*got 16"):
         orders(60, 16, 2, 3)

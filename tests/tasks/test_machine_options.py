@@ -269,26 +269,26 @@ def test_a_broken_image_in_evaluation_is_said_in_a_line(tmp_path, capsys, pictur
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_shard_that_is_cut_while_it_is_read_is_named_and_the_run_goes_on_when_it_is_whole(
+def test_a_packed_file_that_is_cut_while_it_is_read_is_named_and_the_run_resumes_when_it_is_whole(
     tmp_path, capsys, pictures, workers
 ):
-    pack(pictures, tmp_path / "shards", images_per_shard=5, workers=1, progress=False)
-    recipe = of_pictures(tmp_path / "shards", "shards", workers=workers)
+    pack(pictures, tmp_path / "packed", workers=1, progress=False)
+    recipe = of_pictures(tmp_path / "packed", "hugging_face", workers=workers)
     end = train(recipe, tmp_path / "whole", progress=False)
-    shards = {path: path.read_bytes() for path in (tmp_path / "shards" / "train").glob("*.tar")}
+    files = {path: path.read_bytes() for path in (tmp_path / "packed" / "train").glob("*.arrow")}
     run = Run(tmp_path / "run")
 
     def cut() -> None:
-        for path, data in shards.items():
+        for path, data in files.items():
             os.truncate(path, len(data) // 4)
 
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 2, cut)
         with pytest.raises((ValueError, OSError)) as error:
             train(recipe, run.folder, progress=False)
-    assert any(str(path) in str(error.value) for path in shards) and "Traceback" not in str(error.value)
+    assert any(str(path) in str(error.value) for path in files) and "Traceback" not in str(error.value)
     assert run.last is not None and not run.finished
-    for path, data in shards.items():
+    for path, data in files.items():
         path.write_bytes(data)
     assert command(capsys, "train", "--resume", run.folder)[0] == 0
     assert_same_end(run, end)

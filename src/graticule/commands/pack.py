@@ -13,59 +13,46 @@ from graticule.commands.options import parse
 
 @dataclass
 class Pack:
-    """Pack an image folder into shards (tars in WebDataset's format), to train on with --dataset shards.
+    """Pack images into Arrow files in the format of Hugging Face datasets, to train on with --dataset hugging_face.
 
-    graticule pack FOLDER OUTPUT packs FOLDER/train/CLASS/*.JPEG and FOLDER/val/CLASS/*.JPEG; started again after an
-    interruption, it goes on where it stood. graticule pack OUTPUT --verify reads the shards again and holds them
-    against their checksums.
+    graticule pack FOLDER OUTPUT packs FOLDER/train/CLASS/*.JPEG and FOLDER/val/CLASS/*.JPEG, or tar shards in
+    WebDataset's format, FOLDER/train/*.tar and FOLDER/val/*.tar. The same command resumes it after an interruption.
+    graticule pack OUTPUT --verify reads the files again and compares them with their checksums.
     """
 
     folder: tyro.conf.Positional[Path]
-    """image folder; with --verify, the folder of the shards"""
+    """folder to pack; with --verify, the packed folder"""
     output: tyro.conf.Positional[Path | None] = None
-    """folder of the shards, outside of the image folder"""
+    """folder to write, outside of the other"""
     workers: int | None = None
-    """shards that are worked on at a time (default: one a core)"""
-    images_per_shard: int = 1000
-    """images a shard, at most"""
-    seed: int = 0
-    """decides which image comes into which shard"""
+    """files that are written at a time (default: some more than there are cores)"""
     skip_broken: bool = False
-    """leave out files of no bytes, which are an error otherwise"""
+    """leave out empty files, which are an error otherwise"""
     verify: bool = False
-    """check shards that are there"""
+    """verify a packed folder"""
 
 
 def run(arguments: list[str]) -> int:
-    """Pack a folder, or check what was packed."""
+    """Pack a folder, or verify a packed one."""
     options = parse(Pack, "pack", arguments)
-    from graticule.data.pack import pack
-    from graticule.data.verify import verify
+    from graticule.data.pack import pack, verify
 
     if options.verify:
         if options != Pack(options.folder, verify=True, workers=options.workers):
             raise ValueError("`verify` goes with --workers alone: graticule pack OUTPUT --verify.")
         packed = verify(options.folder, workers=options.workers)
-        print(f"every shard of {packed.folder} is as it was packed")
+        print(printable(f"every file of {packed.folder} is as it was packed"))
     elif options.output is None:
-        raise ValueError("`output` must be the folder of the shards: graticule pack FOLDER OUTPUT.")
+        raise ValueError("`output` must be the folder to write: graticule pack FOLDER OUTPUT.")
     else:
-        packed = pack(
-            options.folder,
-            options.output,
-            images_per_shard=options.images_per_shard,
-            workers=options.workers,
-            seed=options.seed,
-            skip_broken=options.skip_broken,
-        )
-        before = sum(packed.shards.values()) - packed.written
+        packed = pack(options.folder, options.output, workers=options.workers, skip_broken=options.skip_broken)
+        before = sum(packed.files.values()) - packed.written
         print(
-            printable(f"wrote {packed.written} shards to {packed.folder}")
-            + (f"; {before} were there" if before else "")
+            printable(f"wrote {packed.written} files to {packed.folder}") + (f"; {before} were there" if before else "")
         )
     for part, images in packed.images.items():
-        print(f"{part:5}  {images} images in {packed.shards[part]} shards")
+        print(f"{part:5}  {images} images in {packed.files[part]} files")
     if packed.left_out:
-        print(f"left out {len(packed.left_out)} files of no bytes: {', '.join(map(str, packed.left_out[:10]))}")
+        print(printable(f"left out {len(packed.left_out)} empty files: {', '.join(packed.left_out[:10])}"))
     print(f"{packed.bytes / 1e9:.3f} GB in all")
     return 0

@@ -82,10 +82,7 @@ def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[t
 
 def _classes(root: Path, split: Split) -> dict[str, list[Path]]:
     """Find the images of every class of a split."""
-    folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
-    if folder is None:
-        raise FileNotFoundError(f"`data_root` must have a folder {' or '.join(SPLITS[split])}, which {root} has not.")
-    stay_inside(folder, root)
+    folder = split_folder(root, split)
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     classes = sorted(entry.name for entry in entries if entry.is_dir() or _leads_nowhere(entry))
     if len(classes) < 2:
@@ -97,6 +94,20 @@ def _classes(root: Path, split: Split) -> dict[str, list[Path]]:
             f"{', '.join(str(folder / name) for name in empty[:3])}."
         )
     return found
+
+
+def split_folder(root: Path, split: Split) -> Path:
+    """Return the folder of a split.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it is a link that leads out of `root`.
+    """
+    folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
+    if folder is None:
+        raise FileNotFoundError(f"`data_root` must have a folder {' or '.join(SPLITS[split])}, which {root} has not.")
+    stay_inside(folder, root)
+    return folder
 
 
 def files_below(folder: Path, root: Path, wanted: Callable[[str], bool], *, hidden: bool = True) -> list[Path]:

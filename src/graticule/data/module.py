@@ -10,14 +10,15 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from timm.data import Mixup
+from timm.data.mixup import Mixup
 from torch.utils.data import DataLoader, Subset
 
+from graticule.data.augmentation import Augmentation
 from graticule.data.cifar import cifar
 from graticule.data.digits import digits
 from graticule.data.fashion_mnist import fashion_mnist
 from graticule.data.folder import image_folder
-from graticule.data.hugging_face import hf_disk
+from graticule.data.hugging_face import hugging_face
 from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share
 from graticule.data.sampling import (
     BatchOrder,
@@ -27,9 +28,8 @@ from graticule.data.sampling import (
     TensorImages,
     TransformedImages,
 )
-from graticule.data.shards import shards
 from graticule.data.shifted import ShiftedImages, shifts_only
-from graticule.data.transforms import Augmentation, evaluation_transform, training_transform
+from graticule.data.transforms import evaluation_transform, training_transform
 from graticule.names import known_name
 
 #: Images of at most so many pixels in all are transformed once and held in memory.
@@ -41,8 +41,7 @@ _DATASETS: dict[str, Callable[[Split, Path | None], tuple[Any, DatasetInfo]]] = 
     "cifar10": partial(cifar, "cifar10"),
     "cifar100": partial(cifar, "cifar100"),
     "image_folder": image_folder,
-    "shards": shards,
-    "hf_disk": hf_disk,
+    "hugging_face": hugging_face,
 }
 
 
@@ -177,9 +176,8 @@ class DataModule(L.LightningDataModule):
                 f"`batch_size` must give every one of {shares} processes and parts an even number of images where they "
                 f"are mixed in pairs, got {self.batch_size}."
             )
-        order = partial(images.order, self.seed) if hasattr(images, "order") else None
         return BatchOrder(
-            EpochSampler(len(images), self.seed, repeats=self.repeats, order=order),
+            EpochSampler(len(images), self.seed, repeats=self.repeats),
             self.batch_size,
             rank=rank,
             world_size=world_size,
@@ -275,19 +273,10 @@ class _Chosen(Subset[Any]):
         super().__init__(images, indices)
         self.source = images
         self.labels = np.asarray(images.labels)[indices]
-        if hasattr(images, "order"):
-            self.order = self._order
 
     @property
     def skipped(self) -> list[Path]:
         return getattr(self.source, "skipped", [])
-
-    def _order(self, seed: int, epoch: int) -> np.ndarray:
-        """Keep the order of the whole, so that what lies together is read together."""
-        place = np.full(len(self.source), -1)
-        place[self.indices] = np.arange(len(self.indices))
-        found = place[self.source.order(seed, epoch)]
-        return found[found >= 0]
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -1,273 +1,345 @@
-"""Packing an image folder into shards: in parallel, to be gone on with, checked by counts and checksums."""
+"""Pack images into Arrow files: in parallel, resumable, and verified by counts and checksums."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
+import pyarrow as pa
+from tqdm.contrib.concurrent import thread_map
 
 from graticule.data.encoded import LARGEST
 from graticule.data.folder import SPLITS, folder_files
+from graticule.data.hugging_face import DICT, PLAN, hugging_face, open_arrow, read_plan, read_rows
 from graticule.data.images import Split
-from graticule.data.parallel import check_workers, work
-from graticule.data.shard_index import ShardIndex, index_file, read_index, write_index
-from graticule.data.shards import CLASSES, PLAN, find_shards, read_plan
-from graticule.files import locked, read_bytes, write_bytes, write_json, write_text, write_whole
+from graticule.data.tars import has_tars, tar_files
+from graticule.files import check_plain, locked, write_json, write_text, write_whole
 
-_BLOCK = 512
-_RECORD = 20 * _BLOCK
-#: The folder of a split in what pack writes.
-_FOLDERS = {part: names[0] for part, names in SPLITS.items()}
-#: (file, size in bytes, label) of an image.
-_Source = tuple[Path, int, int]
-#: The file that every image comes from, one per line; the key of an image is the number of its line, from 0.
-SOURCES = "files.txt"
-#: What the plan calls `sources_digest`.
-SOURCES_DIGEST = "sha256 of the list of files"
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+#: The file of checksums, as the program sha256sum writes and checks them.
+SUMS = "SHA256SUMS"
+IMAGE, LABEL = "image", "label"
+_FOLDERS: dict[Split, str] = {"train": "train", "test": "validation"}
+#: Bytes of images in a file, and in a batch of rows, at most; each has one image at least.
+_FILE_BYTES, _BATCH_BYTES = 1 << 28, 1 << 25
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What a folder of shards has: images and shards by split, and bytes of all.
+    """What a packed folder has: images and files by split, and bytes of all files.
 
-    `left_out` are the files of no bytes that packing left out; `written` is how many shards this call made.
+    `left_out` names the empty files that packing left out; `written` counts the files that this call wrote.
     """
 
     folder: Path
     images: dict[Split, int]
-    shards: dict[Split, int]
+    files: dict[Split, int]
     bytes: int
-    left_out: tuple[Path, ...] = ()
+    left_out: tuple[str, ...] = ()
     written: int = 0
 
 
+class _Source(NamedTuple):
+    """An image to pack: `size` bytes at `offset` of `file`, called `name`."""
+
+    file: Path
+    offset: int
+    size: int
+    label: int
+    name: str
+
+
 @dataclass(frozen=True)
-class _Shard:
-    """A shard to be: `sources` are (file, size in bytes, label); the key of the first is `first`."""
+class _Part:
+    """An Arrow file to write; `digest` is its checksum, if it was packed before."""
 
     path: Path
-    first: int
-    sources: list[_Source]
-
-    def names(self) -> tuple[str, ...]:
-        numbered = enumerate(self.sources, start=self.first)
-        return tuple(f"{number:09d}{path.suffix.lower()}" for number, (path, _, _) in numbered)
-
-    def made(self) -> ShardIndex | None:
-        """Return its index where it is there, whole, and of these files."""
-        try:
-            index = read_index(self.path)
-        except (ValueError, OSError):
-            return None
-        if index is None or not index.sha256 or index.names != self.names():
-            return None
-        expected = [(size, label) for _, size, label in self.sources]
-        return index if list(zip(index.sizes.tolist(), index.labels.tolist(), strict=True)) == expected else None
+    sources: Sequence[_Source]
+    digest: str | None = field(default=None)
 
 
 def pack(
     root: str | Path,
     output: str | Path,
     *,
-    images_per_shard: int = 1000,
     workers: int | None = None,
-    seed: int = 0,
     skip_broken: bool = False,
     progress: bool = True,
 ) -> Packed:
-    """Pack an image folder, train and val, into shards below `output`; the bytes of the images stay as they are.
+    """Pack an image folder, or tar shards in WebDataset's format, into Arrow files that `hugging_face` loads.
 
-    The images are dealt out to the shards at random, so that each mixes the classes; the same folder, seed and
-    options give the same shards, bit by bit. Stopped and started again, it goes on where it stood.
+    The bytes of the images stay as they are, in the order of the folder, so training on the packed images is the same
+    as on the folder, image by image. The same source gives the same files, bit by bit. Packing that was interrupted
+    is resumed by the same call; until it is finished, the folder does not load.
 
     Args:
-        root: the folder, as the data set image_folder has it.
-        output: folder of the shards, outside of `root`.
-        images_per_shard: images a shard, at most; all shards of a split have as many, give or take one.
-        workers: shards that are worked on at a time, each by a thread (default: one a core).
-        seed: decides which image comes into which shard.
-        skip_broken: leave out files of no bytes, which are an error otherwise.
-        progress: show bars.
+        root: the folder, with train/CLASS/*.JPEG and val/CLASS/*.JPEG, or train/*.tar and val/*.tar.
+        output: the folder to write, outside of `root`.
+        workers: threads, of which each writes a file (default: some more than there are cores).
+        skip_broken: leave out empty files, which are an error otherwise.
+        progress: show a progress bar.
 
     Raises:
-        ValueError, FileNotFoundError: for a folder that image_folder refuses, files of no bytes, or an `output` that
-            was begun with other files or options.
+        ValueError, FileNotFoundError: for a source that `image_folder` or `tar_files` refuses, empty files, or an
+            `output` that holds something else or was begun with other files.
         OSError: if something cannot be read or written.
     """
     root, output = Path(root), Path(output)
-    if images_per_shard < 1:
-        raise ValueError(f"`images_per_shard` must be at least 1, got {images_per_shard}.")
-    if seed < 0:
-        raise ValueError(f"`seed` must be at least 0, got {seed}.")
-    workers = check_workers(workers)
     if output.resolve().is_relative_to(root.resolve()):
         raise ValueError(f"`output` must not be in the folder that is packed, {root}, got {output}.")
-    splits, names, left_out = _sources(root, skip_broken)
-    if strange := [name for name in names if not name.isprintable()]:
-        raise ValueError(f"`root` must have classes whose names can be printed, a line each, got {strange[0]!r}.")
+    names, splits, left_out = _sources(root, skip_broken)
+    plan = {
+        "images": {part: len(sources) for part, sources in splits.items()},
+        "left_out": len(left_out),
+        "sha256 of the list of files": _digest_sources(names, splits),
+    }
     output.mkdir(parents=True, exist_ok=True)
-    with locked(output) as alone:
-        if not alone:
-            raise ValueError(f"`output` must not be in use, got {output}, where another process is packing.")
-        plan = {
-            "images": {part: len(sources) for part, sources in splits.items()},
-            "images_per_shard": images_per_shard,
-            "seed": seed,
-            "left_out": len(left_out),
-            SOURCES_DIGEST: sources_digest(
-                names,
-                {
-                    part: [(_name(path, root), size, label) for path, size, label in sources]
-                    for part, sources in splits.items()
-                },
-            ),
-        }
+    with locked(output) as free:
+        if not free:
+            raise ValueError(f"`output` must not be in use, got {output}, which another process packs into.")
         _begin(output, plan)
-        write_text(output / CLASSES, "".join(f"{name}\n" for name in names))
-        todo = _deal_out(splits, output, images_per_shard, seed)
-        for part in SPLITS:
-            folder = output / _FOLDERS[part]
-            folder.mkdir(exist_ok=True)
-            for rest in folder.glob(".*.tmp"):  # of a process that was killed
-                rest.unlink()
-            lines = [_name(path, root) + b"\n" for shard in todo[part] for path, _, _ in shard.sources]
-            write_bytes(folder / SOURCES, b"".join(lines))
-        missing = [shard for shards in todo.values() for shard in shards if shard.made() is None]
-        weights = [len(shard.sources) for shard in missing]
-        work(_write_shard, missing, workers, about="packing", unit=" images", weights=weights, progress=progress)
-        return _checked(output, todo, left_out, len(missing))
-
-
-def _sources(root: Path, skip_broken: bool) -> tuple[dict[Split, list[_Source]], tuple[str, ...], tuple[Path, ...]]:
-    """Find the images of the splits, the names of the classes, and the files that are left out."""
-    names, files = folder_files(root)
-    splits: dict[Split, list[_Source]] = {}
-    empty: list[Path] = []
-    for part, of_part in files.items():
-        sized = [(path, path.stat().st_size, label) for path, label in of_part]
-        if broken := [path for path, _, _ in sized if b"\n" in _name(path, root)]:
-            raise ValueError(f"`root` must have files whose names are one line, got {str(broken[0])!r}.")
-        empty += [path for path, size, _ in sized if size == 0]
-        splits[part] = [source for source in sized if source[1] > 0]
-        if lost := set(range(len(names))) - {label for _, _, label in splits[part]}:
-            raise ValueError(
-                f"`root` must have images in every class, got only files of no bytes in {names[min(lost)]}."
-            )
-    if empty and not skip_broken:
-        listed = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
-        raise ValueError(
-            f"`root` must have no files of no bytes, got {len(empty)}: {listed}. Fix or remove them, or leave them "
-            "out with `skip_broken` (--skip-broken)."
+        known = _read_sums(output)
+        parts = [part for split, sources in splits.items() for part in _parts(output, split, sources, known)]
+        results = each(_write, parts, "packing", workers, progress)
+        sums = {
+            part.path.relative_to(output).as_posix(): digest for part, (digest, _) in zip(parts, results, strict=True)
+        }
+        _finish(output, names, plan, sums)
+        return Packed(
+            output,
+            {split: len(sources) for split, sources in splits.items()},
+            {split: sum(part.path.parent.name == folder for part in parts) for split, folder in _FOLDERS.items()},
+            sum(part.path.stat().st_size for part in parts),
+            left_out,
+            sum(written for _, written in results),
         )
-    return splits, names, tuple(empty)
 
 
-def sources_digest(names: Sequence[str], files: Mapping[Split, Iterable[tuple[bytes, int, int]]]) -> str:
-    """Return a checksum of what is packed: the classes, and name, size and label of every file, in whatever order."""
-    digest = hashlib.sha256(repr(list(names)).encode("utf-8", "surrogateescape"))
-    for part, of_part in files.items():
-        for name, size, label in sorted(of_part):
-            digest.update(f"{part} {label} {size} ".encode() + name + b"\n")
+def verify(root: str | Path, *, workers: int | None = None, progress: bool = True) -> Packed:
+    """Read all that `pack` wrote again, and compare it with the checksums and counts.
+
+    Raises:
+        ValueError: naming every file that is missing or not as it was packed.
+        FileNotFoundError: if `root` was not packed.
+    """
+    root = Path(root)
+    if (plan := read_plan(root)) is None:
+        raise FileNotFoundError(f"`root` must be a folder that graticule packed, with {PLAN}, got {root}.")
+    if not (sums := _read_sums(root)):
+        raise ValueError(f"{root} must be packed to the end; run graticule pack again, and it is resumed.")
+    paths = [root / name for name in sums]
+    found = each(_checksum, paths, "verifying", workers, progress)
+    bad = [str(path) for path, digest, right in zip(paths, found, sums.values(), strict=True) if digest != right]
+    bad += [str(path) for path in sorted(root.rglob("*.arrow")) if path not in set(paths)]
+    if bad:
+        raise ValueError("\n  ".join([f"{root} is not as it was packed; remove these files and pack again:", *bad]))
+    for split in SPLITS:
+        hugging_face(split, root)  # compares the counts
+    arrows = [path for path in paths if path.suffix == ".arrow"]
+    files = {split: sum(path.parent.name == folder for path in arrows) for split, folder in _FOLDERS.items()}
+    return Packed(root, plan["images"], files, sum(path.stat().st_size for path in arrows))
+
+
+def each(
+    function: Callable[[Item], Result], items: Sequence[Item], about: str, workers: int | None, progress: bool
+) -> list[Result]:
+    """Return `function` of every item, computed by threads: reading, writing and hashing release Python's lock."""
+    if workers is not None and workers < 1:
+        raise ValueError(f"`workers` must be at least 1, got {workers}.")
+    options = {} if workers is None else {"max_workers": workers}
+    return list(thread_map(function, items, desc=about, unit=" files", disable=not progress, **options))
+
+
+def _sources(root: Path, skip_broken: bool) -> tuple[tuple[str, ...], dict[Split, list[_Source]], tuple[str, ...]]:
+    """Find the names of the classes, the images of the splits, and the empty files, which are left out."""
+    splits: dict[Split, list[_Source]]
+    if root.is_dir() and has_tars(root):
+        names, tars = tar_files(root)
+        splits = {
+            split: [
+                _Source(path, image.offset, image.size, image.label, _name(path / image.name, root))
+                for path, image in images
+            ]
+            for split, images in tars.items()
+        }
+    else:
+        names, files = folder_files(root)
+        splits = {
+            split: [_Source(path, 0, check_plain(path), label, _name(path, root)) for path, label in images]
+            for split, images in files.items()
+        }
+    every = [source for sources in splits.values() for source in sources]
+    if huge := next((source for source in every if source.size > LARGEST), None):
+        raise ValueError(f"{root / huge.name} must have at most {LARGEST:,} bytes, got {huge.size:,}.")
+    empty = tuple(source.name for source in every if not source.size)
+    if empty and not skip_broken:
+        listed = ", ".join(empty[:10]) + (", ..." if len(empty) > 10 else "")
+        raise ValueError(
+            f"`root` must have no empty files, got {len(empty)}: {listed}. Fix or remove them, or leave them out with "
+            "`skip_broken` (--skip-broken)."
+        )
+    for split, sources in splits.items():
+        expected = {source.label for source in sources}
+        splits[split] = [source for source in sources if source.size]
+        if lost := expected - {source.label for source in splits[split]}:
+            raise ValueError(f"`root` must have images in every class, got only empty files in {names[min(lost)]}.")
+    return names, splits, empty
+
+
+def _name(path: Path, root: Path) -> str:
+    """Return the name of a file in `root`, in Unicode whatever its bytes are."""
+    return os.fsencode(path.relative_to(root).as_posix()).decode("utf-8", "backslashreplace")
+
+
+def _digest_sources(names: Sequence[str], splits: dict[Split, list[_Source]]) -> str:
+    """Return a checksum of the classes, and of name, size and label of every image."""
+    digest = hashlib.sha256(json.dumps(names).encode())
+    for split, sources in splits.items():
+        for source in sources:
+            digest.update(json.dumps([split, source.name, source.size, source.label]).encode())
     return digest.hexdigest()
 
 
-def _name(path: Path, root: Path) -> bytes:
-    return os.fsencode(path.relative_to(root).as_posix())
-
-
 def _begin(output: Path, plan: dict[str, Any]) -> None:
-    """Write down what is packed, or see that it is what was begun."""
-    if (output / PLAN).exists():
-        begun = read_plan(output)
-        if begun != plan:
-            differing = [name for name in plan if begun is None or begun.get(name) != plan[name]]
-            told = "; ".join(f"{name}: {(begun or {}).get(name)}, now {plan[name]}" for name in differing)
+    """Write what is packed to `output`, or check that it is what was begun there."""
+    begun = read_plan(output)
+    if begun is None:
+        if found := sorted(path.name for path in output.iterdir() if not path.name.startswith(".")):
             raise ValueError(
-                f"`output` must be as it was begun, got {output}, which was begun with other files or options "
-                f"({told}). Remove it, or choose another."
+                f"`output` must be empty or have been begun by pack, got {output} with {', '.join(found[:5])}."
             )
-    elif found := sorted(path.name for path in output.iterdir() if not path.name.startswith(".")):
-        raise ValueError(
-            f"`output` must be empty or have been begun by pack, got {output} with {', '.join(found[:5])}."
-        )
-    else:
         write_json(output / PLAN, plan)
+    elif begun != plan:
+        differing = "; ".join(
+            f"{key}: {begun.get(key)}, now {plan[key]}" for key in plan if begun.get(key) != plan[key]
+        )
+        raise ValueError(
+            f"`output` must be as it was begun, got {output}, which was begun with other files ({differing}). Remove "
+            "it, or choose another."
+        )
+    for rest in output.glob("*/.*.tmp"):  # of a process that was killed
+        rest.unlink()
 
 
-def _deal_out(
-    splits: dict[Split, list[_Source]], output: Path, images_per_shard: int, seed: int
-) -> dict[Split, list[_Shard]]:
-    """Deal the images of every split out to its shards, at random."""
-    dealt: dict[Split, list[_Shard]] = {}
-    for part, sources in splits.items():
-        order = np.random.default_rng([seed, len(dealt)]).permutation(len(sources))
-        dealt[part], first = [], 0
-        for number, chosen in enumerate(np.array_split(order, -(-len(sources) // images_per_shard))):
-            path = output / _FOLDERS[part] / f"{number:06d}.tar"
-            dealt[part].append(_Shard(path, first, [sources[index] for index in chosen.tolist()]))
-            first += len(chosen)
-    return dealt
+def _parts(output: Path, split: Split, sources: list[_Source], known: dict[str, str]) -> list[_Part]:
+    """Distribute the images of a split over files."""
+    chunks = list(_chunks(sources, _FILE_BYTES))
+    names = [f"{_FOLDERS[split]}/data-{number:05d}-of-{len(chunks):05d}.arrow" for number in range(len(chunks))]
+    return [_Part(output / name, chunk, known.get(name)) for name, chunk in zip(names, chunks, strict=True)]
 
 
-def _write_shard(shard: _Shard) -> None:
-    """Write a shard and then its index, each whole or not at all."""
-    index_file(shard.path).unlink(missing_ok=True)  # a shard without one is not taken for whole
-    digest, lengths = hashlib.sha256(), []
+def _chunks(sources: Iterable[_Source], limit: int) -> Iterator[list[_Source]]:
+    """Cut into successive chunks of at most `limit` bytes, but of one image at least."""
+    chunk: list[_Source] = []
+    size = 0
+    for source in sources:
+        if chunk and size + source.size > limit:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(source)
+        size += source.size
+    if chunk:
+        yield chunk
+
+
+def _features(names: Sequence[str]) -> dict[str, Any]:
+    return {IMAGE: {"_type": "Image"}, LABEL: {"names": list(names), "_type": "ClassLabel"}}
+
+
+_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+_SCHEMA = pa.schema([(IMAGE, _TYPE), (LABEL, pa.int64())])
+
+
+def _write(part: _Part) -> tuple[str, bool]:
+    """Write a file, unless it is there and whole; returns its checksum, and whether it was written."""
+    if part.path.exists() and _is_whole(part):
+        digest = _checksum(part.path)
+        if part.digest in (None, digest):
+            return digest, False
 
     def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            for piece in _pieces(shard):
-                file.write(piece)
-                digest.update(piece)
-                lengths.append(len(piece))
+        with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_stream(file, _SCHEMA) as writer:
+            for chunk in _chunks(part.sources, _BATCH_BYTES):
+                content = pa.array([_content(source) for source in chunk], pa.binary())
+                names = pa.array([source.name for source in chunk], pa.string())
+                images = pa.StructArray.from_arrays([content, names], fields=list(_TYPE))
+                labels = pa.array([source.label for source in chunk], pa.int64())
+                writer.write_batch(pa.record_batch([images, labels], schema=_SCHEMA))
 
-    write_whole(shard.path, write)
-    offsets = np.cumsum([0, *lengths])[:-1:2] + _BLOCK  # of the images: behind their headers, at every second piece
-    sizes, labels = (np.asarray([source[column] for source in shard.sources]) for column in (1, 2))
-    index = ShardIndex(
-        shard.names(), offsets[: len(sizes)], sizes, labels, bytes=sum(lengths), sha256=digest.hexdigest()
-    )
-    write_index(shard.path, index)
+    write_whole(part.path, write)
+    return _checksum(part.path), True
 
 
-def _pieces(shard: _Shard) -> Iterator[bytes]:
-    """Yield a tar piece by piece: image, class, image, class, ..., end."""
-    length = 0
-    for name, (path, size, label) in zip(shard.names(), shard.sources, strict=True):
-        content = read_bytes(path, LARGEST)
-        if len(content) != size:
-            raise ValueError(f"{path} must not change while it is packed, got {len(content)} bytes that were {size}.")
-        for piece in (_member(name, content), _member(Path(name).with_suffix(".cls").name, str(label).encode())):
-            length += len(piece)
-            yield piece
-    yield bytes(2 * _BLOCK + -(length + 2 * _BLOCK) % _RECORD)
+def _content(source: _Source) -> bytes:
+    with source.file.open("rb") as file:
+        file.seek(source.offset)
+        content = file.read(source.size)
+        whole = len(content) == source.size and (source.offset or not file.read(1))
+    if not whole:
+        raise ValueError(f"{source.file} must not change while it is packed, but its size did.")
+    return content
 
 
-def _member(name: str, content: bytes) -> bytes:
-    """Return a member of a tar, the same for the same name and content, whenever and by whom it is made."""
-    header = tarfile.TarInfo(name)
-    header.size, header.mode = len(content), 0o644
-    return header.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % _BLOCK)
+def _is_whole(part: _Part) -> bool:
+    """Return whether a file has the rows that it should have."""
+    try:
+        rows = read_rows([part.path], IMAGE, LABEL)
+        images = open_arrow(part.path)[0].column(IMAGE)
+        names = [name for chunk in images.chunks for name in chunk.field("path").to_pylist()]
+    except (ValueError, OSError):
+        return False
+    found = list(zip(rows.sizes.tolist(), rows.labels.tolist(), names, strict=True))
+    return found == [(source.size, source.label, source.name) for source in part.sources]
 
 
-def _checked(output: Path, dealt: dict[Split, list[_Shard]], left_out: tuple[Path, ...], written: int) -> Packed:
-    """See that every shard is there, with the files that it should have, and no other."""
-    indices = {shard.path: shard.made() for shards in dealt.values() for shard in shards}
-    if bad := [str(path) for path, index in indices.items() if index is None]:
-        raise ValueError(f"{output} must have every image once; {', '.join(bad[:5])} are not as they were written.")
-    if foreign := [path for part in SPLITS for path in find_shards(output, part) if path not in indices]:
-        raise ValueError(f"{output} must have the shards that were packed and no other, got {foreign[0]}.")
-    return Packed(
-        output,
-        {part: sum(len(shard.sources) for shard in shards) for part, shards in dealt.items()},
-        {part: len(shards) for part, shards in dealt.items()},
-        sum(index.bytes for index in indices.values() if index),
-        left_out,
-        written,
-    )
+def _finish(output: Path, names: Sequence[str], plan: dict[str, Any], sums: dict[str, str]) -> None:
+    """Write what describes the files, and last of all what makes them load."""
+    written: dict[str, dict[str, Any]] = {}
+    for folder in _FOLDERS.values():
+        written[f"{folder}/state.json"] = {
+            "_data_files": [{"filename": Path(name).name} for name in sums if Path(name).parent.name == folder],
+            "_fingerprint": hashlib.sha256(json.dumps([plan, folder]).encode()).hexdigest()[:16],
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": folder,
+        }
+        written[f"{folder}/dataset_info.json"] = {"features": _features(names)}
+    written[DICT] = {"splits": list(_FOLDERS.values())}
+    texts = {name: json.dumps(values, indent=2) + "\n" for name, values in written.items()}
+    sums = sums | {PLAN: _checksum(output / PLAN) or ""}
+    sums |= {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    texts = {SUMS: "".join(f"{digest}  {name}\n" for name, digest in sums.items())} | texts  # DICT stays the last
+    for name, text in texts.items():
+        write_text(output / name, text)
+
+
+def _checksum(path: Path) -> str:
+    """Return the checksum of a file; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _read_sums(output: Path) -> dict[str, str]:
+    """Read the checksums of a packed folder; none if packing was not finished."""
+    path = output / SUMS
+    try:
+        check_plain(path)
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    found = dict(line.split("  ", 1)[::-1] for line in lines if "  " in line)
+    if len(found) < len(lines) or any(".." in Path(name).parts or Path(name).is_absolute() for name in found):
+        raise ValueError(f"{path} is damaged: it must have a checksum and a file per line. Remove it and pack again.")
+    return found

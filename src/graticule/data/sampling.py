@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ from graticule.data.transforms import Transform
 
 #: (epoch, index), or (epoch, index, which repeat) where an image comes several times an epoch.
 Key = tuple[int, ...]
-#: From an epoch to the order of its images.
-Order = Callable[[int], np.ndarray]
 
 
 class EpochSampler(Sampler[Key]):
@@ -31,19 +29,15 @@ class EpochSampler(Sampler[Key]):
         repeats: repeated augmentation (Hoffer et al., 2020; Berman et al., 2019): every image comes so many times in
             turn, each time with randomness of its own. An epoch is as long as without, and so sees fewer images,
             as in DeiT's code.
-        order: makes the order of an epoch, in place of a permutation of all.
     """
 
-    def __init__(
-        self, length: int, seed: int, shuffle: bool = True, *, repeats: int = 1, order: Order | None = None
-    ) -> None:
+    def __init__(self, length: int, seed: int, shuffle: bool = True, *, repeats: int = 1) -> None:
         if repeats < 1:
             raise ValueError(f"`repeats` must be at least 1, got {repeats}.")
         self.length = length
         self.seed = seed
         self.shuffle = shuffle
         self.repeats = repeats
-        self.order = order
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -57,8 +51,6 @@ class EpochSampler(Sampler[Key]):
         """Return the order of an epoch, before repeats: (length,)."""
         if not self.shuffle:
             return np.arange(self.length)
-        if self.order is not None:
-            return self.order(epoch)
         return np.random.default_rng([self.seed, epoch]).permutation(self.length)
 
     def keys(self, epoch: int, places: np.ndarray, indices: np.ndarray | None = None) -> list[Key]:

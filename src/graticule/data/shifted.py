@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from graticule.data.augmentation import Augmentation
 from graticule.data.images import DatasetInfo
 from graticule.data.sampling import Key, TensorImages
-from graticule.data.transforms import Augmentation, Transform
+from graticule.data.transforms import Transform
 
 
 class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from PIL import Image
-from timm.data import create_transform
 from timm.data.random_erasing import RandomErasing
+from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torchvision import transforms as T
 from torchvision.transforms import InterpolationMode
@@ -25,14 +26,16 @@ def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation:
     are resized to `size` whole.
     """
     if info.size is None:
-        return create_transform(
+        evaluation: Transform = create_transform(
             (info.channels, *size),
             interpolation=augmentation.interpolation,
             crop_pct=augmentation.crop_pct,
             mean=info.mean,
             std=info.std,
         )
-    return T.Compose([*_resize(info, size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
+        return evaluation
+    resized: Transform = T.Compose([*_resize(info, size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
+    return resized
 
 
 def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
@@ -45,7 +48,7 @@ def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: A
     if not augmentation.random:
         return evaluation_transform(info, size, augmentation)
     if augmentation.scale is not None or (info.size is None and not augmentation.random_crop_padding):
-        return create_transform(
+        training: Transform = create_transform(
             (info.channels, *size),
             is_training=True,
             scale=augmentation.scale or (0.08, 1.0),
@@ -59,6 +62,7 @@ def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: A
             mean=info.mean,
             std=info.std,
         )
+        return training
     steps = _resize(info, size, augmentation)
     if augmentation.random_crop_padding:
         steps.append(T.RandomCrop(size, padding=augmentation.random_crop_padding))
@@ -71,10 +75,11 @@ def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: A
     steps += [T.ToTensor(), T.Normalize(info.mean, info.std)]
     if augmentation.erasing:
         steps.append(RandomErasing(augmentation.erasing, mode="pixel", device="cpu"))
-    return T.Compose(steps)
+    composed: Transform = T.Compose(steps)
+    return composed
 
 
-def _resize(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> list[Callable]:
+def _resize(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> list[Callable[[Any], Any]]:
     if info.size == size:
         return []
     return [T.Resize(size, _INTERPOLATION[augmentation.interpolation])]

@@ -63,7 +63,7 @@ class Recipe(TrainingRecipe):
     model_kwargs: tuple[str, ...] = ()
     """arguments of the backbone, as windows=[28,14,14,7] combine=add"""
     dataset: str = "digits"
-    """data set, one of digits, fashion_mnist, cifar10, cifar100, image_folder, shards, hf_disk"""
+    """data set, one of digits, fashion_mnist, cifar10, cifar100, image_folder, hugging_face"""
     limit_train: Count | None = None
     """train on so many images only, balanced over the classes"""
     limit_test: Count | None = None
