@@ -1,22 +1,23 @@
 # make demo   trains on embedded digits and writes runs/demo/report.html
 # make test   runs the tests
 # make lint   checks format, style and types
+# make tables writes the tables of encodings, models and what goes with what, after a method was added
 # Each makes .venv and installs what it needs; PYTHON names another interpreter (3.11 to 3.14).
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-lowest lint format clean
+.PHONY: demo test test-lowest lint format tables clean
 
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
 
-# Two processes of one thread each: the tests are many and small.
+# Two processes of one thread each: the tests are many and small. A file stays in one, which builds its models once.
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Old versions warn of what newer ones have mended, so warnings are no errors here.
+# Old versions give warnings that newer ones do not, so warnings are no errors here.
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[demo,text]" datasets pytest pyyaml webdataset
@@ -26,6 +27,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+tables: $(VENV)/.installed
+	$(BIN)/python -m graticule.studies.catalog
+	$(BIN)/python -m graticule.studies.matrix
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import graticule
 import graticule.testing
+from graticule import plugins
 from graticule.encodings import ENCODINGS, AbsoluteEncoding, BiasEncoding, MixingEncoding
 from graticule.joining import JOININGS
 from graticule.testing import check_backbone, check_encoding, check_joining
@@ -84,8 +85,9 @@ class Broken(BiasEncoding):
 
 
 @pytest.fixture
-def broken():
+def broken(monkeypatch):
     """Register `Broken` for one test."""
+    monkeypatch.setattr(plugins, "_registered", dict(plugins._registered))
     ENCODINGS.register("broken")(Broken)
     yield "broken"
     del ENCODINGS._classes["broken"]

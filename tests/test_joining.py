@@ -134,12 +134,12 @@ def test_an_eta_outside_the_depth_is_refused(build, eta):
         build(DEPTH, eta)
 
 
-@pytest.mark.parametrize("layers", [[], [-1], [0, DEPTH], [2, 1, 2]])
 @pytest.mark.parametrize("name", JOININGS)
-def test_layers_that_are_not_there_or_named_twice_are_refused(name, layers):
-    message = rf"`layers` must be .* different layers from 0 to 3, at least one, got {re.escape(str(layers))}"
-    with pytest.raises(ValueError, match=message):
-        build_joining(Spec(name, {"layers": layers}), DIM, DEPTH)
+def test_layers_that_are_not_there_or_named_twice_are_refused(name):
+    for layers in ([], [-1], [0, DEPTH], [2, 1, 2]):
+        message = rf"`layers` must be .* different layers from 0 to 3, at least one, got {re.escape(str(layers))}"
+        with pytest.raises(ValueError, match=message):
+            build_joining(Spec(name, {"layers": layers}), DIM, DEPTH)
 
 
 @pytest.mark.parametrize("layers", [(1,), (0, 2), (3, 1, 2), range(DEPTH)])

@@ -47,7 +47,7 @@ def load_plugin(name: str | Path) -> ModuleType:
         sys.path.append(folder)  # what lies beside it can be imported, as for a script
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise ValueError(f"the plugin {path} cannot be imported: {_where(error, path)}") from error
     return module
@@ -135,7 +135,7 @@ def _entry_point(name: str) -> ModuleType:
     try:
         module: ModuleType = installed[name].load()
         return module
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"the plugin {name} cannot be imported: {type(error).__name__}: {error}.") from error
 
 
