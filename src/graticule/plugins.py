@@ -143,7 +143,7 @@ def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _where(error: Exception, path: Path) -> str:
+def _where(error: BaseException, path: Path) -> str:
     """Say what went wrong, and in which line of the plugin."""
     if isinstance(error, SyntaxError):
         return f"{error.msg} in line {error.lineno}."
