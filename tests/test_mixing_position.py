@@ -368,7 +368,7 @@ def test_a_product_that_is_none_is_refused_by_name(product):
 
 
 def test_no_encodings_are_refused():
-    with pytest.raises(ValueError, match="`encodings` must be one a layer, got none"):
+    with pytest.raises(ValueError, match="`encodings` must be one per layer, got none"):
         MixingPosition([])
 
 

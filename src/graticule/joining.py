@@ -71,7 +71,7 @@ class Joining(nn.Module, ABC):
 
     #: Whether each layer has a table of its own.
     per_layer: ClassVar[bool] = False
-    #: Whether it passes w to every layer anew, beside the residual stream or into it.
+    #: Whether it passes w to every layer, beside the residual stream or into it.
     repeats: ClassVar[bool] = True
     #: What it can join: the table of an absolute encoding, a relative bias, or None, which stands for neither.
     joins: ClassVar[frozenset[str | None]] = frozenset({"table"})
@@ -323,7 +323,7 @@ def _eps(norm: nn.Module) -> float | None:
 
 
 class Scale(nn.Module):
-    """gamma * w, with one gamma (`channels=1`) or one a channel; `shift` adds beta."""
+    """gamma * w, with one gamma (`channels=1`) or one per channel; `shift` adds beta."""
 
     @checked
     def __init__(self, channels: int, shift: bool = False) -> None:
@@ -345,8 +345,8 @@ def _norm(dim: int) -> nn.Module:
     return nn.LayerNorm(dim, 1e-6, elementwise_affine=False)
 
 
-#: What can stand in the place of LN_l: LaPE (2023), Table 8; the first version (2022), Table 5.
-#: Parameters a layer, in this order: 0, 1, D, 2D, 0, 1, D, 2D.
+#: What can replace LN_l: LaPE (2023), Table 8; the first version (2022), Table 5.
+#: Parameters per layer, in this order: 0, 1, D, 2D, 0, 1, D, 2D.
 DECOMPOSITIONS: dict[str, Callable[[int], nn.Module]] = {
     "w": lambda dim: nn.Identity(),
     "scalar_w": lambda dim: Scale(1),

@@ -1,4 +1,4 @@
-"""What a layer needs to know about position: `LayerPosition`."""
+"""`LayerPosition`, which holds all that a layer needs to know about position."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BiasFunction = Callable[..., Tensor]
 
 
 class LayerPosition(NamedTuple):
-    """All that a layer needs to know of position. Every field may be None.
+    """Holds all that a layer needs to know about position. Every field may be None.
 
     What depends on parameters and grid alone is a tensor; what depends on the tokens is a function of them.
 
     pre: (N, D), added to the residual stream before the layer.
-    before: takes the stream that enters the layer, `pre` added, (B, N, D) -> (B, N, D).
+    before: maps the residual stream that enters the layer, `pre` added, (B, N, D) -> (B, N, D).
     inner: (N, D), added after the layer's first norm, before attention.
     inputs: makes what queries, keys and values are projected from, (B, N, D) -> three of (B, N, D), out of the
         normalised tokens.
@@ -30,7 +30,7 @@ class LayerPosition(NamedTuple):
         tokens from `start` on, and the bias is for the keys of those before `stop`.
     rotary: rotates queries and keys by their positions.
     query_scale: (N,), what the queries of each token are multiplied by.
-    after: takes the stream that leaves the layer, (B, N, D) -> (B, N, D).
+    after: maps the residual stream that leaves the layer, (B, N, D) -> (B, N, D).
     mixing: the weights by which a gating unit mixes the patches of its grid or window: (groups, N, N), or
         `Displacements` where they depend on displacements alone.
     gate: (N,), added to every channel of the mixed tokens.
@@ -50,19 +50,19 @@ class LayerPosition(NamedTuple):
     gate: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:
-        """Take the stream x: (B, N, D) to what enters the layer."""
+        """Turn the residual stream x: (B, N, D) into what enters the layer."""
         if self.pre is not None:
             x = x + self.pre
         return x if self.before is None else self.before(x)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Take what the layer makes, x: (B, N, D), to the stream behind it."""
+        """Turn the output of the layer, x: (B, N, D), into the residual stream after it."""
         return x if self.after is None else self.after(x)
 
     def part(self, start: int, stop: int) -> LayerPosition:
-        """Return what the tokens from `start` on are told where there are none from `stop` on.
+        """Return the position of the tokens from `start` on in a text that ends before `stop`.
 
-        So a text that grows is told, token by token, what the whole one is.
+        So a text that grows gets, token by token, what the whole one gets.
 
         Raises:
             ValueError: if something acts on all the tokens at once, and has no part.

@@ -32,7 +32,7 @@ _FIRST = "first"
 
 
 class BetweenBlocks(Position):
-    """PEGs on the residual stream: the one at place l takes what leaves layer l; place -1 is before the first.
+    """Applies PEGs to the residual stream: the one at place l after layer l; place -1 is before the first.
 
     Reference: CPVT (Chu et al., 2023), section 5.2, "position index".
 
@@ -75,7 +75,7 @@ class BetweenBlocks(Position):
 
 
 class BeforeProjections(Position):
-    """What makes the inputs of queries, keys and values: at place l, those of the layer behind it, l + 1.
+    """Makes the inputs of queries, keys and values: at place l, those of the next layer, l + 1.
 
     So a place means the same as between blocks, and place -1 is the first layer's. CPVT's Table 16 says
     "position 0, as in our method" of CvT's projection; should it mean the first layer, that is place -1 here.

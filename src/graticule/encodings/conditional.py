@@ -149,7 +149,7 @@ class ConvolutionalProjection(Encoding):
 
     Reference: CvT (Wu et al., 2021), section 3.2, in the form of CPVT's Table 16 (Chu et al., 2023): its
     5,685,352 parameters are DeiT-Ti's without position embedding and three convolutions of 192 * 9 + 192, so
-    with a bias and without the batch norm that CvT puts behind each.
+    with a bias and without the batch norm that CvT has after each.
     """
 
     @checked

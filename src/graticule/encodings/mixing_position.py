@@ -51,7 +51,7 @@ class MixingPosition(Position):
         self.product = product
         self.encodings = nn.ModuleList(encodings)
         if not len(self.encodings):
-            raise ValueError("`encodings` must be one a layer, got none.")
+            raise ValueError("`encodings` must be one per layer, got none.")
         self.grid = cast("MixingEncoding", self.encodings[0]).grid
         count = len(self.encodings) if bias else 0
         self.biases = nn.ParameterList(nn.Parameter(torch.full((self.grid.patches,), bias_start)) for _ in range(count))
