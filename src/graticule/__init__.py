@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         register_backbone,
     )
     from graticule.checkpoints import Transfer, load_checkpoint, published_state_dict, transfer
-    from graticule.data import Augmentation
+    from graticule.data import Augmentation, register_dataset
     from graticule.encodings import (
         AbsoluteEncoding,
         BiasEncoding,
@@ -73,6 +73,7 @@ _HOMES = {
     "load_plugin": "plugins",
     "published_state_dict": "checkpoints",
     "register_backbone": "backbones",
+    "register_dataset": "data",
     "register_encoding": "encodings",
     "register_joining": "joining",
     "register_recipe": "recipe_registry",
@@ -112,6 +113,7 @@ __all__ = [
     "load_plugin",
     "published_state_dict",
     "register_backbone",
+    "register_dataset",
     "register_encoding",
     "register_joining",
     "register_recipe",

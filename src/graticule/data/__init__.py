@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from graticule.data.byte_pairs import BytePairTokenizer
     from graticule.data.images import ArrayImages, DatasetInfo, check_class_names, same_classes
     from graticule.data.module import DataModule, build_mixup, list_datasets, load_dataset
+    from graticule.data.registry import register_dataset
     from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, SeededImages
     from graticule.data.text import Document, list_texts, load_text
     from graticule.data.text_module import TextInfo, TextModule, build_tokenizer, list_tokenizers
@@ -47,6 +48,7 @@ __all__ = [
     "list_tokenizers",
     "load_dataset",
     "load_text",
+    "register_dataset",
     "same_classes",
     "training_transform",
 ]
@@ -79,6 +81,7 @@ _HOMES = {
     "list_tokenizers": "text_module",
     "load_dataset": "module",
     "load_text": "text",
+    "register_dataset": "registry",
     "same_classes": "images",
     "training_transform": "transforms",
 }

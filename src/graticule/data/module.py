@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from graticule.data.fashion_mnist import fashion_mnist
 from graticule.data.folder import image_folder
 from graticule.data.hugging_face import hugging_face
 from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share
+from graticule.data.registry import DATASETS, Loader, loaded
 from graticule.data.sampling import (
     BatchOrder,
     EpochSampler,
@@ -35,7 +36,7 @@ from graticule.names import known_name
 #: Images of at most so many pixels in all are transformed once and held in memory.
 _IN_MEMORY_PIXELS = 64_000_000
 
-_DATASETS: dict[str, Callable[[Split, Path | None], tuple[Any, DatasetInfo]]] = {
+_OURS: dict[str, Loader] = {
     "digits": lambda split, root: digits(split),
     "fashion_mnist": fashion_mnist,
     "cifar10": partial(cifar, "cifar10"),
@@ -45,9 +46,14 @@ _DATASETS: dict[str, Callable[[Split, Path | None], tuple[Any, DatasetInfo]]] = 
 }
 
 
+if taken := sorted(_OURS.keys() & DATASETS):  # a plugin came first
+    raise ValueError(f"`name` must be new, got {taken[0]!r}, which is a dataset of graticule.")
+DATASETS |= _OURS
+
+
 def list_datasets() -> list[str]:
     """List the names that `dataset` takes."""
-    return list(_DATASETS)
+    return list(DATASETS)
 
 
 def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tuple[Any, DatasetInfo]:
@@ -55,10 +61,11 @@ def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tup
 
     Raises:
         ValueError, FileNotFoundError, ImportError: for an unknown name, or data that are not there or damaged.
+        TypeError: if a registered function returns something else.
     """
-    known_name("dataset", name, _DATASETS)
+    known_name("dataset", name, DATASETS)
     known_name("split", split, ("train", "test"))
-    return _DATASETS[name](split, None if root is None else Path(root))
+    return loaded(name, split, None if root is None else Path(root))
 
 
 def build_mixup(
@@ -122,7 +129,7 @@ class DataModule(L.LightningDataModule):
         super().__init__()
         if drop_last and batch_size % 2:
             raise ValueError(f"`batch_size` must be even where images are mixed in pairs, got {batch_size}.")
-        known_name("dataset", dataset, _DATASETS)
+        known_name("dataset", dataset, DATASETS)
         self.dataset = dataset
         self.root = root
         self.size = size

@@ -1,0 +1,74 @@
+"""Data sets by name: those of the package and those that a plugin registers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from graticule.data.images import DatasetInfo, Split
+from graticule.plugins import register_once
+
+#: From a split and the folder of the data, if one is given, to (image, label) pairs and what is known of them.
+Loader = Callable[[Split, Path | None], tuple[Any, DatasetInfo]]
+F = TypeVar("F", bound=Callable[..., tuple[Any, DatasetInfo]])
+
+DATASETS: dict[str, Loader] = {}
+
+
+def register_dataset(name: str) -> Callable[[F], F]:
+    """Return a decorator that registers a function that loads images, for `--dataset` and `load_dataset`.
+
+    The function takes the split, "train" or "test", and the folder (`--data-root`) or None, and returns the images and
+    a `DatasetInfo`. The images have a length, give (PIL image, label) for an index, and have `labels`, (n,), an array:
+    `ArrayImages` holds arrays, and a subclass of `EncodedImages` decodes files.
+
+    Args:
+        name: the name, an identifier.
+
+    Raises:
+        ValueError: if `name` is no identifier or already taken.
+        TypeError: for what is no function of two arguments.
+
+    Example::
+
+        @graticule.register_dataset("noise")
+        def noise(split, root):
+            images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
+            info = DatasetInfo("noise", ("dark", "light"), 1, (8, 8), (0.5,), (0.3,))
+            return ArrayImages(images, images.mean((1, 2)) > 127), info
+    """
+
+    def add(function: F) -> F:
+        if not inspect.isfunction(function):
+            raise TypeError(f"the dataset {name!r} must be a function that loads a split, got {function!r}.")
+        try:
+            inspect.signature(function).bind("train", None)
+        except TypeError as error:
+            raise TypeError(f"the dataset {name!r} must be a function of split and folder: {error}.") from None
+        known = DATASETS.get(name)
+        if known is not None and not inspect.isfunction(known):
+            raise ValueError(f"`name` must be new, got {name!r}, which is a dataset of graticule.")
+        register_once("dataset", name, function, known)
+        DATASETS[name] = function
+        return function
+
+    return add
+
+
+def loaded(name: str, split: Split, root: Path | None) -> tuple[Any, DatasetInfo]:
+    """Load a split of the data set `name`, and check what a plugin returns.
+
+    Raises:
+        TypeError: naming the data set, if it is not images with labels and a `DatasetInfo`.
+    """
+    found = DATASETS[name](split, root)
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], DatasetInfo)):
+        raise TypeError(f"the dataset {name!r} must return images and a DatasetInfo, got {type(found).__name__}.")
+    if not all(hasattr(found[0], needed) for needed in ("__len__", "__getitem__", "labels")):
+        raise TypeError(
+            f"the dataset {name!r} must return images with a length, indexing and `labels`, got "
+            f"{type(found[0]).__name__}."
+        )
+    return found
