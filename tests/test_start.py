@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import graticule
+from graticule.cli import COMMANDS
 
 
 def run(code: str, **given: str) -> subprocess.CompletedProcess[str]:
@@ -34,9 +35,9 @@ def test_importing_the_package_imports_no_pytorch():
 #: Exit code -> command lines.
 LIGHT = {
     0: ["--help", "--version", "runs runs", "runs --help", "models", "models lm_*"]
-    + [f"{name} --help" for name in ("attention", "compare", "correlations", "demo", "evaluate", "mixing", "models")]
-    + [f"{name} --help" for name in ("pack", "plot", "translation")],
-    1: ["trian", "runs nowhere", "runs --srot name", "plot a --metrik b"],
+    + [f"{name} --help" for name in COMMANDS],
+    1: ["trian", "runs nowhere", "runs --srot name", "plot a --metrik b", "train digts"]
+    + [f"{name} nowhere" for name in ("attention", "correlations", "evaluate", "mixing", "plot", "translation")],
     2: ["", "runs --sort size", "compare digits_quick --choises a"],
 }
 

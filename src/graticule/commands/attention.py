@@ -23,33 +23,33 @@ from graticule.commands.options import (
 
 @dataclass
 class Attention:
-    """Draw the attention maps of chosen layers and heads on one test image, a column a run."""
+    """Draw the attention maps of chosen layers and heads on one test image, one column per run."""
 
     runs: tyro.conf.Positional[list[Path]]
-    """run folders, with as many layers"""
+    """run folders, whose models have the layers"""
     layers: list[int] = dataclasses.field(default_factory=lambda: [2])
     """layers, the first being 1"""
     heads: list[int] = dataclasses.field(default_factory=list)
     """heads, the first being 1 (default: all)"""
     image: int = 0
-    """which test image"""
+    """index of the test image, the first being 0"""
     without_position: bool = False
-    """beside each run, the same weights with position taken away"""
+    """also draw each run with its position information removed"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
     checkpoint: str = "best"
     """best or last"""
     output: Path | None = None
-    """folder for the sheet and the arrays (default: the first run's)"""
+    """folder for the figure and the arrays (default: the first run's)"""
 
 
 def run(arguments: list[str]) -> int:
     """Draw the attention maps of runs."""
     options = parse(Attention, "attention", arguments)
+    runs = open_runs(options.runs, "attention")
     from graticule.analysis import attention_maps, attention_sheet, save_attention, save_figure
     from graticule.tasks import check_sizes
 
-    runs = open_runs(options.runs, "attention")
     check_on_images(runs, "attention")
     if not options.layers or min(options.layers) < 1 or min(options.heads, default=1) < 1:
         raise ValueError(f"`layers` and `heads` must count from 1, got {options.layers} and {options.heads}.")

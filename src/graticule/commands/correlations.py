@@ -7,7 +7,15 @@ from pathlib import Path
 
 import tyro
 
-from graticule.commands.options import output_folder, parse, parse_checkpoint, parse_sizes, print_table, print_written
+from graticule.commands.options import (
+    open_runs,
+    output_folder,
+    parse,
+    parse_checkpoint,
+    parse_sizes,
+    print_table,
+    print_written,
+)
 
 
 @dataclass
@@ -21,26 +29,25 @@ class Correlations:
     checkpoint: str = "best"
     """best or last"""
     untrained: int = 39
-    """untrained models of the same shape that differences between layers are held against; 0 for none"""
+    """number of untrained models of the same shape that the range over layers is tested against; 0 for none"""
     output: Path | None = None
-    """folder for the pictures and the arrays (default: the run's)"""
+    """folder for the figures and the arrays (default: the run's)"""
 
 
 def run(arguments: list[str]) -> int:
-    """Draw what every layer of a run knows of position: of a table, of a relative bias, or of both."""
+    """Draw the position correlations of every layer of a run, the bias of every head, or both."""
     options = parse(Correlations, "correlations", arguments)
+    (run,) = open_runs([options.run], "correlations")
     from graticule.analysis import bias_map_sheet, bias_maps, correlation_sheet, position_correlations, save_figure
     from graticule.encodings import AbsoluteEncoding
-    from graticule.tasks import Run
 
-    run = Run.open(options.run)
     recipe = run.recipe()
     model = run.model(checkpoint=parse_checkpoint(options.checkpoint))
     size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
     folder = output_folder(options.output, run.folder)
     stages = range(len(getattr(model, "depths", (1,))))
-    # all of it before anything is written
+    # everything is computed before anything is written
     biases = {stage: maps for stage in stages if (maps := bias_maps(model, size, stage)) is not None}
     tables = any(isinstance(module, AbsoluteEncoding) for module in model.modules())
     drawn = stages if tables or not biases else ()

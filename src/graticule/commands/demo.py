@@ -21,7 +21,7 @@ class Demo:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the whole chain on embedded digits."""
+    """Train, evaluate and analyze on embedded digits."""
     options = parse(Demo, "demo", arguments)
     from graticule.studies.demo import demo
 

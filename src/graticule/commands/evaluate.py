@@ -49,9 +49,9 @@ class Evaluate:
 def run(arguments: list[str]) -> int:
     """Score runs at several image sizes, or at several lengths of text."""
     options = parse(Evaluate, "evaluate", arguments)
+    runs = open_runs(options.runs, "evaluate")
     from graticule.tasks import TextRecipe
 
-    runs = open_runs(options.runs, "evaluate")
     texts = [run for run in runs if isinstance(run.recipe(), TextRecipe)]
     if texts and len(texts) < len(runs):
         image = next(run for run in runs if run not in texts)

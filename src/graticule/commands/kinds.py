@@ -1,4 +1,4 @@
-"""Which options and commands belong to images, and which to text."""
+"""Options and commands that are for images only, or for text only."""
 
 from __future__ import annotations
 

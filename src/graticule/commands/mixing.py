@@ -24,7 +24,7 @@ from graticule.commands.options import (
 
 @dataclass
 class Mixing:
-    """Draw what the layers of gated MLPs mix: the weights around a token, the bias maps, and their non-locality.
+    """Draw the token mixing of gated MLPs: the weights around a token, the bias maps, and their non-locality.
 
     Where the weights are a dense matrix plus a table of displacements (encoding lrpe_m), both are drawn as well.
     """
@@ -34,22 +34,23 @@ class Mixing:
     layers: list[int] = dataclasses.field(default_factory=list)
     """layers, the first being 1 (default: all, six of them drawn)"""
     groups: list[int] = dataclasses.field(default_factory=list)
-    """groups of channels, the first being 1 (default: eight at even distances)"""
+    """groups of channels, the first being 1 (default: eight, evenly spaced)"""
     query: str | None = None
-    """ROWxCOLUMN of the token within its grid or window, from 0x0 on (default: the centre)"""
+    """ROWxCOLUMN of the token within its grid or window, starting at 0x0 (default: the center)"""
     values: Literal["weights", "logits"] = "weights"
-    """weights, or the logits that their softmax is of"""
+    """weights, or the logits before their softmax"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
     checkpoint: str = "best"
     """best or last"""
     output: Path | None = None
-    """folder for the pictures and the arrays (default: the first run's)"""
+    """folder for the figures and the arrays (default: the first run's)"""
 
 
 def run(arguments: list[str]) -> int:
-    """Draw what the layers of gated MLPs mix."""
+    """Draw the token mixing of gated MLPs."""
     options = parse(Mixing, "mixing", arguments)
+    runs = open_runs(options.runs, "mixing")
     from graticule.analysis import (
         bias_sheet,
         mixing_maps,
@@ -63,7 +64,6 @@ def run(arguments: list[str]) -> int:
     )
     from graticule.tasks import check_sizes
 
-    runs = open_runs(options.runs, "mixing")
     check_on_images(runs, "mixing")
     if min([*options.layers, *options.groups], default=1) < 1:
         raise ValueError(f"`layers` and `groups` must count from 1, got {options.layers} and {options.groups}.")
@@ -111,7 +111,7 @@ def run(arguments: list[str]) -> int:
         print_table(("layer", "tokens", "groups", "distance", "g", "groups in g"), rows)
         name = f"mixing-{number}.npz" if len(maps) > 1 else "mixing.npz"
         written.append(save_mixing(found, folder / name, parts[label]))
-    token = "the centre token" if query is None else f"token {options.query}"
+    token = "the center token" if query is None else f"token {options.query}"
     print(f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local")
     written += [save_figure(figure, folder / name) for name, figure in figures.items()]
     print_written(*written)

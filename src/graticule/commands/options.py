@@ -14,6 +14,7 @@ import tyro
 
 from graticule.checks import printable
 from graticule.commands.help import help_registry
+from graticule.run_folder import RunFolder
 
 
 def parse(kind: Any, name: str, arguments: list[str], **kwargs: Any) -> Any:
@@ -135,14 +136,15 @@ def choose_device(given: str) -> str:
 
 
 def open_runs(folders: Sequence[Path], command: str) -> list[Any]:
-    """Open runs, at least one and all different."""
-    from graticule.tasks import Run
-
+    """Open runs, at least one and all different; a folder that holds none is an error before PyTorch is imported."""
     if not folders:
         raise ValueError(f"`runs` must be one run folder or more, got none; see graticule {command} --help.")
     if len(set(folders)) < len(folders):
         raise ValueError(f"`runs` must differ, got {', '.join(map(str, folders))}.")
-    return [Run.open(folder) for folder in folders]
+    found = [RunFolder.open(folder) for folder in folders]
+    from graticule.tasks import Run
+
+    return [Run(one.folder) for one in found]
 
 
 def run_labels(runs: Sequence[Any]) -> list[str]:

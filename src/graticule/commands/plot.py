@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 @dataclass
 class Plot:
-    """Draw the training of runs in one picture, finished or not, and write its numbers beside it."""
+    """Draw the training of runs, finished or not, in one figure, and write its numbers to a CSV file."""
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
     metric: Literal["val_top1", "val_bpb", "train_loss", "val_loss", "lr"] | None = None
-    """what is drawn (default: what the runs are judged by, val_top1 of images or val_bpb of text)"""
+    """the metric (default: the one that the runs are judged by, val_top1 for images, val_bpb for text)"""
     against: Literal["epoch", "seconds"] = "epoch"
-    """epochs, or the seconds that their training took"""
+    """epochs, or seconds of training"""
     group: bool = False
     """draw runs whose recipes differ only in `seed` as one line, their mean, with a band of one standard deviation"""
     output: Path | None = None
-    """the picture; a CSV of the same name is beside it (default: convergence.png in the first run)"""
+    """PNG file; the CSV has the same name (default: convergence.png in the first run)"""
 
 
 def run(arguments: list[str]) -> int:
-    """Draw the training of runs in one picture."""
+    """Draw the training of runs in one figure."""
     options = parse(Plot, "plot", arguments)
+    runs = open_runs(options.runs, "plot")
     from graticule.analysis import convergence_plot, save_figure
     from graticule.analysis.convergence import MOST_LINES
     from graticule.files import followed, write_text
     from graticule.studies.runs import curve, group_seeds, read_recipe
 
-    runs = open_runs(options.runs, "plot")
     picture = followed(options.output) or runs[0].folder / "convergence.png"
     if picture.suffix != ".png" or picture.stem == "metrics" or picture.is_dir():  # a run keeps its own metrics.csv
         raise ValueError(f"`output` must be a file NAME.png, and NAME not metrics, got {str(picture)!r}.")
@@ -95,7 +95,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _judged_by(runs: Mapping[str, Run]) -> str:
-    """Return the column of what all runs are judged by; of one that does not tell, the others decide."""
+    """Return the column of the metric that all runs are judged by; runs without one are left out."""
     from graticule.metric import TOP1
     from graticule.studies.runs import summarise
 
@@ -107,13 +107,13 @@ def _judged_by(runs: Mapping[str, Run]) -> str:
         judged = " and ".join(f"{metric.column} ({metric.label}) for {name}" for metric, name in found.items())
         raise ValueError(
             "`metric` must be given where runs are judged by different ones, and be one that all have, as val_loss, "
-            f"got {judged}; or draw them apart."
+            f"got {judged}; or draw them separately."
         )
     return next(iter(found), TOP1).column
 
 
 def _read(path: Path, metric: str, against: str) -> Metrics:
-    """Read the metrics of a run, which must have an epoch, `metric` and what it is drawn against."""
+    """Read the metrics of a run, which must have an epoch, `metric` and the column it is drawn against."""
     from graticule.studies.runs import read_metrics
 
     try:
@@ -157,7 +157,7 @@ def _shown(value: float, judge: Metric | None) -> str:
 
 
 def _table(lines: Mapping[str, Sequence[Point]], groups: Mapping[str, Sequence[str]], metric: str) -> str:
-    """Write what is drawn as CSV, a row a point; a cell is empty where there is no number."""
+    """Return the points as CSV, one row each; a cell without a number is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("run", "runs", "epoch", "seconds", metric, "deviation"))

@@ -25,17 +25,19 @@ from graticule.commands.options import (
 
 @dataclass
 class Translation:
-    """Shift test images by whole patches: how far is each layer from shifting its features alike (0), and the logits
-    from not changing? One table per run, and a plot of all."""
+    """Measure how far each layer is from translation equivariance, and the logits from invariance.
+
+    Test images are shifted by whole patches. There is one table per run, and one figure of all runs.
+    """
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
     images: int | None = None
-    """how many test images, at even distances through all (default: 128, or all if there are fewer)"""
+    """number of test images, evenly spaced through all (default: 128, or all if there are fewer)"""
     shifts: list[str] = dataclasses.field(default_factory=lambda: ["1x0", "0x1", "1x1"])
     """DOWNxRIGHT, in patches of the coarsest grid"""
     border: int = 1
-    """tokens less than so many patches from an edge are told apart"""
+    """tokens closer to an edge than this many patches are reported separately"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH, multiples of the coarsest patch (default: the training size)"""
     checkpoint: str = "best"
@@ -43,16 +45,16 @@ class Translation:
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
-    """folder for the numbers and the plot (default: the first run's)"""
+    """folder for the numbers and the figure (default: the first run's)"""
 
 
 def run(arguments: list[str]) -> int:
     """Measure how far every layer of runs is from translation equivariance."""
     options = parse(Translation, "translation", arguments)
+    runs = open_runs(options.runs, "translation")
     from graticule.analysis import save_figure, translation_error, translation_plot, whole_patches
     from graticule.tasks import check_sizes
 
-    runs = open_runs(options.runs, "translation")
     check_on_images(runs, "translation")
     shifts = [_shift(text) for text in options.shifts]
     if options.images is not None and options.images < 2:
@@ -80,7 +82,7 @@ def run(arguments: list[str]) -> int:
         print(f"{one.verdict()}\n")
         name = "translation.npz" if len(runs) == 1 else f"translation-{len(written) + 1}.npz"
         written.append(one.save(folder / name))
-    print("0: the layer is equivariant; 1: the shift makes as much difference as another image; - : no such token")
+    print("0: the layer is equivariant; 1: the shift changes as much as another image does; - : no such token")
     figure = translation_plot(found, "Distance from translation equivariance")
     print_written(*written, save_figure(figure, folder / "translation.png"))
     return 0

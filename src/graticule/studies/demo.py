@@ -1,4 +1,4 @@
-"""The whole chain on embedded digits: two joinings, some seeds, other sizes, correlation sheets, one page."""
+"""Training, evaluation and analysis on embedded digits: two joinings, several seeds, other sizes, one page."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ SIZES = ((20, 20), (28, 28), (40, 40))
 
 
 def demo(folder: str | Path, seeds: Sequence[int] = (0, 1, 2), *, progress: bool = True) -> Path:
-    """Train, evaluate, look and write `report.html` in `folder`; returns its path.
+    """Train, evaluate, analyze and write `report.html` in `folder`; returns its path.
 
-    Started again after an interruption, it goes on where it stood.
+    Started again after an interruption, it resumes where it stopped.
     """
     folder = Path(folder)
     start = time.perf_counter()
@@ -87,8 +87,8 @@ def _report(
         f"{recipe.model} on 5,000 MNIST digits, {recipe.epochs} epochs, seeds {seeds}",
     )
     report.text(
-        "A learnable position embedding w is added once, before the first layer (default), or each layer normalises "
-        "it with a norm of its own and hands it on (LaPE, Yu et al., 2023). Everything else is the same: the images, "
+        "A learnable position embedding w is added once, before the first layer (default), or each layer normalizes "
+        "it with a norm of its own and passes it on (LaPE, Yu et al., 2023). Everything else is the same: the images, "
         "their order, the initial weights of the backbone, the schedule."
     )
     report.heading("Accuracy at the training size")
@@ -126,14 +126,14 @@ def _report(
     )
     report.heading("What every layer knows of position")
     report.text(
-        "Above, the cosine similarity of every pair of places as a layer's attention sees them (Eq. 12); below, that "
-        "of the centre with every place. Locality is the mean distance that a token would look over if it looked "
+        "Top: the cosine similarity of every pair of positions as a layer's attention sees them (Eq. 12); bottom: that "
+        "of the center with every position. Locality is the mean distance that a token would look over if it looked "
         "where the cosine is positive; two-dimensionality is 1 where vertical and horizontal neighbours count alike; "
-        "how much locality differs over the layers is a share of that of a uniform map, and is held against untrained "
+        "the range of locality over the layers is a share of that of a uniform map, and is compared with untrained "
         f"models of the same shape. Seed {comparison.seeds[0]}, last epoch."
     )
     least = min(float(np.nanmin(found.similarity)) for found in sheets.values())
-    for joining, found in sheets.items():  # one colour scale for both
+    for joining, found in sheets.items():  # one color scale for both
         figure = correlation_sheet(found, f"joining {joining}", limits=(min(least, 0.0), 1.0))
         save_figure(figure, folder / f"correlations-{joining}.png")
         report.figure(figure, f"Position correlations, joining {joining}.", f"Correlation sheet of joining {joining}")
@@ -145,13 +145,13 @@ def _report(
         "Locality against layer for both joinings",
     )
     report.heading("What this shows, and what it does not")
-    report.text(f"{recipe.epochs} epochs are few: what is seen here is as much the beginning of training as its end.")
+    report.text(f"{recipe.epochs} epochs are few: this shows the beginning of training as much as its end.")
     report.text(
-        "It shows that the chain works on real images and what the two joinings came to with these seeds. The paper's "
-        "gains are for ImageNet and CIFAR, hundreds of epochs and far larger models; 4,000 training digits and a model "
-        f"of {comparison.parameters[JOININGS[0]]:,} parameters neither confirm nor refute them. The test has few "
-        "seeds: a difference that it does not find may still be there. The scores are those of the last epoch, so that "
-        "no epoch was picked by looking at the test digits. The correlation sheets are of one seed."
+        "It shows that everything works on real images, and the scores of the two joinings with these seeds. "
+        "The paper's gains are for ImageNet and CIFAR, hundreds of epochs and far larger models; 4,000 training digits "
+        f"and a model of {comparison.parameters[JOININGS[0]]:,} parameters neither confirm nor refute them. The test "
+        "has few seeds: a difference that it does not find may still be there. The scores are those of the last epoch, "
+        "so that no epoch was picked by looking at the test digits. The correlation sheets are of one seed."
     )
     report.text(
         f"Made by graticule demo in {seconds:.0f} s on {torch.get_num_threads()} threads with torch "
