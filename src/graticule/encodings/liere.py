@@ -80,7 +80,7 @@ class LieRe(RotaryEncoding):
         row, column = torch.triu_indices(self.block, self.block, 1, device=upper.device).unbind()
         matrix = entries.new_zeros(*entries.shape[:-1], self.block * self.block)
         matrix = matrix.index_copy(-1, row * self.block + column, entries).unflatten(-1, (self.block, self.block))
-        with torch.autocast(upper.device.type, enabled=False):  # which would round the products within
+        with torch.autocast(upper.device.type, enabled=False):  # no product of the series may be rounded
             rotations = torch.linalg.matrix_exp(matrix - matrix.mT)
         if grid.prefix:
             still = torch.eye(self.block, dtype=upper.dtype, device=upper.device)

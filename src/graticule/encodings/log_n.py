@@ -29,8 +29,8 @@ class LogN(Encoding):
     the queries. A bias that does not depend on the queries is not multiplied. In a text the token i sees i + 1 tokens
     and has max(1, ln(i + 1) / ln N_0), so that a short text is the beginning of a long one.
 
-    Reference: Scale Factor of Attention from the Invariance of Entropy (Su, 2021); as used by Overcoming a Theoretical
-    Limitation of Self-Attention (Chiang and Cholak, 2022).
+    Reference: Scale Factor of Attention from the Invariance of Entropy (Su, 2021); the factor log N is that of
+    Overcoming a Theoretical Limitation of Self-Attention (Chiang and Cholak, 2022).
 
     Args:
         grid: the grid that the encoding is built for.
