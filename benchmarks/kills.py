@@ -32,7 +32,7 @@ import torch
 from safetensors.torch import load_file
 
 from graticule.checkpoints import read_checkpoint
-from graticule.tasks import Run
+from graticule.training import Run
 
 COMMON = """
     digits_quick --limit-test 100 --batch-size 20 --warmup-epochs 1 --accelerator cpu --model-kwargs depth=2

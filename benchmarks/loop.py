@@ -27,7 +27,8 @@ import torch
 import torch.nn.functional as F
 from timm.optim import create_optimizer_v2
 
-from graticule.tasks import Classification, Recipe, Run, build_data, build_model
+from graticule.tasks import Classification, Recipe
+from graticule.training import Run, build_data, build_model
 from graticule.training.callbacks import History, Progress
 from graticule.training.checkpoints import Checkpoints
 from graticule.training.loop import build_trainer
@@ -90,7 +91,7 @@ def measure(recipe: Recipe, options: argparse.Namespace) -> list[tuple[float, fl
     with tempfile.TemporaryDirectory() as place:
         run = Run(Path(place))
         data = build_data(recipe)
-        model = build_model(recipe, data.info.num_classes, data.info.channels)
+        model = build_model(recipe, num_classes=data.info.num_classes, channels=data.info.channels)
         turns = Turns(
             bare_loop(copy.deepcopy(model), data, recipe, device, options.bf16, options.compile),
             options.steps,

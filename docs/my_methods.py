@@ -1,4 +1,4 @@
-"""Two encodings, a joining, a backbone and a recipe in one file of your own; docs/extending.md walks through it.
+"""Two encodings, a joining, a backbone, a task and recipes in a file of your own; docs/extending.md walks through it.
 
 graticule train digits_quick --plugin docs/my_methods.py --encoding "fourier(frequencies=16)" --joining decayed
 """
@@ -6,7 +6,9 @@ graticule train digits_quick --plugin docs/my_methods.py --encoding "fourier(fre
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 
 import graticule
 from graticule.backbones import VisionTransformer
+from graticule.data import PADDING, DataModule
+from graticule.tasks import build_backbone
 
 
 @graticule.register_encoding("fourier")
@@ -106,3 +110,74 @@ def fourier_digits(joining: str) -> graticule.Recipe:
         batch_size=50,
         lr=3e-3,
     )
+
+
+@dataclass(frozen=True)
+class SlantRecipe(graticule.TrainingRecipe):
+    """The values of a run that learns the slant of a digit; those of every run are inherited."""
+
+    task: ClassVar[str] = "slant"
+    metric: ClassVar[graticule.Metric] = graticule.Metric("mae", "mean absolute error", "", highest=False, decimals=4)
+
+    model: str = "vit_nano_patch4_28"
+    """backbone, one of `graticule models`"""
+    dataset: str = "digits"
+    """data set of images"""
+    img_size: tuple[int, int] = (28, 28)
+    """height and width of the images in pixels"""
+
+
+def slant(images: Tensor) -> Tensor:
+    """Return the slant of digits (B, C, H, W): columns to the right per row downwards, from the moments of the ink."""
+    ink = (images - images.amin((1, 2, 3), keepdim=True)).sum(1)  # (B, H, W)
+    y, x = (torch.arange(n, device=ink.device, dtype=ink.dtype) for n in ink.shape[1:])
+    ink = ink / ink.sum((1, 2), keepdim=True)
+    y = y[None, :, None] - (ink * y[:, None]).sum((1, 2))[:, None, None]
+    x = x[None, None, :] - (ink * x).sum((1, 2))[:, None, None]
+    return (ink * y * x).sum((1, 2)) / (ink * y * y).sum((1, 2))
+
+
+@graticule.register_task("slant")
+class Slant(graticule.Task[SlantRecipe, DataModule]):
+    """The regression of a digit's slant: a backbone with one output, trained by the squared error."""
+
+    recipe_class = SlantRecipe
+    examples = "images"
+
+    def build_data(self, run: Any = None) -> DataModule:
+        """Build the images; a resumed run has the same ones."""
+        recipe = self.recipe
+        data = DataModule(
+            recipe.dataset,
+            root=recipe.data_root,
+            size=recipe.img_size,
+            batch_size=recipe.batch_size,
+            eval_batch_size=recipe.eval_batch_size,
+            seed=recipe.seed,
+            limit_train=recipe.limit_train,
+            limit_test=recipe.limit_test,
+        )
+        data.setup()
+        return data
+
+    def build_model(self, described: Mapping[str, Any]) -> Any:
+        """Build the backbone with one output."""
+        return build_backbone(self.recipe, num_classes=1, channels=1, img_size=self.recipe.img_size)
+
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the mean squared error."""
+        images, _ = batch
+        return F.mse_loss(model(images)[:, 0], slant(images))
+
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the squared and the absolute error of each image; `score` is the mean of the latter."""
+        images, labels = batch
+        images = images[labels != PADDING]  # what fills up the last batch of several processes
+        error = model(images)[:, 0] - slant(images)
+        return {"loss": error.square(), "mae": error.abs()}
+
+
+@graticule.register_recipe("slant_digits")
+def slant_digits() -> SlantRecipe:
+    """A small ViT that learns the slant of the embedded digits."""
+    return SlantRecipe(encoding="fourier(frequencies=16)", epochs=10, warmup_epochs=1, batch_size=50, lr=3e-3)

@@ -13,7 +13,8 @@ from graticule.backbones import registry
 from graticule.encodings import ENCODINGS
 from graticule.joining import JOININGS
 from graticule.recipe_registry import RECIPES
-from graticule.training import cost
+from graticule.recipes.load import registered_recipes
+from graticule.training import cost, list_tasks
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,9 @@ def _start_alike(monkeypatch):
 @pytest.fixture(scope="module")
 def my_methods():
     """Import the file of docs/extending.md, as --plugin does, for the tests of one module."""
+    registered_recipes()  # those of the package are there before and stay
     ours = [ENCODINGS._classes, JOININGS._classes, registry.MODELS, registry.default_cfgs, RECIPES, plugins._registered]
+    ours.append(list_tasks()._classes)
     timms = [
         *(timm_registry._model_entrypoints, timm_registry._model_to_module, timm_registry._model_default_cfgs),
         *(timm_registry._model_pretrained_cfgs, timm_registry._model_with_tags),

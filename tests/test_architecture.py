@@ -20,7 +20,8 @@ FLOORS = [
     {"layers", "factory", "checkpoints"},
     {"backbones"},
     {"surgery", "data"},
-    {"tasks", "training", "testing"},
+    {"training"},
+    {"tasks", "testing"},
     {"recipes"},
     {"studies"},
     {"commands"},
@@ -43,17 +44,25 @@ PUBLIC = {
     "typed",
     "encodings",
 }
-READERS_OF_ANALYSIS = {"studies", "commands", "cli", "__main__"}
+READERS_OF_ANALYSIS = {"tasks", "studies", "commands", "cli", "__main__"}
 
 
 def room_of(module):
     """The room of a dotted name: graticule.encodings.absolute -> encodings."""
-    room = module.split(".")[1] if "." in module else module
-    return "tasks" if room == "training" else room  # the two import from each other until a Task is an interface
+    return module.split(".")[1] if "." in module else module
 
 
-def imports_of(source, module, is_package=False):
-    """Dotted names that the text of `module` imports from graticule, wherever in it, relative ones resolved."""
+def module_of(path):
+    """The dotted name of a file."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(["graticule", *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def imports_of(source, module, is_package=False, submodules=False):
+    """Dotted names that the text of `module` imports from graticule, wherever in it, relative ones resolved.
+
+    With `submodules`, the imported name is part of the dotted name.
+    """
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -65,7 +74,10 @@ def imports_of(source, module, is_package=False):
                 base = ".".join([*parents, *([base] if base else [])])
             rooms = {path.stem for path in SOURCE.iterdir()}
             # `from graticule import grid` is an import of the room, `from graticule import Grid` one of the package
-            found |= {f"{base}.{a.name}" if base == "graticule" and a.name in rooms else base for a in node.names}
+            found |= {
+                f"{base}.{a.name}" if submodules or (base == "graticule" and a.name in rooms) else base
+                for a in node.names
+            }
     return {name for name in found if name.split(".")[0] == "graticule"}
 
 
@@ -85,16 +97,54 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_down(path):
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    is_package = parts[-1] == "__init__"
-    module = ".".join(["graticule", *(parts[:-1] if is_package else parts)])
-    targets = {room_of(name) for name in imports_of(path.read_text(), module, is_package)}
+    module = module_of(path)
+    targets = {room_of(name) for name in imports_of(path.read_text(), module, path.stem == "__init__")}
     unknown = (targets | {room_of(module)}) - FLOOR.keys() - {"analysis"}
     assert not unknown, f"no floor for {unknown}"
     if module != "graticule":
         assert not [why for why in (complaint(room_of(module), target) for target in sorted(targets)) if why]
     else:
         assert all(FLOOR[target] < FLOOR["graticule"] for target in targets)
+
+
+def file_of(name, modules):
+    """The module of the package that an imported name is of: itself, or the one that defines it."""
+    return name if name in modules else name.rpartition(".")[0]
+
+
+def cycle(graph):
+    """The modules of a cycle in `graph`, module -> the modules that it imports; [] if there is none."""
+    done, path = set(), []
+
+    def visit(module):
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        path.append(module)
+        found = next((found for target in sorted(graph.get(module, ())) if (found := visit(target))), [])
+        path.pop()
+        done.add(module)
+        return found
+
+    return next((found for module in sorted(graph) if (found := visit(module))), [])
+
+
+def test_imports_between_files_are_acyclic_late_ones_counted_as_well():
+    modules = {module_of(path): path for path in FILES}
+    graph = {}
+    for module, path in modules.items():
+        names = set()
+        for name in imports_of(path.read_text(), module, path.stem == "__init__", submodules=True):
+            names.add(file_of(name, modules))
+        # a package's `__init__` re-exports its own modules, which may import each other but not the package
+        graph[module] = names - {module}
+    assert not cycle(graph), " -> ".join(cycle(graph))
+
+
+def test_a_cycle_is_found():
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 def test_every_room_of_the_ground_floors_is_there():
@@ -133,8 +183,9 @@ def test_imports_are_found_however_they_are_written(text, found):
         ("checkpoints", "backbones"),
         ("layers", "checkpoints"),
         ("tasks", "graticule"),
-        ("surgery", "tasks"),
-        ("tasks", "analysis"),
+        ("surgery", "training"),
+        ("training", "analysis"),
+        ("training", "tasks"),
         ("analysis", "tasks"),
         ("analysis", "surgery"),
         ("studies", "commands"),

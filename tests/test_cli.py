@@ -13,7 +13,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from commands import run_command
-from graticule.tasks import Recipe, Run, train
+from graticule.tasks import Recipe
+from graticule.training import Run, train
 
 
 @pytest.fixture(scope="module")

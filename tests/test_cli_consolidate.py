@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from commands import run_command
 from graticule.checkpoints import read_checkpoint
 from graticule.data.digits import digits
-from graticule.tasks import Recipe, Run, build_model, train
+from graticule.tasks import Recipe
+from graticule.training import Run, build_model, train
 from graticule.training.devices import load_weights
 
 
@@ -48,7 +49,7 @@ def test_one_file_has_what_an_evaluation_of_the_checkpoint_reads(capsys, trained
     elif trained.last.is_file():  # the moving average
         kept = read_checkpoint(trained.last)["state_dict"]
         assert all(torch.equal(value, kept[f"model.{name}"]) for name, value in ours.items())
-    loaded = load_weights(build_model(trained.recipe(), 10, 1), path).eval()
+    loaded = load_weights(build_model(trained.recipe(), num_classes=10, channels=1), path).eval()
     images = torch.randn(2, 1, 28, 28)
     assert torch.equal(loaded(images), trained.model(checkpoint=checkpoint)(images))
 

@@ -17,7 +17,8 @@ import torch
 import graticule
 from commands import run_command
 from graticule.data import BytePairTokenizer
-from graticule.tasks import Recipe, Run, train
+from graticule.tasks import Recipe, tokenizer_of
+from graticule.training import Run, train
 from text_commands import CONTEXT, short_recipe, spoiled_after_first_epoch, write_text_folder
 
 #: On standard error, behind the text.
@@ -50,7 +51,7 @@ def pairs(tmp_path_factory) -> Run:
 
 def continued(run: Run, prompt: str, new_tokens: int, model=None, **options) -> str:
     """What the library makes of a prompt, up to the end of the document."""
-    tokenizer = run.tokenizer()
+    tokenizer = tokenizer_of(run)
     begin = torch.as_tensor(tokenizer.encode(prompt) if prompt else [tokenizer.end])
     options = {"generator": torch.Generator().manual_seed(0), **options}
     found = [int(token) for token in graticule.generate(model or run.model(), begin[None], new_tokens, **options)]
@@ -161,12 +162,12 @@ def test_bytes_that_are_no_character_are_shown_as_such_also_at_the_end(capsys, m
     tokens = [0x61, 0xFF, 0xC3, 0x62, 0xE2, 0x82]
     give_tokens(monkeypatch, tokens)
     code, out, _ = run_command(capsys, "generate", computed.folder, "--output", tmp_path / "text.txt")
-    assert code == 0 and out == computed.tokenizer().decode(tokens) == "a\ufffd\ufffdb\ufffd"
+    assert code == 0 and out == tokenizer_of(computed).decode(tokens) == "a\ufffd\ufffdb\ufffd"
     assert (tmp_path / "text.txt").read_text(encoding="utf-8") == out
 
 
 def test_it_stops_where_the_document_ends_and_shows_nothing_for_it(capsys, monkeypatch, computed):
-    end = computed.tokenizer().end
+    end = tokenizer_of(computed).end
     give_tokens(monkeypatch, [0x61, end, 0x62])
     code, out, err = run_command(capsys, "generate", computed.folder)
     assert code == 0 and out == "a"
@@ -392,7 +393,7 @@ def test_a_run_that_cannot_write_is_named(capsys, tmp_path, computed):
     assert code == 1 and "nowhere" in err and "is not there" in err
     images = tmp_path / "images"
     images.mkdir()
-    described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1}
+    described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
     (images / "recipe.json").write_text(json.dumps(described))
     code, _, err = run_command(capsys, "generate", images)
     assert code == 1 and "`run` must be one on text" in err and str(images) in err

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from commands import run_command
-from graticule.tasks import Recipe, Run, TextRecipe, train
+from graticule.tasks import Recipe, TextRecipe
+from graticule.training import Run, train
 from text_commands import spoiled_after_first_epoch
 
 #: 4 windows of 16 held-out tokens.
@@ -89,11 +90,17 @@ def test_the_difference_is_told_where_the_training_length_is_not_asked_for(capsy
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["TEXT", "--sizes", 28], "`sizes` must be left out with text, got 28; --lengths is for text, --sizes and"),
-        (["TEXT", "--windows", 4, 4], "`windows` must be left out with text, got 4 4; --lengths is for text"),
-        (["IMAGES", "--lengths", 8, 16], "`lengths` must be left out with images, got 8 16; --lengths is for text"),
-        (["TEXT", "IMAGES", "--lengths", 8], "`runs` must be all on images or all on text, got"),
-        (["IMAGES", "TEXT"], "evaluate them apart, with --sizes and with --lengths"),
+        (
+            ["TEXT", "--sizes", 28],
+            "`sizes` must be left out with the task language, which has --lengths",
+        ),
+        (
+            ["TEXT", "--windows", 4, 4],
+            "`windows` must be left out with the task language",
+        ),
+        (["IMAGES", "--lengths", 8, 16], "`lengths` must be left out with the task classification"),
+        (["TEXT", "IMAGES", "--lengths", 8], "`runs` must be all of one task, got"),
+        (["IMAGES", "TEXT"], "of language: evaluate them separately"),
         (["TEXT", "--lengths", 16, 65], "`lengths` must be at most 64, the tokens of the held-out text"),
         (["TEXT", "--lengths", 0], "`lengths` must be whole numbers of at least 1, got 0"),
         (["TEXT", "--lengths", 8, 8], "`lengths` must be different lengths, at least one, got [8, 8]"),
@@ -137,8 +144,16 @@ def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "arguments", "said"),
     [
-        ("pydoc_quick", ["--sizes", 20], "`sizes` must be left out with text, got 20; --lengths is for text, --sizes"),
-        ("digits_quick", ["--lengths", 64], "`lengths` must be left out with images, got 64; --lengths is for text"),
+        (
+            "pydoc_quick",
+            ["--sizes", 20],
+            "`sizes` must be left out with the task language",
+        ),
+        (
+            "digits_quick",
+            ["--lengths", 64],
+            "`lengths` must be left out with the task classification",
+        ),
         ("pydoc_quick", ["--lengths", 5121], "`lengths` must be at most 5120, the tokens of the held-out text"),
         ("pydoc_quick", ["--lengths", 16, 16], "`lengths` must be different lengths, at least one, got [16, 16]"),
         ("pydoc_quick", ["--lenghts", 16], "did you mean --lengths"),

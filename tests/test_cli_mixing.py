@@ -15,7 +15,8 @@ from commands import run_command
 from graticule.analysis import mixing_maps, mixing_parts
 from graticule.cli import main
 from graticule.data.digits import digits
-from graticule.tasks import Recipe, Run, evaluate, set_windows
+from graticule.tasks import Recipe, evaluate, set_windows
+from graticule.training import Run
 
 
 def trained(folder: Path, *arguments: str) -> Run:
@@ -299,7 +300,7 @@ def test_windows_that_cannot_be_are_refused_before_any_image_is_read(
     capsys, tmp_path, runs, monkeypatch, arguments, said
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("graticule.tasks.evaluate", lambda *_, **__: pytest.fail("it began to work"))
+    monkeypatch.setattr("graticule.tasks.image_scores.evaluate", lambda *_, **__: pytest.fail("it began to work"))
     assert_refused(capsys, tmp_path, runs, arguments, said)
 
 

@@ -12,7 +12,8 @@ import pytest
 from commands import run_command
 from graticule.files import followed, locked, write_json, write_text
 from graticule.recipes import load_recipe
-from graticule.tasks import Recipe, Run, train
+from graticule.tasks import Classification, Recipe
+from graticule.training import Run, train
 
 
 def short(**options) -> Recipe:
@@ -81,22 +82,20 @@ def test_a_link_within_a_run_is_followed(run):
 
 
 def test_a_run_that_ends_in_the_folder_while_data_are_built_is_not_taken_for_this_one(tmp_path, monkeypatch):
-    from graticule.training import loop
+    build, folder = Classification.build_data, tmp_path / "run"
 
-    build, folder = loop.build_data, tmp_path / "run"
-
-    def meanwhile(recipe):
-        monkeypatch.setattr("graticule.training.loop.build_data", build)
+    def meanwhile(task, run=None):
+        monkeypatch.setattr(Classification, "build_data", build)
         train(short(seed=1), folder, progress=False)
-        return build(recipe)
+        return build(task, run)
 
-    monkeypatch.setattr("graticule.training.loop.build_data", meanwhile)
+    monkeypatch.setattr(Classification, "build_data", meanwhile)
     with pytest.raises(FileExistsError, match="must not hold a run already"):
         train(short(), folder, progress=False)
     assert Run(folder).recipe().seed == 1
 
     folder = tmp_path / "resumed"
-    monkeypatch.setattr("graticule.training.loop.build_data", meanwhile)
+    monkeypatch.setattr(Classification, "build_data", meanwhile)
     with pytest.raises(ValueError, match="`seed` would change"):
         train(short(), folder, resume=True, progress=False)
 

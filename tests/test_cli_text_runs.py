@@ -13,7 +13,8 @@ from commands import run_command
 from graticule.analysis import Correlations
 from graticule.data import BytePairTokenizer
 from graticule.grid import Grid
-from graticule.tasks import Recipe, Run, build_model, train
+from graticule.tasks import Recipe
+from graticule.training import Run, build_model, train
 from graticule.training.checkpoints import saved_checkpoints
 from graticule.training.devices import load_weights
 from text_commands import short_recipe, spoiled_after_first_epoch, write_text_folder
@@ -44,14 +45,14 @@ def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, tr
     code, out, _ = run_command(capsys, "consolidate", trained.folder, "--checkpoint", checkpoint, "--output", path)
     tokens = torch.randint(257, (2, 9))
     saved = saved_checkpoints(trained.checkpoints)  # one an epoch
-    models = [load_weights(build_model(trained.recipe(), 257), one).eval() for one in saved]
+    models = [load_weights(build_model(trained.recipe(), num_classes=257), one).eval() for one in saved]
     assert len(models) == 2 and not torch.equal(models[0](tokens), models[1](tokens))
     model = models[epoch]
     assert code == 0 and str(path) in out and str(saved[epoch]) in out
     assert f"{sum(p.numel() for p in model.parameters()):,} numbers" in out  # the tied weights once
     ours, theirs = load_file(path), model.state_dict()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    loaded = load_weights(build_model(trained.recipe(), 257), path).eval()
+    loaded = load_weights(build_model(trained.recipe(), num_classes=257), path).eval()
     assert torch.equal(loaded(tokens), model(tokens))
 
 
@@ -72,7 +73,7 @@ def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, t
     for said in ("`runs` must be on images", str(trained.folder), "evaluate RUN --lengths", "generate RUN"):
         assert said in err
     (tmp_path / "images").mkdir()  # also behind one on images
-    described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1}
+    described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
     (tmp_path / "images" / "recipe.json").write_text(json.dumps(described))
     code, out, err = run_command(capsys, command, tmp_path / "images", trained.folder)
     assert code == 1 and "must be on images" in err and str(trained.folder) in err

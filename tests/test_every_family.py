@@ -43,8 +43,8 @@ from graticule.checkpoints import load_position, read_checkpoint, save_weights
 from graticule.encodings import Learnable, MixingEncoding
 from graticule.layers.gating import mix_tokens
 from graticule.studies.matrix import SMALL, build
-from graticule.tasks import Recipe, TextRecipe, build_model, read_recipe, set_windows
-from graticule.training import cost
+from graticule.tasks import Recipe, TextRecipe, set_windows
+from graticule.training import build_model, cost, read_recipe
 from tiny import count, draw, having
 
 GATED = ("gMLP", "PosMLP")
@@ -622,13 +622,13 @@ def test_a_module_that_is_no_backbone_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "sizes"),
+    ("recipe", "num_classes"),
     [
-        (Recipe(model="vit_nano_patch4_28", encoding="learnable(std=0.5)"), (10, 1)),
-        (TextRecipe(model="lm_nano", encoding="learnable(std=0.5)"), (65, 1)),
+        (Recipe(model="vit_nano_patch4_28", encoding="learnable(std=0.5)"), 10),
+        (TextRecipe(model="lm_nano", encoding="learnable(std=0.5)"), 65),
     ],
 )
-def test_a_recipe_passes_the_standard_deviation_of_the_table_on(recipe, sizes):
-    assert tables(build_model(recipe, *sizes))[0].std().item() == pytest.approx(0.5, rel=0.1)
+def test_a_recipe_passes_the_standard_deviation_of_the_table_on(recipe, num_classes):
+    assert tables(build_model(recipe, num_classes=num_classes))[0].std().item() == pytest.approx(0.5, rel=0.1)
     assert recipe.differences(dataclasses.replace(recipe, encoding="learnable")) == ["encoding"]
     assert read_recipe(recipe.to_dict()) == recipe

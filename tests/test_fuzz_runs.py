@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fuzz import JSON, edited, fuzzed, outcome, tree
 from graticule.studies.runs import read_metrics, summarise
-from graticule.tasks import Recipe, Run, TextRecipe, read_recipe
+from graticule.tasks import Recipe, TextRecipe, class_names
+from graticule.training import Run, read_recipe
 from graticule.training.checkpoints import best_checkpoint
 from graticule.training.devices import read_rest
 from graticule.typed import Count, check_value
@@ -143,7 +144,7 @@ def test_what_a_checkpoint_says_beside_weights_is_of_its_types_or_named(tmp_path
 
 def test_an_unedited_run_is_read(folder):
     run = Run(folder)
-    assert run.recipe() == Recipe() and run.result() == RESULT and run.class_names == ("cat", "dog")
+    assert run.recipe() == Recipe() and run.result() == RESULT and class_names(run) == ("cat", "dog")
     assert read_metrics(run.metrics_file)["val_top1"] == [12.5, 20.0]
     assert best_checkpoint(run.checkpoints) == run.checkpoints / "step-000000003.ckpt"
     with pytest.raises(ValueError, match="x: it must be a valid integer, got 'a'"):

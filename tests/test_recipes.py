@@ -27,8 +27,10 @@ from graticule.encodings import Ggqpe, Glrpe, Gqpe, Lrpe, LrpeM, MixingPosition,
 from graticule.factory import list_decompositions
 from graticule.recipe_registry import RECIPES
 from graticule.recipes import list_recipes, load_recipe
-from graticule.tasks import Classification, Mixing, Recipe, TextRecipe, build_model, evaluate, read_recipe, train
+from graticule.tasks import Classification, Mixing, Recipe, TextRecipe, evaluate
 from graticule.tasks.distillation import Distillation
+from graticule.training import build_model, read_recipe, train
+from graticule.training.module import TrainingModule
 
 FIGURES = yaml.safe_load((Path(__file__).parent / "parity" / "golden" / "figures.yaml").read_text())
 TABLE = FIGURES["lape_first_version"]["settings_table7"]
@@ -71,7 +73,7 @@ def _digits_are_unpacked_once():
 def model_of(recipe, classes=1000):
     """Build the model of a recipe without its numbers."""
     with torch.device("meta"):
-        return build_model(recipe, classes, 3)
+        return build_model(recipe, num_classes=classes, channels=3)
 
 
 def stages(model):
@@ -82,7 +84,7 @@ def stages(model):
 def columns(recipe):
     """Name the values of a recipe as the papers' tables do, read from the model, optimizer and schedule as built."""
     model = model_of(recipe)
-    configured = Classification(model, recipe, SimpleNamespace(steps=10), None).configure_optimizers()
+    configured = TrainingModule(Classification(recipe), model, SimpleNamespace(steps=10)).configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     magnitude, spread, _ = re.fullmatch(r"rand-m(.+)-mstd(.+)-inc(1)", recipe.augmentation.rand_augment).groups()
     return {
@@ -216,7 +218,7 @@ def test_what_section_5_2_leaves_out_is_deits():
 def released_settings(recipe, gpus=4):
     """Name the values of a recipe as the released configuration does."""
     model = model_of(recipe)
-    configured = Classification(model, recipe, SimpleNamespace(steps=10), None).configure_optimizers()
+    configured = TrainingModule(Classification(recipe), model, SimpleNamespace(steps=10)).configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     block = model.block(3, 1)
     dropped = {block.mlp_channels.drop2.p, model.head_drop.p}
@@ -335,7 +337,7 @@ def test_a_small_gated_mlp_trains_with_every_mixing_encoding(tmp_path, name, enc
         losses = [float(row[key]) for row in csv.DictReader(file) for key in ("train_loss", "val_loss")]
     assert len(losses) == 4 and all(map(math.isfinite, losses))
     torch.manual_seed(recipe.seed)
-    untrained = build_model(recipe, 10, 1)
+    untrained = build_model(recipe, num_classes=10, channels=1)
     assert untrained.state_dict().keys() == model.state_dict().keys()
     assert not [key for key, p in untrained.named_parameters() if torch.equal(p, model.get_parameter(key))]
     (score,) = evaluate(model, run.data(), [(24, 40)], progress=False)
@@ -502,18 +504,18 @@ def test_what_a_recipe_names_in_its_docstring_exists():
     assert "swin_small_patch4_window7_224\n    --drop-path-rate 0.3" in swin  # Swin-S's own
 
 
-def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names(monkeypatch):
+def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names():
     recipe = Recipe(mixing=Mixing(mixup=0.8, off_epoch=2), label_smoothing=0.1)
     mixup = build_mixup(mixup=0.8, cutmix=0.0, prob=1.0, switch_prob=0.5, label_smoothing=0.1, num_classes=4)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
     model.num_classes = 4
-    task = Classification(model, recipe, SimpleNamespace(steps=1), mixup)
+    task = Classification(recipe)
+    task.mixup = mixup
     images, labels = torch.randn(6, 3, 2, 2), torch.arange(6) % 4
     plain = F.cross_entropy(model(images), labels, label_smoothing=0.1)
     for epoch, mixed in ((0, True), (1, True), (2, False), (3, False), (309, False)):
-        monkeypatch.setattr(Classification, "current_epoch", epoch)
-        loss, count = task.loss((images.clone(), labels))
-        assert count == 6 and torch.allclose(loss, plain, rtol=0, atol=1e-6) is not mixed
+        loss = task.loss(model, (images.clone(), labels), epoch)
+        assert torch.allclose(loss, plain, rtol=0, atol=1e-6) is not mixed
     with pytest.raises(ValueError, match=r"`mixing.off_epoch` must be at least 0, got -1"):
         Mixing(off_epoch=-1)
 

@@ -10,7 +10,8 @@ import pytest
 from torch import nn
 
 from graticule.recipes import load_recipe
-from graticule.tasks import LanguageModeling, TextRecipe
+from graticule.tasks import TextRecipe
+from graticule.training.module import TrainingModule
 
 #: Tokens that position information is held for.
 CONTEXT = 32
@@ -28,15 +29,15 @@ def spoiled_after_first_epoch() -> Iterator[None]:
 
     Scores are measured as ever, so that the best weights and the last are told apart by what they score, too.
     """
-    begin = LanguageModeling.on_train_epoch_start
+    begin = TrainingModule.on_train_epoch_start
 
-    def spoil(task: LanguageModeling) -> None:
-        begin(task)
-        if task.current_epoch:
-            nn.init.normal_(task.model.embed.weight)
+    def spoil(module: TrainingModule) -> None:
+        begin(module)
+        if module.current_epoch:
+            nn.init.normal_(module.model.embed.weight)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LanguageModeling, "on_train_epoch_start", spoil)
+        patch.setattr(TrainingModule, "on_train_epoch_start", spoil)
         yield
 
 

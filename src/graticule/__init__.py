@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from graticule.grid import Grid
     from graticule.joining import Joining, register_joining
     from graticule.layer_position import LayerPosition
+    from graticule.metric import Metric
     from graticule.plugins import load_plugin
     from graticule.recipe_registry import register_recipe
     from graticule.specs import Spec
     from graticule.surgery import fold, unfold
-    from graticule.tasks import Distillation, Mixing, Recipe, Run, TextRecipe
+    from graticule.tasks import Distillation, Mixing, Recipe, TextRecipe
+    from graticule.training import Run, Task, TrainingRecipe, register_task, train
 
 __version__ = "0.1.0"
 
@@ -50,14 +52,17 @@ _HOMES = {
     "Grid": "grid",
     "Joining": "joining",
     "LayerPosition": "layer_position",
+    "Metric": "metric",
     "Mixing": "tasks",
     "PatchBias": "encodings",
     "PositionBuilder": "encodings",
     "Recipe": "tasks",
     "RotaryEncoding": "encodings",
-    "Run": "tasks",
+    "Run": "training",
     "Spec": "specs",
+    "Task": "training",
     "TextRecipe": "tasks",
+    "TrainingRecipe": "training",
     "Transfer": "checkpoints",
     "build_position": "factory",
     "create_language_model": "backbones",
@@ -77,6 +82,8 @@ _HOMES = {
     "register_encoding": "encodings",
     "register_joining": "joining",
     "register_recipe": "recipe_registry",
+    "register_task": "training",
+    "train": "training",
     "transfer": "checkpoints",
     "unfold": "surgery",
 }
@@ -90,6 +97,7 @@ __all__ = [
     "Grid",
     "Joining",
     "LayerPosition",
+    "Metric",
     "Mixing",
     "PatchBias",
     "PositionBuilder",
@@ -97,7 +105,9 @@ __all__ = [
     "RotaryEncoding",
     "Run",
     "Spec",
+    "Task",
     "TextRecipe",
+    "TrainingRecipe",
     "Transfer",
     "build_position",
     "create_language_model",
@@ -117,6 +127,8 @@ __all__ = [
     "register_encoding",
     "register_joining",
     "register_recipe",
+    "register_task",
+    "train",
     "transfer",
     "unfold",
 ]

@@ -9,7 +9,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -185,3 +185,17 @@ def _words(kind: Any) -> list[str]:
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string"}
+
+
+def parse_sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, int]]:
+    """Read sizes of images, SIDE or HEIGHTxWIDTH in pixels, as (height, width)."""
+    sizes = []
+    for text in given:
+        sides = text.lower().split("x")
+        if len(sides) > 2 or not all(side.isdecimal() and len(side) < 6 and int(side) for side in sides):
+            raise ValueError(
+                f"`{name}` must be sides in pixels, below 100,000, or HEIGHTxWIDTH, as 224 or 320x224, got "
+                f"{text[:40]!r}."
+            )
+        sizes.append((int(sides[0]), int(sides[-1])))
+    return sizes

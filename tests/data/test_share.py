@@ -12,7 +12,8 @@ from image_files import write_folder
 from graticule.data import DataModule
 from graticule.data.digits import digits
 from graticule.data.images import class_share
-from graticule.tasks import Recipe, build_data
+from graticule.tasks import Recipe
+from graticule.training import build_data
 
 #: 3, 2 and 7 images of classes 0, 1 and 2, in no order.
 LABELS = [2, 0, 1, 2, 2, 0, 2, 1, 2, 0, 2, 2]

@@ -13,7 +13,9 @@ import graticule
 from graticule.data import DatasetInfo
 from graticule.tasks import Recipe
 from graticule.tasks.classification import Classification
-from graticule.tasks.distillation import Distillation, Teacher
+from graticule.tasks.distillation import Distillation
+from graticule.tasks.teacher import Teacher
+from graticule.training.module import TrainingModule
 
 GOLDEN = Path(__file__).parent / "golden"
 CLASSES = 6
@@ -53,7 +55,7 @@ def rates(epochs: int, **options: Any) -> torch.Tensor:
     batches: Any = SimpleNamespace(steps=1)
     model = torch.nn.Linear(2, 2)
     model.num_classes = 2
-    configured = Classification(model, recipe, batches, None).configure_optimizers()
+    configured = TrainingModule(Classification(recipe), model, batches).configure_optimizers()
     scheduler, optimizer = configured["lr_scheduler"]["scheduler"], configured["optimizer"]
     found = []
     for step in range(epochs + recipe.cooldown_epochs + 1):

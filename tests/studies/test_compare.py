@@ -15,7 +15,8 @@ from graticule.studies import Comparison, compare, plan, planned_rows, train_par
 from graticule.studies.comparison import format_seconds, supported_decimals
 from graticule.studies.comparison_files import latex_of
 from graticule.studies.significance import holm, paired_p
-from graticule.tasks import Recipe, Run, build_model, train
+from graticule.tasks import Recipe
+from graticule.training import Run, build_model, train
 
 
 def small(**kwargs) -> Recipe:
@@ -75,7 +76,7 @@ def test_default_and_lape_start_from_the_same_weights_with_the_same_seed():
     models = []
     for joining in ("default", "lape"):
         torch.manual_seed(3)
-        models.append(build_model(small(joining=joining), 10, 1))
+        models.append(build_model(small(joining=joining), num_classes=10, channels=1))
     default, lape = (dict(model.named_parameters()) for model in models)
     assert default.keys() < lape.keys()
     assert all(torch.equal(default[name], lape[name]) for name in default)

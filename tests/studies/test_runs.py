@@ -11,7 +11,8 @@ import pytest
 from graticule.files import locked
 from graticule.metric import BITS_PER_BYTE, TOP1
 from graticule.studies.runs import Point, curve, find_runs, group_seeds, read_metrics, read_recipe, summarise
-from graticule.tasks import Recipe, Run, TextRecipe
+from graticule.tasks import Recipe, TextRecipe
+from graticule.training import Run
 
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 

@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 
 from graticule.checkpoints import read_checkpoint
 from graticule.data import Augmentation
-from graticule.tasks import Classification, Mixing, Preempted, Recipe, Run, train
+from graticule.tasks import Mixing, Recipe
+from graticule.training import Preempted, Run, train
+from graticule.training.module import TrainingModule
 
 #: All that draws random numbers or keeps state of its own.
 RICH: dict[str, Any] = {
@@ -36,7 +38,7 @@ def short(**options: Any) -> Recipe:
 
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Any, method: str = "training_step") -> None:
     """Call `action` once, where `method` of the task is called with so many steps behind it."""
-    inner, done = getattr(Classification, method), []
+    inner, done = getattr(TrainingModule, method), []
 
     def outer(self: Any, *arguments: Any) -> Any:
         if self.global_step == step and not done:
@@ -44,7 +46,7 @@ def at_step(patch: pytest.MonkeyPatch, step: int, action: Any, method: str = "tr
             action()
         return inner(self, *arguments)
 
-    patch.setattr(Classification, method, outer)
+    patch.setattr(TrainingModule, method, outer)
 
 
 def signal_itself(number: int = signal.SIGTERM) -> None:

@@ -13,7 +13,7 @@ from short_runs import assert_same_end, at_step, copied, rows, short, stopped
 from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.metric import TOP1
-from graticule.tasks import Run, train
+from graticule.training import Run, train
 from graticule.training.checkpoints import Checkpoints, best_checkpoint, remove_leftovers, saved_checkpoints
 
 
@@ -137,12 +137,12 @@ def test_a_checkpoint_that_is_cut_is_named_and_so_are_the_older_ones(tmp_path, c
     assert main(["train", "--resume", str(run.folder)]) == 1
     said = capsys.readouterr().err
     assert "step-000000005.ckpt" in said and "truncated" in said
-    assert "remove it to go on from an older one, step-000000004.ckpt" in said
+    assert "remove it to resume from an older one, step-000000004.ckpt" in said
     assert "also step-000000003.ckpt, step-000000002.ckpt" in said and "Traceback" not in said
     run.last.unlink()
     train(short(), run.folder, resume=True, progress=False)
     assert_same_end(run, whole)
-    assert "goes on behind step 4" in run.log_file.read_text()
+    assert "resumed after step 4" in run.log_file.read_text()
 
 
 def test_where_the_only_checkpoint_is_cut_it_says_so(tmp_path):

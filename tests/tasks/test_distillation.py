@@ -16,8 +16,10 @@ from torch import nn
 from graticule.checkpoints import read_checkpoint
 from graticule.data import DatasetInfo, build_mixup
 from graticule.data.digits import INFO, digits
-from graticule.tasks import Classification, Mixing, Recipe, build_data, build_model, train
-from graticule.tasks.distillation import Distillation, Teacher, build_teacher
+from graticule.tasks import Classification, Mixing, Recipe
+from graticule.tasks.distillation import Distillation
+from graticule.tasks.teacher import Teacher, build_teacher
+from graticule.training import build_model, train
 
 COLOURS = DatasetInfo("colours", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 COLOURS_OF_TEN = DatasetInfo("colours", tuple("abcdefghij"), 3, None, COLOURS.mean, COLOURS.std)
@@ -230,7 +232,7 @@ def test_an_epoch_leaves_the_teacher_as_it_was_and_out_of_the_checkpoint(tmp_pat
         kept.append(build_teacher(*arguments))
         return kept[-1]
 
-    monkeypatch.setattr("graticule.training.loop.build_teacher", build)
+    monkeypatch.setattr("graticule.tasks.teacher.build_teacher", build)
     distillation = Distillation(teacher="test_resnet", teacher_checkpoint=convnet)
     run = train(small(distillation=distillation, **options), tmp_path / "run", progress=False)
     before, after = read_checkpoint(convnet)["model"], kept[0].model.state_dict()
@@ -255,7 +257,7 @@ def test_the_head_of_the_distillation_token_learns_from_the_teacher_alone(tmp_pa
     recipe = small(**STUDENTS["distillation token"], distillation=options)
     weights = load_file(train(recipe, tmp_path / "run", progress=False).weights)
     torch.manual_seed(recipe.seed)
-    fresh = build_model(recipe, 10, 1).state_dict()
+    fresh = build_model(recipe, num_classes=10, channels=1).state_dict()
     assert torch.equal(weights["head_dist.bias"], fresh["head_dist.bias"])  # it does not decay
     assert not torch.equal(weights["head.bias"], fresh["head.bias"])
 
@@ -266,9 +268,8 @@ def test_the_head_of_the_distillation_token_learns_from_the_teacher_alone(tmp_pa
 def gradients(student: str, options: Distillation, labels: torch.Tensor, mixed: bool = False) -> dict:
     """The gradients of one step of a student, whose teacher says 'the brighter, the higher' of ten classes."""
     recipe = small(**STUDENTS[student], distillation=options)
-    data = build_data(recipe)
     torch.manual_seed(0)
-    model = build_model(recipe, 10, 1)
+    model = build_model(recipe, num_classes=10, channels=1)
 
     class Bright(nn.Module):
         def forward(self, images):
@@ -280,12 +281,14 @@ def gradients(student: str, options: Distillation, labels: torch.Tensor, mixed: 
         if mixed
         else None
     )
-    task = Classification(model, recipe, data.train_order(), mixup, teacher).train()
-    task.on_fit_start()
+    task = Classification(recipe)
+    task.teacher, task.mixup = teacher, mixup
+    if hasattr(model, "set_distilled_training"):
+        model.set_distilled_training(True)
     torch.manual_seed(1)
     images = torch.randn(8, 1, 28, 28)
     np.random.seed(0)
-    task.training_step((images, labels), 0).backward()
+    task.loss(model.train(), (images, labels), 0).backward()
     return {name: p.grad for name, p in model.named_parameters()}
 
 
@@ -353,7 +356,7 @@ def test_a_named_model_is_what_timm_makes_of_its_weights(convnet, tmp_path):
 
 
 def test_a_named_model_of_ours_reads_safetensors(tmp_path):
-    model = build_model(Recipe(), 10, 1).eval()
+    model = build_model(Recipe(), num_classes=10, channels=1).eval()
     save_file(model.state_dict(), tmp_path / "ours.safetensors")
     options = Distillation(teacher="vit_nano_patch4_28", teacher_checkpoint=tmp_path / "ours.safetensors")
     teacher = build_teacher(options, INFO, (28, 28))

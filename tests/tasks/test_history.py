@@ -11,7 +11,7 @@ import torch
 from short_runs import RICH, at_step, rows, short, stopped
 
 from graticule.data.digits import digits
-from graticule.tasks import Run, train
+from graticule.training import Run, train
 from graticule.training.callbacks import History, Progress, memory
 
 DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)")
@@ -60,10 +60,10 @@ def test_the_log_says_where_it_was_stopped_by_what_and_where_it_goes_on(resumed)
     assert [line.partition(":")[0] for line in said(resumed)] == [
         "starts on 1 device, cpu",
         "stopped by Preempted",
-        "goes on behind step 2 on 1 device, cpu",
+        "resumed after step 2 on 1 device, cpu",
         "epoch 1 of 2",
         "stopped by Preempted",
-        "goes on behind step 5 on 1 device, cpu",
+        "resumed after step 5 on 1 device, cpu",
         "epoch 2 of 2",
     ]
 

@@ -23,7 +23,8 @@ from graticule.data import Augmentation
 from graticule.data.digits import digits
 from graticule.data.pack import pack
 from graticule.files import locked
-from graticule.tasks import Recipe, Run, train
+from graticule.tasks import Recipe
+from graticule.training import Run, task_of, train
 from graticule.training.loop import build_trainer
 
 # of Python from 3.12 on, about the processes that load images
@@ -151,12 +152,14 @@ def test_what_is_wrong_in_the_file_of_a_recipe_is_named(tmp_path, capsys, within
 #: Trains with two processes that load images, so slowly that it does not end.
 SLOW = """
 import json, sys, time
-from graticule.tasks import Classification, Recipe, train
-step = Classification.training_step
+from graticule.tasks import Recipe
+from graticule.training.module import TrainingModule
+from graticule.training import train
+step = TrainingModule.training_step
 def slow(self, *arguments):
     time.sleep(1)
     return step(self, *arguments)
-Classification.training_step = slow
+TrainingModule.training_step = slow
 train(Recipe.from_dict(json.loads(sys.argv[1])), sys.argv[2], progress=False)
 """
 
@@ -339,4 +342,4 @@ def test_several_machines_that_nobody_started_are_refused_and_not_waited_for(tmp
         train(short(nodes=2), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert build_trainer(short(nodes=2), Run(tmp_path / "run"), []).world_size == 2
+    assert build_trainer(task_of(short(nodes=2)), Run(tmp_path / "run"), []).world_size == 2

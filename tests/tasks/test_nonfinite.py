@@ -14,8 +14,9 @@ from graticule.checkpoints import read_checkpoint
 from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.data.sampling import TensorImages
-from graticule.tasks import Classification, Preempted, Recipe, Run, build_data, train
-from graticule.training.module import _MOST_SKIPPED
+from graticule.tasks import Recipe
+from graticule.training import Preempted, Run, build_data, train
+from graticule.training.module import _MOST_SKIPPED, TrainingModule
 
 #: A backbone with BatchNorm, whose statistics a bad image would spoil.
 NORMS = {"encoding": "peg(layers=2)", "global_pool": "avg"}
@@ -94,7 +95,7 @@ def test_a_step_that_is_left_out_changes_nothing_but_the_place_in_the_schedule(
     recipe = short(nonfinite="skip", clip_grad=1.0, **NORMS, **options)
     spoil(images_of(recipe, 0, 1, 0 if part == "first" else recipe.accumulate - 1)[0])
     states, rates = {}, []
-    before, after = Classification.on_train_batch_start, Classification.lr_scheduler_step
+    before, after = TrainingModule.on_train_batch_start, TrainingModule.lr_scheduler_step
 
     def state(task):
         optimizer = task.trainer.optimizers[0]
@@ -115,8 +116,8 @@ def test_a_step_that_is_left_out_changes_nothing_but_the_place_in_the_schedule(
         states.setdefault(f"behind {self.global_step}", state(self))
         after(self, *arguments)
 
-    monkeypatch.setattr(Classification, "on_train_batch_start", starting)
-    monkeypatch.setattr(Classification, "lr_scheduler_step", stepping)
+    monkeypatch.setattr(TrainingModule, "on_train_batch_start", starting)
+    monkeypatch.setattr(TrainingModule, "lr_scheduler_step", stepping)
     run = train(recipe, tmp_path / "run", progress=False)
     assert any(name.endswith("running_mean") for name in states[1])
     assert_same(states[1], states[2])
@@ -151,14 +152,13 @@ def test_steps_left_out_are_counted_over_a_resume_and_said_in_the_end(tmp_path, 
 def test_too_many_in_a_row_stop_even_if_it_was_resumed_between(tmp_path, monkeypatch, options):
     monkeypatch.setattr("graticule.training.module._MOST_SKIPPED", 4)
     recipe, run = short(nonfinite="skip", checkpoint_steps=1, **options), Run(tmp_path / "run")
-    step = Classification.forward
+    step = TrainingModule.training_step
 
-    def bad(self, images):  # in the first part of every step from the second on
-        logits = step(self, images)
-        first = self.trainer.fit_loop.epoch_loop.batch_idx % recipe.accumulate == 0
-        return logits * torch.nan if self.training and self.global_step and first else logits
+    def bad(self, batch, batch_idx):  # in the first micro-batch of every step from the second on
+        first = batch_idx % recipe.accumulate == 0
+        return step(self, [batch[0] * torch.nan, batch[1]] if self.global_step and first else batch, batch_idx)
 
-    monkeypatch.setattr(Classification, "forward", bad)
+    monkeypatch.setattr(TrainingModule, "training_step", bad)
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 3, signal_itself)
         with pytest.raises(Preempted):
@@ -192,13 +192,12 @@ def test_shared_out_parameters_are_left_alone_too(tmp_path, monkeypatch, spoil, 
 BAD = SCRIPT.replace(
     "if __name__",
     "import torch\n"
-    "from graticule.tasks import Classification\n"
-    "forward = Classification.forward\n"
-    "def bad(self, images):\n"
-    "    logits = forward(self, images)\n"
-    "    hit = self.training and self.global_rank == 1 and self.global_step % 3 == 1\n"
-    "    return logits * torch.nan if hit else logits\n"
-    "Classification.forward = bad\n"
+    "from graticule.training.module import TrainingModule\n"
+    "step = TrainingModule.training_step\n"
+    "def bad(self, batch, batch_idx):\n"
+    "    hit = self.global_rank == 1 and self.global_step % 3 == 1\n"
+    "    return step(self, [batch[0] * torch.nan, batch[1]] if hit else batch, batch_idx)\n"
+    "TrainingModule.training_step = bad\n"
     "if __name__",
 )
 

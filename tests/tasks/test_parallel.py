@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from graticule.checkpoints import read_checkpoint
-from graticule.tasks import Recipe, Run, train
+from graticule.tasks import Recipe
+from graticule.training import Run, train
 from graticule.training.devices import check_shards, read_shards
 
 #: Plain gradient descent in float64, so that a sum in another order stays as small as it is; 3 steps an epoch, the
@@ -32,7 +33,8 @@ SHARED_OUT = {"strategy": "fsdp", "checkpoint_steps": 2, "keep": 2} | FLOAT32
 #: A process starts itself again for every further device, so it must be a script.
 SCRIPT = """
 import json, sys
-from graticule.tasks import Recipe, train
+from graticule.tasks import Recipe
+from graticule.training import train
 if __name__ == "__main__":
     train(Recipe.from_dict(json.loads(sys.argv[1])), sys.argv[2], resume=True, progress=False)
 """
@@ -104,13 +106,13 @@ def test_a_shared_out_run_that_was_interrupted_goes_on(tmp_path, alone_in_float3
     stop = SCRIPT.replace(
         "if __name__",
         "import os, signal\n"
-        "from graticule.tasks.classification import Classification\n"
-        "step = Classification.training_step\n"
+        "from graticule.training.module import TrainingModule\n"
+        "step = TrainingModule.training_step\n"
         "def stopping(self, batch, batch_idx):\n"
         "    if self.current_epoch == 1 and batch_idx == 1 and self.global_rank == 1:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return step(self, batch, batch_idx)\n"
-        "Classification.training_step = stopping\n"
+        "TrainingModule.training_step = stopping\n"
         "if __name__",
     )
     folder = tmp_path / "run"
@@ -120,7 +122,7 @@ def test_a_shared_out_run_that_was_interrupted_goes_on(tmp_path, alone_in_float3
     assert process.returncode != 0 and "Preempted" in errors and not run.finished
     assert run.last is not None and run.last.name == "step-000000005.ckpt"  # the first epoch's 3, and 2
     assert_equal_runs(together(folder, **SHARED_OUT), alone_in_float32, atol=1e-6)
-    assert "goes on behind step 5" in run.log_file.read_text()
+    assert "resumed after step 5" in run.log_file.read_text()
 
 
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, alone):

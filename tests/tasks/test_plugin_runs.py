@@ -14,7 +14,7 @@ from commands import run_command
 from graticule import plugins
 from graticule.cli import main
 from graticule.encodings import ENCODINGS
-from graticule.tasks import Run, train
+from graticule.training import Run, train
 
 FILE = Path(__file__).parents[2] / "docs" / "my_methods.py"
 

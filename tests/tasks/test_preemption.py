@@ -13,8 +13,9 @@ from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
 from graticule.cli import main
 from graticule.data.digits import digits
-from graticule.tasks import Classification, Interrupted, Preempted, Run, train
+from graticule.training import Interrupted, Preempted, Run, train
 from graticule.training.checkpoints import saved_checkpoints
+from graticule.training.module import TrainingModule
 
 #: All that draws random numbers or keeps state of its own: two epochs of three steps, in two parts each.
 TYPED = """
@@ -56,10 +57,10 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_goes_on_
     command = ["train", *TYPED.split(), "--workers", "2", "--output", str(folder), "--auto-resume"]
     # each step takes so long that the signal comes within one, while both workers wait or load
     slow = (
-        "import sys, time\nfrom graticule.cli import main\nfrom graticule.tasks import Classification\n"
-        "step = Classification.training_step\n"
+        "import sys, time\nfrom graticule.cli import main\nfrom graticule.training.module import TrainingModule\n"
+        "step = TrainingModule.training_step\n"
         "def slow(self, *arguments):\n    time.sleep(0.4)\n    return step(self, *arguments)\n"
-        "Classification.training_step = slow\nsys.exit(main(sys.argv[1:]))\n"
+        "TrainingModule.training_step = slow\nsys.exit(main(sys.argv[1:]))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", slow, *command], start_new_session=True, stderr=subprocess.PIPE, text=True
@@ -78,7 +79,7 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_goes_on_
     saved = steps(run)[0]
     assert "stopped by Preempted" in run.log_file.read_text()
     assert main(command) == 0
-    assert f"goes on behind step {saved}" in run.log_file.read_text()
+    assert f"resumed after step {saved}" in run.log_file.read_text()
     assert_same_end(run, rich)
 
 
@@ -93,7 +94,7 @@ def test_the_step_under_way_is_ended_and_saved(tmp_path, capsys, monkeypatch, ri
     assert steps(run)[-1] == 5 and not run.finished
     assert capsys.readouterr().err.count("saved and stopped on a signal") == 1
     assert main(command) == 0
-    assert "goes on behind step 5" in run.log_file.read_text()
+    assert "resumed after step 5" in run.log_file.read_text()
     assert_same_end(run, rich)
 
 
@@ -143,13 +144,14 @@ def test_two_signals_in_a_row_are_one(tmp_path, monkeypatch):
     assert steps(Run(tmp_path / "run")) == [2]
 
 
-@pytest.mark.parametrize("at", ["build_data", "build_model", "write_json"])
+@pytest.mark.parametrize("at", ["Classification.build_data", "Classification.build_model", "write_json"])
 def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tmp_path, monkeypatch, capsys, at):
     def signalled(*arguments):
         signal_itself()
         raise AssertionError("it goes on")
 
-    monkeypatch.setattr(f"graticule.training.loop.{at}", signalled)
+    room = "tasks.classification" if at.startswith("Classification") else "training.loop"
+    monkeypatch.setattr(f"graticule.{room}.{at}", signalled)
     command = ["train", *TYPED.split(), "--output", str(tmp_path / "run"), "--auto-resume"]
     assert main(command) == 75
     assert not Run(tmp_path / "run").recipe_file.exists()
@@ -158,7 +160,7 @@ def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tm
 
 
 def test_while_the_trainer_is_set_up_the_run_stops_at_once_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(Classification, "configure_optimizers", lambda self: signal_itself())
+    monkeypatch.setattr(TrainingModule, "configure_optimizers", lambda self: signal_itself())
     with pytest.raises(Preempted):
         train(short(), tmp_path / "run", progress=False)
     monkeypatch.undo()

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from graticule.checkpoints import read_checkpoint
-from graticule.tasks import Interrupted, Recipe, Run, train
+from graticule.tasks import Recipe
+from graticule.training import Interrupted, Run, train
 
 # Everything that draws random numbers or keeps state of its own is on.
 OPTIONS = """

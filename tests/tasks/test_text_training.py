@@ -14,9 +14,11 @@ from short_runs import assert_same_end, rows
 
 from graticule.checkpoints import read_checkpoint
 from graticule.data import PADDING, BytePairTokenizer, TextModule
-from graticule.tasks import LanguageModeling, Preempted, Recipe, Run, TextRecipe, build_data, build_model, train
-from graticule.tasks.build import read_recipe
-from graticule.tasks.language import token_nats
+from graticule.tasks import LanguageModeling, Recipe, TextRecipe, tokenizer_of
+from graticule.tasks.text_scores import token_nats
+from graticule.training import Preempted, Run, build_data, build_model, read_recipe, train
+from graticule.training.module import TrainingModule
+from graticule.training.validation import held_out
 
 #: Two epochs of three steps, the last of them not full; a number of held-out windows that two does not divide.
 SHORT = {
@@ -35,8 +37,8 @@ PLAIN = SHORT | {"optimizer": "sgd", "lr": 0.05, "precision": "64-true"}
 RICH = SHORT | {"drop_rate": 0.1, "drop_path_rate": 0.1, "ema_decay": 0.8, "warmup_epochs": 1, "accumulate": 2}
 SCRIPT = """
 import json, sys
-from graticule.tasks import train
-from graticule.tasks.build import read_recipe
+from graticule.training import train
+from graticule.training import read_recipe
 if __name__ == "__main__":
     train(read_recipe(json.loads(sys.argv[1])), sys.argv[2], resume=True, progress=False)
 """
@@ -59,12 +61,9 @@ def naive_bits(model, data: TextModule) -> float:
 
 
 @torch.inference_mode()
-def validated(task: LanguageModeling, data: TextModule) -> float:
+def validated(recipe: TextRecipe, model, data: TextModule) -> float:
     """Bits per byte as an epoch has them."""
-    task.on_validation_epoch_start()
-    for number, batch in enumerate(data.val_dataloader()):
-        task.validation_step(batch, number)
-    return task.score(float(task._held_out))
+    return held_out(LanguageModeling(recipe), model, data, progress=False)[0]
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +84,12 @@ def test_bits_per_byte_are_those_of_a_naive_pass_over_the_held_out_text(tmp_path
 def test_an_untrained_model_without_weights_pays_log2_of_the_vocabulary_for_every_token():
     recipe = short()
     data = build_data(recipe)
-    model = build_model(recipe, data.info.num_classes)
+    model = build_model(recipe, num_classes=data.info.num_classes)
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
-    task = LanguageModeling(model, recipe, data.train_order(), data.num_bytes("test"))
-    assert validated(task, data) == pytest.approx(math.log2(257), abs=1e-5)  # with bytes, a token is a byte
-    loss, windows = task.loss(next(iter(data.train_dataloader())))
-    assert windows == 20 and loss.item() == pytest.approx(math.log(257), abs=1e-5)
+    assert validated(recipe, model, data) == pytest.approx(math.log2(257), abs=1e-5)  # with bytes, a token is a byte
+    loss = LanguageModeling(recipe).loss(model, next(iter(data.train_dataloader())), 0)
+    assert loss.item() == pytest.approx(math.log(257), abs=1e-5)
 
 
 def test_the_loss_is_the_mean_of_minus_the_log_of_the_next_tokens_chance():
@@ -108,14 +106,14 @@ def test_the_loss_is_the_mean_of_minus_the_log_of_the_next_tokens_chance():
 def test_a_score_begins_again():
     recipe = short()
     data = build_data(recipe)
-    task = LanguageModeling(build_model(recipe, 257), recipe, data.train_order(), data.num_bytes("test"))
-    found = [validated(task, data) for _ in range(2)]
+    model = build_model(recipe, num_classes=257).eval()
+    found = [validated(recipe, model, data) for _ in range(2)]
     assert found[0] == found[1] > 5
 
 
 def test_what_is_learned_is_kept_where_it_is_the_best_and_lower_is_better(tmp_path, monkeypatch):
     scores = iter([3.0, 2.0, 2.5])
-    monkeypatch.setattr(LanguageModeling, "score", lambda self, total: next(scores))
+    monkeypatch.setattr(LanguageModeling, "score", lambda self, sums, count: next(scores))
     run = train(short(epochs=3, keep=3), tmp_path / "run", progress=False)
     assert run.best is not None and run.best.name == "step-000000006.ckpt"
     assert (run.result()["best_bpb"], run.result()["best_epoch"], run.result()["last_bpb"]) == (2.0, 2, 2.5)
@@ -125,9 +123,7 @@ def test_what_is_learned_is_kept_where_it_is_the_best_and_lower_is_better(tmp_pa
 
 
 def test_speed_is_in_tokens():
-    recipe = short()
-    order = build_data(recipe).train_order()
-    assert LanguageModeling(build_model(recipe, 257), recipe, order, 1).rate == ("tok/s", 20 * 16)
+    assert LanguageModeling(short()).rate == ("tok/s", 20 * 16)
 
 
 def test_the_bar_shows_bits_per_byte(tmp_path, capsys):
@@ -137,13 +133,13 @@ def test_the_bar_shows_bits_per_byte(tmp_path, capsys):
 
 
 def test_a_run_whose_scores_are_no_numbers_has_no_best(tmp_path, monkeypatch):
-    inner = LanguageModeling.validation_step
+    inner = TrainingModule.validation_step
 
     def spoilt(self, batch, batch_idx):
         self.model.norm.weight.data[0] = math.nan
         inner(self, batch, batch_idx)
 
-    monkeypatch.setattr(LanguageModeling, "validation_step", spoilt)
+    monkeypatch.setattr(TrainingModule, "validation_step", spoilt)
     with pytest.raises(ValueError, match="no epoch has a finite val_bpb"):
         train(short(epochs=1), tmp_path / "run", progress=False)
     run = Run(tmp_path / "run")
@@ -172,7 +168,7 @@ def test_training_makes_the_held_out_text_cheaper(tmp_path):
 
 def stopped(recipe: TextRecipe, folder, step: int) -> Run:
     """Train until a signal comes in the step behind `step`."""
-    inner = LanguageModeling.training_step
+    inner = TrainingModule.training_step
 
     def stopping(self, batch, batch_idx):
         if self.global_step == step:
@@ -183,7 +179,7 @@ def stopped(recipe: TextRecipe, folder, step: int) -> Run:
         return inner(self, batch, batch_idx)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LanguageModeling, "training_step", stopping)
+        patch.setattr(TrainingModule, "training_step", stopping)
         with pytest.raises(Preempted):
             train(recipe, folder, progress=False)
     return Run.open(folder)
@@ -270,9 +266,8 @@ def test_a_loss_that_is_not_finite_names_the_windows(tmp_path, monkeypatch):
 def test_every_parameter_is_trained(tmp_path):
     recipe = short(encoding="learnable+relative_bias")
     data = build_data(recipe)
-    model = build_model(recipe, data.info.num_classes)
-    task = LanguageModeling(model, recipe, data.train_order(), data.num_bytes("test"))
-    task.loss(next(iter(data.train_dataloader())))[0].backward()
+    model = build_model(recipe, num_classes=data.info.num_classes)
+    LanguageModeling(recipe).loss(model, next(iter(data.train_dataloader())), 0).backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
 
 
@@ -283,8 +278,8 @@ def test_a_recipe_comes_back_from_json_as_the_kind_it_was():
     for recipe in (short(data_root="texts", model_kwargs=("depth=2",)), Recipe(seed=3)):
         again = read_recipe(json.loads(json.dumps(recipe.to_dict())))
         assert type(again) is type(recipe) and again.to_dict() == recipe.to_dict()
-    old = Recipe(seed=3).to_dict()
-    assert old.pop("task") == "classification" and read_recipe(old) == Recipe(seed=3)
+    with pytest.raises(ValueError, match="`task` must be given"):
+        read_recipe({"seed": 3})
     with pytest.raises(ValueError, match="`task` must be one of classification, language; got 'langauge'"):
         read_recipe({"task": "langauge"})
     with pytest.raises(ValueError, match="img_size"):
@@ -331,7 +326,7 @@ def test_a_run_of_another_task_is_not_gone_on_with(tmp_path):
 
 def test_arguments_of_the_model_reach_it():
     recipe = short(model_kwargs=("depth=2", "qkv_bias=false"), tied=False, drop_rate=0.3)
-    model = build_model(recipe, 300)
+    model = build_model(recipe, num_classes=300)
     assert len(model.blocks) == 2 and model.blocks[0].attn.qkv.bias is None and model.head.weight.shape == (300, 64)
     assert model.context == 16 and model.pos_drop.p == 0.3
 
@@ -358,7 +353,7 @@ def byte_pairs(texts, **options) -> TextRecipe:
 def test_a_learned_vocabulary_stays_with_the_run(tmp_path, texts):
     run = train(byte_pairs(texts), tmp_path / "run", progress=False)
     own = BytePairTokenizer.load(run.tokenizer_file)
-    assert own.fingerprint == run.tokenizer().fingerprint and own.vocab_size == 280 == run.model().vocab_size
+    assert own.fingerprint == tokenizer_of(run).fingerprint and own.vocab_size == 280 == run.model().vocab_size
     assert run.result()["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
     (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 300)
     assert run.data().info.vocabulary == own.fingerprint  # what is there now is read with what was learned then
@@ -368,7 +363,7 @@ def test_a_run_goes_on_with_the_vocabulary_that_it_learned(tmp_path, texts):
     run = stopped(byte_pairs(texts), tmp_path / "run", step=2)
     (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 400)
     again = train(run.recipe(), run.folder, resume=True, progress=False)
-    assert again.tokenizer().fingerprint == run.tokenizer().fingerprint
+    assert tokenizer_of(again).fingerprint == tokenizer_of(run).fingerprint
     # the tokens of another vocabulary, of as many, would cost another number of bits
     assert again.result()["last_bpb"] == pytest.approx(naive_bits(again.model(checkpoint="last"), again.data()), 1e-5)
 
@@ -382,7 +377,7 @@ def test_the_vocabulary_of_another_run_is_refused(tmp_path, texts):
         run.data()
     run.tokenizer_file.unlink()
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
-        run.tokenizer()
+        tokenizer_of(run)
 
 
 def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vocabulary(tmp_path, texts, capsys):
@@ -414,13 +409,13 @@ def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
         train(byte_pairs(texts, start_from=first.folder), tmp_path / "second", progress=False)
     options = {"tokenizer": str(first.tokenizer_file), "vocab_size": None, "start_from": first.folder}
     second = train(byte_pairs(texts, **options), tmp_path / "second", progress=False)
-    assert second.tokenizer().fingerprint == first.tokenizer().fingerprint
+    assert tokenizer_of(second).fingerprint == tokenizer_of(first).fingerprint
 
 
 def test_a_run_on_images_has_no_tokenizer(tmp_path):
     run = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "run", progress=False)
     with pytest.raises(ValueError, match="`run` must be one on text"):
-        run.tokenizer()
+        tokenizer_of(run)
 
 
 def test_text_of_no_window_is_refused(tmp_path, texts):

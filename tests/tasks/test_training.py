@@ -7,7 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from graticule.checkpoints import read_checkpoint
-from graticule.tasks import Classification, Recipe, build_data, build_model, train
+from graticule.tasks import Classification, Recipe
+from graticule.training import build_data, build_model, train
+from graticule.training.module import TrainingModule
 
 
 def small(**kwargs) -> Recipe:
@@ -15,13 +17,13 @@ def small(**kwargs) -> Recipe:
     return Recipe(**options | kwargs)
 
 
-def task_of(recipe: Recipe) -> Classification:
-    return Classification(build_model(recipe, 10, 1), recipe, build_data(recipe).train_order(), None)
+def module_of(recipe: Recipe) -> TrainingModule:
+    return TrainingModule(Classification(recipe), build_model(recipe, num_classes=10), build_data(recipe).train_order())
 
 
 def rates(recipe: Recipe, steps: int) -> list[float]:
     """The learning rate at every step, as the optimiser has it."""
-    configured = task_of(recipe).configure_optimizers()
+    configured = module_of(recipe).configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     found = []
     for step in range(steps):
@@ -39,7 +41,7 @@ def test_the_rate_warms_up_in_a_line_falls_as_a_cosine_and_rests_at_its_least():
 
 
 def test_what_says_where_tokens_are_does_not_decay_and_matrices_do():
-    task = task_of(small(joining="lape", weight_decay=0.3))
+    task = module_of(small(joining="lape", weight_decay=0.3))
     optimizer = task.configure_optimizers()["optimizer"]
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in task.model.named_parameters():
@@ -58,7 +60,7 @@ def test_every_optimiser_of_the_recipes_learns(tmp_path, optimizer):
 def test_a_fixed_table_stays_as_it_is(tmp_path):
     run = train(small(encoding="sinusoidal_2d", joining="lape"), tmp_path, progress=False)
     torch.manual_seed(0)
-    fresh = build_model(run.recipe(), 10, 1)
+    fresh = build_model(run.recipe(), num_classes=10, channels=1)
     name = "position.encodings.0.pos_embed"
     assert torch.equal(load_file(run.weights)[name], fresh.get_parameter(name))
 

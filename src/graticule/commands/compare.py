@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from graticule.commands.kinds import check_kind
+from graticule.commands.kinds import check_task_options
 from graticule.commands.options import (
     choose_device,
     output_folder,
@@ -72,9 +72,10 @@ def run(arguments: list[str]) -> int:
     base = load_recipe(options.recipe)  # first, so that an unknown name costs no import of PyTorch
 
     from graticule.studies import compare, lengths, plan, planned_rows, resolutions, train_part
-    from graticule.tasks import Interrupted, TextRecipe, build_data, build_model, check_lengths, check_sizes, data_sizes
+    from graticule.tasks import check_lengths, check_sizes
+    from graticule.training import Interrupted, build_model, task_of
 
-    check_kind(isinstance(base, TextRecipe), lengths=options.lengths, sizes=options.sizes)
+    check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)
     sizes = parse_sizes(options.sizes)
     base = base.quick() if options.quick else base
     choices = {}
@@ -87,10 +88,11 @@ def run(arguments: list[str]) -> int:
             raise ValueError(f"`choices` must differ, got {choice!r} twice.")
         choices[choice] = overridden(base, flags, "compare --choices")
     for recipe in choices.values() if sizes else ():  # before any training
-        check_sizes(build_model(recipe, 10, 1), sizes)
+        check_sizes(build_model(recipe, num_classes=10), sizes)
     for recipe in choices.values() if options.lengths else ():
-        data = build_data(recipe)
-        check_lengths(build_model(recipe, *data_sizes(data)), options.lengths, data)
+        task = task_of(recipe)
+        data = task.build_data()
+        check_lengths(task.build_model(task.describe(data)), options.lengths, data)
     default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}"
     folder = output_folder(options.output, Path("runs") / default)
     if options.list_runs:

@@ -13,10 +13,10 @@ from graticule.commands.options import parse, parse_checkpoint
 
 @dataclass
 class Consolidate:
-    """Put the weights of a run's checkpoint into one safetensors file, as an evaluation reads them.
+    """Write the weights of a run's checkpoint to one safetensors file, as evaluation reads them.
 
-    Where the run was shared out over several devices (strategy fsdp), its checkpoints are folders of shares; where it
-    has a moving average, that is what is written. A run need not be finished.
+    The checkpoints of a sharded run (strategy fsdp) are folders with a file per process; of a run with a moving
+    average, the average is written. A run need not be finished.
     """
 
     run: tyro.conf.Positional[Path]
@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
     checkpoint = parse_checkpoint(options.checkpoint)
     from graticule.checkpoints import save_weights
     from graticule.files import followed
-    from graticule.tasks import Run
+    from graticule.training import Run
 
     trained = Run.open(options.run)
     path = followed(options.output) or trained.folder / f"weights-{checkpoint}.safetensors"

@@ -9,14 +9,13 @@ from typing import Any
 
 import tyro
 
-from graticule.commands.kinds import check_kind
+from graticule.commands.kinds import check_task_options
 from graticule.commands.options import (
     choose_device,
     open_runs,
     output_folder,
     parse,
     parse_checkpoint,
-    parse_sizes,
     print_table,
     print_written,
     run_labels,
@@ -25,19 +24,13 @@ from graticule.commands.options import (
 
 @dataclass
 class Evaluate:
-    """Accuracy of runs at several image sizes, or bits per byte of runs on text at several lengths.
+    """Scores of runs on the held-out data: image classifiers at several sizes, language models at several lengths.
 
-    One table, and a plot with what is lost against the size or length of the training.
+    One table, and a plot of the difference from the size or length of the training.
     """
 
     runs: tyro.conf.Positional[list[Path]]
-    """run folders, all on images or all on text"""
-    sizes: list[str] = dataclasses.field(default_factory=list)
-    """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
-    windows: list[int] = dataclasses.field(default_factory=list)
-    """of images: side of the windows of every stage of a PosMLP, in patches (default: those of the run)"""
-    lengths: list[int] = dataclasses.field(default_factory=list)
-    """of text: tokens that the held-out text is cut into (default: the training length)"""
+    """run folders, all of one task"""
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
@@ -47,123 +40,76 @@ class Evaluate:
 
 
 def run(arguments: list[str]) -> int:
-    """Score runs at several image sizes, or at several lengths of text."""
-    options = parse(Evaluate, "evaluate", arguments)
+    """Score runs on the held-out data, as their task says."""
+    options = parse(_with_task_options(), "evaluate", arguments)
     runs = open_runs(options.runs, "evaluate")
-    from graticule.tasks import TextRecipe
+    from graticule.files import write_json
+    from graticule.training import Evaluated, list_tasks
 
-    texts = [run for run in runs if isinstance(run.recipe(), TextRecipe)]
-    if texts and len(texts) < len(runs):
-        image = next(run for run in runs if run not in texts)
+    checkpoint = parse_checkpoint(options.checkpoint)
+    tasks = [run.task() for run in runs]
+    name = tasks[0].recipe.task
+    if others := [run for run, task in zip(runs, tasks, strict=True) if task.recipe.task != name]:
         raise ValueError(
-            f"`runs` must be all on images or all on text, got {image.folder}, which is on images, and "
-            f"{texts[0].folder}, which is on text: evaluate them apart, with --sizes and with --lengths."
+            f"`runs` must be all of one task, got {runs[0].folder}, which is of {name}, and {others[0].folder}, which "
+            f"is of {others[0].recipe().task}: evaluate them separately."
         )
-    check_kind(bool(texts), lengths=options.lengths, sizes=options.sizes, windows=options.windows)
-    options.device = choose_device(options.device)
-    evaluate = _evaluate_texts if texts else _evaluate_images
-    table, picture = evaluate(options, runs, output_folder(options.output, runs[0].folder))
-    print_written(table, picture)
+    kind = list_tasks()[name].evaluation
+    common = {field.name for field in dataclasses.fields(Evaluate)}
+    given = {field.name: field for field in dataclasses.fields(options) if field.name not in common}
+    changed = {key: getattr(options, key) for key in given}
+    check_task_options(name, **{key: value for key, value in changed.items() if value != _default(given[key])})
+    evaluation = kind(**{field.name: changed[field.name] for field in dataclasses.fields(kind)})
+    device = choose_device(options.device)
+    folder = output_folder(options.output, runs[0].folder)
+    loaded = []
+    for run, task in zip(runs, tasks, strict=True):  # every mistake is found before the first example is read
+        data = run.data()
+        model = run.model(data, checkpoint)
+        evaluation.check(task, model, data)
+        loaded.append((run, task, model, data))
+    evaluated = [
+        Evaluated(
+            label,
+            str(run.folder),
+            task.recipe,
+            evaluation.scores(task, model, data, device=device),
+            run.result()[f"{checkpoint}_{task.metric.key}"] if run.finished else None,
+        )
+        for label, (run, task, model, data) in zip(run_labels(runs), loaded, strict=True)
+    ]
+    table = evaluation.table(tasks[0].metric, evaluated)
+    print_table(table.columns, table.rows)
+    for note in table.notes:
+        print(note)
+    written = [write_json(folder / "evaluation.json", list(table.records))]
+    figure = evaluation.figure(evaluated)
+    if figure is not None:
+        from graticule.analysis import save_figure
+
+        written.append(save_figure(figure, folder / "evaluation.png"))
+    print_written(*written)
     return 0
 
 
-def _evaluate_images(options: Evaluate, runs: list[Any], folder: Path) -> tuple[Path, Path]:
-    from graticule.analysis import resolution_plot, save_figure
-    from graticule.files import write_json
-    from graticule.tasks import check_sizes, evaluate, set_windows
+def _with_task_options() -> type:
+    """Return the options of the command with those of every task's evaluation."""
+    from graticule.training import list_tasks
 
-    wanted = parse_sizes(options.sizes)
-    models = []
-    for run in runs:  # every mistake is found before the first image is read
-        data = run.data()
-        model = run.model(data, parse_checkpoint(options.checkpoint))
-        sizes = wanted or [run.recipe().img_size]
-        check_sizes(model, sizes)
-        if options.windows:
-            set_windows(model, options.windows)
-        models.append((run, data, model, sizes))
-    rows: list[list[str]] = []
-    records: list[dict[str, Any]] = []
-    curves = {}
-    for label, (run, data, model, sizes) in zip(run_labels(runs), models, strict=True):
-        scores = evaluate(model, data, sizes, device=options.device)
-        trained = run.recipe().img_size
-        same = (score.top1 for score in scores if score.size == trained and not options.windows)
-        reference = next(same, None)
-        if reference is None and run.finished:  # measured in training, on the same images
-            reference = run.result()[f"{options.checkpoint}_top1"]
-        for score in scores:
-            drop = "-" if reference is None else f"{score.top1 - reference:+.2f}"
-            top5 = "-" if score.top5 is None else f"{score.top5:.2f}"
-            shown = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == trained else "")
-            rows.append(
-                [
-                    label,
-                    shown,
-                    f"{score.top1:.2f}",
-                    drop,
-                    top5,
-                    f"{score.loss:.3f}",
-                    f"{score.images:,}",
-                    f"{score.images_per_second:,.0f}",
-                    f"{score.memory / 1e6:.2f}",
-                ]
-            )
-            windows = {"windows": options.windows} if options.windows else {}
-            records.append({"run": str(run.folder), **windows, **dataclasses.asdict(score)})
-        curves[label] = {score.size: [score.top1] for score in scores}
-    print_table(("run", "size", "top-1 (%)", "drop", "top-5 (%)", "loss", "images", "images/s", "MB/image"), rows)
-    print("* the size that the run was trained at; speed and peak memory are those of the forward pass alone")
-    if options.windows:
-        print(f"with windows of {', '.join(map(str, options.windows))}; drop: against the windows of the training")
-    table = write_json(folder / "evaluation.json", records)
-    figure = resolution_plot(curves, trained_at=runs[0].recipe().img_size)
-    return table, save_figure(figure, folder / "evaluation.png")
+    tasks = list_tasks()
+    kinds: list[type] = list(dict.fromkeys(tasks[name].evaluation for name in tasks))
+    found = {field.name: field for field in dataclasses.fields(Evaluate)}
+    for kind in kinds:
+        for field in dataclasses.fields(kind):
+            known = found.setdefault(field.name, field)
+            if (known.type, _default(known)) != (field.type, _default(field)):
+                raise ValueError(
+                    f"`evaluation` {kind.__name__} must not have the option {field.name}, which is another one of "
+                    "graticule evaluate."
+                )
+    merged = type("Evaluate", (*reversed(kinds), Evaluate), {"__doc__": Evaluate.__doc__, "__module__": __name__})
+    return dataclass(merged)
 
 
-def _evaluate_texts(options: Evaluate, runs: list[Any], folder: Path) -> tuple[Path, Path]:
-    from graticule.analysis import length_plot, save_figure
-    from graticule.files import write_json
-    from graticule.tasks import check_lengths, evaluate_text
-
-    models = []
-    for run in runs:  # every mistake is found before the first token is read
-        data = run.data()
-        model = run.model(data, parse_checkpoint(options.checkpoint))
-        lengths = options.lengths or [run.recipe().context]
-        check_lengths(model, lengths, data)
-        models.append((run, data, model, lengths))
-    rows: list[list[str]] = []
-    records: list[dict[str, Any]] = []
-    curves, places = {}, {}
-    for label, (run, data, model, lengths) in zip(run_labels(runs), models, strict=True):
-        scores = evaluate_text(model, data, lengths, device=options.device)
-        trained = run.recipe().context
-        reference = next((score.bits_per_byte for score in scores if score.length == trained), None)
-        if reference is None and run.finished:  # measured in training, on the same text
-            reference = run.result()[f"{options.checkpoint}_bpb"]
-        for score in scores:
-            mark = " *" if score.length == trained else " ~" if score.resampled else ""
-            rows.append(
-                [
-                    label,
-                    f"{score.length}{mark}",
-                    f"{score.bits_per_byte:.3f}",
-                    "-" if reference is None else f"{score.bits_per_byte - reference:+.3f}",
-                    f"{score.loss:.3f}",
-                    f"{score.tokens:,}",
-                    f"{score.tokens_per_second:,.0f}",
-                    f"{score.memory / 1e3:.1f}",
-                ]
-            )
-            records.append({"run": str(run.folder), **dataclasses.asdict(score)})
-        curves[label] = {score.length: [score.bits_per_byte] for score in scores}
-        longest = max(scores, key=lambda score: score.length)
-        places[label] = {last: [bits] for _, last, bits in longest.by_place}
-    print_table(("run", "length", "bits/byte", "against *", "nats/token", "tokens", "tokens/s", "kB/token"), rows)
-    print("* the length that the run was trained at; speed and peak memory are those of the forward pass alone")
-    if any(record["resampled"] for record in records):
-        print("~ longer than the table of positions that the run has learned, which was resampled to the length")
-    table = write_json(folder / "evaluation.json", records)
-    figure = length_plot(curves, places, [run.recipe().context for run in runs])
-    return table, save_figure(figure, folder / "evaluation.png")
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

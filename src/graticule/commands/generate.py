@@ -26,7 +26,7 @@ _MOST, _LARGEST_PROMPT = 10_000_000, 1 << 24
 
 @dataclass
 class Generate:
-    """Let a run on text go on with a text. It is printed as it comes, and ends where the document does."""
+    """Continue a text with a language model. The text is printed as it is generated, up to the end of the document."""
 
     run: tyro.conf.Positional[Path]
     """run folder"""
@@ -53,7 +53,7 @@ class Generate:
 
 
 def run(arguments: list[str]) -> int:
-    """Let a run on text go on with a text."""
+    """Continue a text with a language model."""
     options = parse(Generate, "generate", arguments)
     checkpoint = parse_checkpoint(options.checkpoint)
     _check(options)
@@ -62,11 +62,11 @@ def run(arguments: list[str]) -> int:
     import torch
 
     import graticule
-    from graticule.tasks import Run
+    from graticule.tasks import tokenizer_of
+    from graticule.training import Run
 
     trained = Run.open(options.run)
-    trained.recipe()  # says what is wrong with a damaged one
-    tokenizer = trained.tokenizer()
+    tokenizer = tokenizer_of(trained)
     model: Any = trained.model(checkpoint=checkpoint)
     with _within_memory():
         if options.context is not None:
@@ -157,14 +157,14 @@ def _resample(model: Any, context: int) -> None:
 
 
 def _count(model: Any, begin: int, wanted: int | None) -> int:
-    """Return how many tokens to draw behind the first `begin`; the last one drawn is not read, so it needs no place.
+    """Return how many tokens to draw after the first `begin`; the last one drawn is not read, so it needs no position.
 
     Raises:
         ValueError: if a table has no places for so many.
     """
     count = _TOKENS if wanted is None else wanted
     held = _held(model)
-    room = model.context - begin + 1
+    room: int = model.context - begin + 1
     if not held or count <= room:
         return count
     if wanted is None and room > 0:

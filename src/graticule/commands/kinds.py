@@ -1,37 +1,44 @@
-"""Options and commands that are for images only, or for text only."""
+"""Which options and commands belong to which task."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 
-def check_kind(on_text: bool, *, lengths: Sequence[int], **of_images: Sequence[Any]) -> None:
-    """Check that what is on text is given no option of images, and the other way round.
+def check_task_options(task: str, **given: Any) -> None:
+    """Check that a task is given no option of the evaluation of another.
 
     Raises:
-        ValueError: naming the option, and what belongs to which.
+        ValueError: naming the option, and those that the task has.
     """
-    belongs = f"--lengths is for text, {' and '.join(f'--{name}' for name in of_images)} for images"
-    given = of_images if on_text else {"lengths": lengths}
+    from graticule.training import list_tasks
+
+    tasks = list_tasks()
+    options = {name: [field.name for field in dataclasses.fields(tasks[name].evaluation)] for name in tasks}
+    known = options[task]
     for name, values in given.items():
-        if values:
-            what = "text" if on_text else "images"
-            raise ValueError(f"`{name}` must be left out with {what}, got {' '.join(map(str, values))}; {belongs}.")
+        if values and name not in known:
+            others = [other for other, names in options.items() if name in names]
+            has = f"has {' and '.join(f'--{option}' for option in known)}" if known else "has no such options"
+            shown = " ".join(map(str, values)) if isinstance(values, list) else values
+            raise ValueError(
+                f"`{name}` must be left out with the task {task}, which {has}, got {shown}; --{name} is for "
+                f"{' and '.join(others)}."
+            )
 
 
 def check_on_images(runs: Sequence[Any], command: str) -> None:
     """Check that all runs are on images.
 
     Raises:
-        ValueError: for the first on text, with the commands that take one.
+        ValueError: for the first that is not, with the commands that take one.
     """
-    from graticule.tasks import Recipe
-
     for run in runs:
-        if not isinstance(run.recipe(), Recipe):
+        if run.task().inputs != "images":
             raise ValueError(
-                f"`runs` must be on images, which graticule {command} looks at, got {str(run.folder)!r}, which "
-                "is on text; what a language model learned is told by graticule evaluate RUN --lengths 128 512, "
-                "graticule correlations RUN and graticule generate RUN."
+                f"`runs` must be on images, which graticule {command} draws, got {str(run.folder)!r}, which is on "
+                f"{run.task().inputs}; for text there are graticule evaluate RUN --lengths 128 512, graticule "
+                "correlations RUN and graticule generate RUN."
             )

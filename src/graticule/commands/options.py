@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from graticule.checks import parse_sizes as parse_sizes
 from graticule.checks import printable
 from graticule.commands.help import help_registry
 from graticule.run_folder import RunFolder
@@ -96,20 +97,6 @@ def option_names(kind: Any, prefix: str = "--") -> list[str]:
     return found
 
 
-def parse_sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, int]]:
-    """Read sizes of images, SIDE or HEIGHTxWIDTH in pixels, as (height, width)."""
-    sizes = []
-    for text in given:
-        sides = text.lower().split("x")
-        if len(sides) > 2 or not all(side.isdecimal() and len(side) < 6 and int(side) for side in sides):
-            raise ValueError(
-                f"`{name}` must be sides in pixels, below 100,000, or HEIGHTxWIDTH, as 224 or 320x224, got "
-                f"{text[:40]!r}."
-            )
-        sizes.append((int(sides[0]), int(sides[-1])))
-    return sizes
-
-
 def parse_checkpoint(given: str) -> Any:
     """Check that it is best or last."""
     if given not in ("best", "last"):
@@ -142,7 +129,7 @@ def open_runs(folders: Sequence[Path], command: str) -> list[Any]:
     if len(set(folders)) < len(folders):
         raise ValueError(f"`runs` must differ, got {', '.join(map(str, folders))}.")
     found = [RunFolder.open(folder) for folder in folders]
-    from graticule.tasks import Run
+    from graticule.training import Run
 
     return [Run(one.folder) for one in found]
 

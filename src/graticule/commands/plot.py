@@ -19,7 +19,7 @@ from graticule.commands.options import open_runs, parse, print_table, print_writ
 if TYPE_CHECKING:
     from graticule.metric import Metric
     from graticule.studies.runs import Metrics, Point
-    from graticule.tasks import Run
+    from graticule.training import Run
 
 
 @dataclass

@@ -13,7 +13,7 @@ from graticule.names import is_path, known_name
 from graticule.recipe_registry import RECIPES, RegisteredRecipe
 
 if TYPE_CHECKING:
-    from graticule.tasks import TrainingRecipe
+    from graticule.training import TrainingRecipe
 
 
 def registered_recipes() -> dict[str, RegisteredRecipe]:
@@ -39,13 +39,13 @@ def load_recipe(name: str) -> TrainingRecipe:
         FileNotFoundError: for a path that does not exist.
     """
     if (Path(name).name == "recipe.json" or is_path(name)) and not name.endswith(".py"):
-        from graticule.tasks import Run
+        from graticule.training import Run
 
         recipe: TrainingRecipe = Run.open(Path(name).parent if Path(name).name == "recipe.json" else name).recipe()
         return recipe
     made = _from_file(Path(name)) if name.endswith(".py") else _by_name(name)
 
-    from graticule.tasks import TrainingRecipe
+    from graticule.training import TrainingRecipe
 
     if not isinstance(made, TrainingRecipe):
         raise ValueError(f"{name} must have a function `recipe()` that returns a graticule.Recipe or TextRecipe.")

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from graticule.metric import Metric
 from graticule.studies.significance import format_p, holm, holm_note, paired_p
 from graticule.studies.tables import markdown
-from graticule.tasks import Run
+from graticule.training import Run
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from graticule.analysis import save_figure, score_plot
 from graticule.files import write_json, write_text
 from graticule.studies.comparison import Comparison
-from graticule.tasks import TrainingRecipe
+from graticule.training import TrainingRecipe
 from graticule.training.surroundings import surroundings
 
 #: Characters that LaTeX reads as commands.

@@ -15,7 +15,7 @@ from graticule.files import read_json
 from graticule.studies.comparison import Comparison, format_seconds
 from graticule.studies.comparison_files import write_comparison
 from graticule.studies.runs import read_metrics
-from graticule.tasks import Run, TrainingRecipe, build_data, build_model, data_sizes, train
+from graticule.training import Run, TrainingRecipe, task_of, train
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,10 @@ def _prepare(
         _check_replaced(folder, choices, seeds)
     parameters, examples = {}, set()
     for name, recipe in choices.items():
-        data = build_data(recipe)
+        task = task_of(recipe)
+        data = task.build_data()
         with torch.device("meta"):
-            model = build_model(recipe, *data_sizes(data))
+            model = task.build_model(task.describe(data))
         parameters[name] = sum(p.numel() for p in model.parameters())
         examples.add(getattr(data, "num_test", None))
     for one in runs:

@@ -25,7 +25,7 @@ from graticule.recipes import load_recipe
 from graticule.studies.comparison import Comparison
 from graticule.studies.comparison_runs import compare
 from graticule.studies.resolution import Resolutions, resolutions
-from graticule.tasks import Run
+from graticule.training import Run
 
 JOININGS = ("default", "lape")
 #: Fewer than the recipe has, so that six runs take some four minutes on 2 cores.

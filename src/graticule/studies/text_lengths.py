@@ -15,7 +15,7 @@ from graticule.files import write_json, write_text
 from graticule.metric import BITS_PER_BYTE
 from graticule.studies.comparison import Comparison
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
-from graticule.tasks import check_lengths, evaluate_text
+from graticule.tasks import check_lengths, evaluate_text, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def lengths(
         bar.set_description(choice, refresh=False)
         for run in runs:
             # a text that changed between two runs gave them other tokens
-            same = run.tokenizer().fingerprint == data[choice].info.vocabulary
+            same = tokenizer_of(run).fingerprint == data[choice].info.vocabulary
             held_out = data[choice] if same else run.data()
             model = run.model(held_out, "last")
             scores = evaluate_text(model, held_out, lengths, device=device, progress=False)

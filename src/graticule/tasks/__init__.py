@@ -1,39 +1,64 @@
-"""What a backbone is trained for, on Lightning's Trainer."""
+"""The library's tasks, a file each: image classification and language modelling.
 
-from graticule.tasks.build import build_data, build_model, data_sizes, read_recipe
-from graticule.tasks.classification import Classification
-from graticule.tasks.distillation import Distillation
-from graticule.tasks.evaluate import Score, check_sizes, evaluate, set_windows
-from graticule.tasks.evaluate_text import TextScore, check_lengths, evaluate_text
-from graticule.tasks.language import LanguageModeling
-from graticule.tasks.recipe import Mixing, Recipe
-from graticule.tasks.text_recipe import TextRecipe
-from graticule.training.checkpoints import Interrupted, Preempted
-from graticule.training.loop import train
-from graticule.training.recipe import TrainingRecipe
-from graticule.training.run import Run
+Names are imported when they are first used: the recipes and options of a task need no PyTorch.
+"""
+
+from typing import TYPE_CHECKING
+
+from graticule.lazy import lazy_names
+from graticule.tasks import classification, language  # noqa: F401 - registers the tasks
+
+if TYPE_CHECKING:
+    from graticule.tasks.classification import Classification, Mixing, Recipe, class_names
+    from graticule.tasks.distillation import Distillation
+    from graticule.tasks.image_evaluation import ImageEvaluation
+    from graticule.tasks.image_scores import Score, check_sizes, evaluate, set_windows
+    from graticule.tasks.language import LanguageModeling, TextRecipe, tokenizer_of
+    from graticule.tasks.models import build_backbone, build_language_model
+    from graticule.tasks.text_evaluation import TextEvaluation
+    from graticule.tasks.text_scores import TextScore, check_lengths, evaluate_text
 
 __all__ = [
     "Classification",
     "Distillation",
-    "Interrupted",
+    "ImageEvaluation",
     "LanguageModeling",
     "Mixing",
-    "Preempted",
     "Recipe",
-    "Run",
     "Score",
+    "TextEvaluation",
     "TextRecipe",
     "TextScore",
-    "TrainingRecipe",
-    "build_data",
-    "build_model",
+    "build_backbone",
+    "build_language_model",
     "check_lengths",
     "check_sizes",
-    "data_sizes",
+    "class_names",
     "evaluate",
     "evaluate_text",
-    "read_recipe",
     "set_windows",
-    "train",
+    "tokenizer_of",
 ]
+
+_HOMES = {
+    "Classification": "classification",
+    "Distillation": "distillation",
+    "ImageEvaluation": "image_evaluation",
+    "LanguageModeling": "language",
+    "Mixing": "classification",
+    "Recipe": "classification",
+    "Score": "image_scores",
+    "TextEvaluation": "text_evaluation",
+    "TextRecipe": "language",
+    "TextScore": "text_scores",
+    "build_backbone": "models",
+    "build_language_model": "models",
+    "check_lengths": "text_scores",
+    "check_sizes": "image_scores",
+    "class_names": "classification",
+    "evaluate": "image_scores",
+    "evaluate_text": "text_scores",
+    "set_windows": "image_scores",
+    "tokenizer_of": "language",
+}
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

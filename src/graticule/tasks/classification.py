@@ -1,87 +1,267 @@
-"""Image classification: its loss, and what is measured."""
+"""Image classification: recipe, data, model, loss and score.
+
+PyTorch is imported where it is needed, so that commands which only print options do not wait for it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import torch.nn.functional as F
-from timm.data import Mixup
-from torch import Tensor
-from torchmetrics.classification import MulticlassAccuracy
+from pydantic import Field
+from typing_extensions import TypedDict
 
-from graticule.data import PADDING, BatchOrder
-from graticule.tasks.distillation import Teacher
-from graticule.tasks.recipe import Recipe
-from graticule.training.module import Sharded, Task
+from graticule.data.augmentation import Augmentation
+from graticule.metric import TOP1, Metric
+from graticule.tasks.distillation import Distillation
+from graticule.tasks.image_evaluation import ImageEvaluation
+from graticule.training.recipe import TrainingRecipe
+from graticule.training.task import Task, TrainedRun, register_task
+from graticule.typed import (
+    Count,
+    Epochs,
+    Flag,
+    NotNegative,
+    Share,
+    ShareAboveZero,
+    ShareBelowOne,
+    Side,
+    Whole,
+    check_fields,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from timm.data import Mixup
+    from torch import Tensor, nn
+
+    from graticule.data import DataModule
+    from graticule.tasks.teacher import Teacher
 
 
-class Classification(Task):
-    """A backbone with a classifier, trained as a recipe says.
+@dataclass(frozen=True)
+class Mixing:
+    """Mixing of two images and their labels (timm's Mixup)."""
 
-    Args:
-        model: the backbone.
-        recipe: optimiser, schedule, smoothing.
-        batches: which images each batch of this process has.
-        mixup: timm's Mixup, or None; it makes soft labels, smoothing included.
-        teacher: what is learned from beside the labels, or None.
+    mixup: NotNegative = 0.0
+    """alpha of mixup; 0 for none"""
+    cutmix: NotNegative = 0.0
+    """alpha of cutmix; 0 for none"""
+    prob: Share = 1.0
+    """probability that a batch is mixed"""
+    switch_prob: Share = 0.5
+    """probability of cutmix where both are on"""
+    off_epoch: Epochs = 0
+    """epoch, counted from 0, from which on nothing is mixed; 0 for never"""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "mixing.")
+
+
+@dataclass(frozen=True)
+class Recipe(TrainingRecipe):
+    """The values of a training run of an image classifier.
+
+    Sizes are in pixels, (height, width); rates are per step; epochs count passes over the training images.
     """
 
+    task: ClassVar[str] = "classification"
+    metric: ClassVar[Metric] = TOP1
+
+    model: str = "vit_nano_patch4_28"
+    """backbone, one of `graticule models`"""
+    position_from: Path | None = None
+    """start with the position parameters of this checkpoint; with peg(frozen=True) they stay as they are"""
+    model_kwargs: tuple[str, ...] = ()
+    """arguments of the backbone, such as windows=[28,14,14,7] combine=add"""
+    dataset: str = "digits"
+    """data set: digits, fashion_mnist, cifar10, cifar100, image_folder, hugging_face, or a registered one"""
+    limit_train: Count | None = None
+    """train on this many images only, balanced over the classes"""
+    limit_test: Count | None = None
+    """test on this many images only, balanced over the classes"""
+    batch_size: Count = 64
+    """images per step, over all devices, nodes and micro-batches"""
+    eval_batch_size: Count = 256
+    """images per batch in evaluation"""
+    img_size: tuple[Side, Side] = (28, 28)
+    """height and width of the images, multiples of the patch"""
+    patch_size: Side | None = None
+    """side of a patch (default: the backbone's)"""
+    global_pool: Literal["token", "avg"] | None = None
+    """class token or global average pooling (default: the backbone's own; the class token for most)"""
+    train_share: ShareAboveZero | None = None
+    """train on this share of every class only, such as 0.5 for a half (default: all)"""
+    share_seed: Whole = 0
+    """seed of the share's images, independent of `seed`, so that runs with several seeds see the same ones"""
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    aug_repeats: Count = 1
+    """repeated augmentation: how many times each image comes in turn, in epochs of the same length; 3 for DeiT"""
+    mixing: Mixing = field(default_factory=Mixing)
+    label_smoothing: ShareBelowOne = 0.0
+    """share of a label that is spread over all classes"""
+    distillation: Distillation = field(default_factory=Distillation)
+    workers: Annotated[Whole, Field(le=1024)] = 0
+    """processes that load images; 0 loads them in the main process"""
+    sync_batchnorm: Flag = False
+    """synchronize BatchNorm over all GPUs"""
+
+    def quick(self) -> Self:
+        """Return a recipe of the same code path: two epochs of some tens of images, on the CPU."""
+        return dataclasses.replace(super().quick(), workers=0, sync_batchnorm=False)
+
+
+class _Classes(TypedDict):
+    """What recipe.json says of the data."""
+
+    num_classes: Count
+    channels: Count
+    class_names: tuple[str, ...]
+
+
+@register_task("classification")
+class Classification(Task[Recipe, "DataModule"]):
+    """A backbone with a classifier, trained by cross-entropy, with mixing, smoothing and a teacher as the recipe says.
+
+    mixup: timm's Mixup, or None; it makes soft labels, smoothing included.
+    teacher: the model that is learned from beside the labels, or None; it is neither trained nor saved.
+    """
+
+    recipe_class = Recipe
+    evaluation = ImageEvaluation
+    description = _Classes
     examples = "images"
-    recipe: Recipe
-    teacher: Teacher | None
 
-    def __init__(
-        self, model: Any, recipe: Recipe, batches: BatchOrder, mixup: Mixup | None, teacher: Teacher | None = None
-    ) -> None:
-        super().__init__(model, recipe, batches)
-        self.mixup = mixup
-        # not a part of the module: it is neither trained nor saved
-        object.__setattr__(self, "teacher", teacher)
-        self.top1 = MulticlassAccuracy(model.num_classes, average="micro", ignore_index=PADDING)
+    mixup: Mixup | None = None
+    teacher: Teacher | None = None
 
-    @property
-    def rate(self) -> tuple[str, int]:
-        """Images a second, and the images of a step."""
-        return "img/s", self.recipe.batch_size
+    def build_data(self, run: TrainedRun | None = None) -> DataModule:
+        """Build the images; those of a run must have its classes, in the same order."""
+        from graticule.data import DataModule, check_class_names
 
-    def on_fit_start(self) -> None:
-        """Bring the teacher to where the model is."""
+        recipe = self.recipe
+        data = DataModule(
+            dataset=recipe.dataset,
+            root=recipe.data_root,
+            size=recipe.img_size,
+            batch_size=recipe.batch_size,
+            eval_batch_size=recipe.eval_batch_size,
+            workers=recipe.workers,
+            seed=recipe.seed,
+            augmentation=recipe.augmentation,
+            train_share=recipe.train_share,
+            share_seed=recipe.share_seed,
+            limit_train=recipe.limit_train,
+            limit_test=recipe.limit_test,
+            drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
+            repeats=recipe.aug_repeats,
+        )
+        data.setup("fit")
+        if run is not None:
+            check_class_names(data.info.class_names, class_names(run), str(run.folder))
+        return data
+
+    def describe(self, data: DataModule) -> dict[str, Any]:
+        """Return the classes, their names in the order of the model's outputs, and the channels of the images."""
+        info = data.info
+        return {"num_classes": info.num_classes, "channels": info.channels, "class_names": info.class_names}
+
+    def build_model(self, described: Mapping[str, Any]) -> Any:
+        """Build the backbone for `num_classes` and `channels` (default: 1)."""
+        from graticule.tasks.models import build_backbone
+
+        recipe = self.recipe
+        return build_backbone(
+            recipe,
+            described["num_classes"],
+            described.get("channels", 1),
+            recipe.img_size,
+            recipe.patch_size,
+            recipe.global_pool,
+        )
+
+    def same_outputs(self, source: TrainedRun, data: DataModule) -> bool:
+        """Return whether the classes of a run are those of the data, as far as these have names."""
+        from graticule.data import same_classes
+
+        names = source.described().get("class_names")
+        return names is None or same_classes(names, data.info.class_names)
+
+    def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
+        """Build the mixing and the teacher."""
+        from graticule.data import build_mixup
+        from graticule.tasks.teacher import build_teacher
+
+        recipe = self.recipe
+        self.mixup = build_mixup(
+            mixup=recipe.mixing.mixup,
+            cutmix=recipe.mixing.cutmix,
+            prob=recipe.mixing.prob,
+            switch_prob=recipe.mixing.switch_prob,
+            label_smoothing=recipe.label_smoothing,
+            num_classes=data.info.num_classes,
+        )
+        self.teacher = build_teacher(recipe.distillation, data.info, recipe.img_size)
         if self.teacher is not None:
-            self.teacher.to(self.device)
-            if hasattr(self.model, "set_distilled_training"):
-                self.model.set_distilled_training(True)
+            self.teacher.to(device)
+            distilled: Callable[[bool], None] | None = getattr(model, "set_distilled_training", None)
+            if distilled is not None:
+                distilled(True)
 
-    def loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
-        """Return the loss of images (B, C, height, width) and labels (B,), and B."""
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the loss of images (B, C, height, width) and labels (B,)."""
+        import torch.nn.functional as F
+
         images, labels = batch
         smoothing = self.recipe.label_smoothing
         if self.mixup is not None:
             off = self.recipe.mixing.off_epoch
-            self.mixup.mixup_enabled = not off or self.current_epoch < off
+            self.mixup.mixup_enabled = not off or epoch < off
             images, labels = self.mixup(images, labels)  # labels: (B, num_classes)
             smoothing = 0.0
-        outputs = self(images)
-        # a model with a token for it learns from the teacher there, any other in its one classifier
+        outputs = model(images)
+        # a model with a distillation token learns from the teacher there, any other in its one classifier
         logits, distilled = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         if self.teacher is not None:
             loss = self.teacher.combine(loss, distilled, self.teacher(images))
-        return loss, len(images)
+        return loss
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Count the loss and top-1 of a batch; images that only fill up are not counted."""
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return loss and top-1 (100 where the highest logit is right, else 0) of each image."""
+        import torch.nn.functional as F
+
+        from graticule.data import PADDING
+
         images, labels = batch
-        logits = self(images)
+        logits = model(images)
         real = labels != PADDING
-        self.hold_out(F.cross_entropy(logits[real].float(), labels[real], reduction="none"))
-        self.top1.update(logits, labels)
+        loss = F.cross_entropy(logits[real].float(), labels[real], reduction="none")
+        return {"loss": loss, self.metric.key: 100 * (logits[real].argmax(-1) == labels[real])}
 
-    def score(self, total: float) -> float:
-        """Return top-1 in percent, and begin again."""
-        top1 = round(100 * float(self.top1.compute()), 5)  # 37.5, not 37.50000149: the share is in float32
-        self.top1.reset()
-        return top1
+    @property
+    def rate(self) -> tuple[str, int]:
+        """Return images per second, and the images of a step."""
+        return "img/s", self.recipe.batch_size
+
+    @property
+    def sync_batchnorm(self) -> bool:
+        """Return whether BatchNorm is synchronized over all GPUs."""
+        return self.recipe.sync_batchnorm
 
 
-class ShardedClassification(Sharded, Classification):
-    """The same with the backbone's parameters shared out over the processes."""
+def class_names(run: TrainedRun) -> tuple[str, ...]:
+    """Return the names of the classes of a run, in the order of the model's outputs.
+
+    Raises:
+        ValueError: if the run has none, as one on text, or its file is damaged.
+    """
+    names = run.described().get("class_names")
+    if names is None:
+        raise ValueError(
+            f"`run` must be of an image classifier, got {str(run.folder)!r}, which has no names of classes."
+        )
+    return tuple(names)

@@ -1,62 +1,191 @@
-"""Language modelling: its loss, and what is measured."""
+"""Language modelling: recipe, data, model, loss and score.
+
+PyTorch is imported where it is needed, so that commands which only print options do not wait for it.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing_extensions import TypedDict
 
-from graticule.data import PADDING, BatchOrder
-from graticule.tasks.text_recipe import TextRecipe
-from graticule.training.module import Sharded, Task
+from graticule.metric import BITS_PER_BYTE, Metric
+from graticule.tasks.text_evaluation import TextEvaluation
+from graticule.training.recipe import TrainingRecipe
+from graticule.training.task import Task, TrainedRun, register_task
+from graticule.typed import Count, Flag, ShareBelowOne
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from graticule.data import TextModule, Tokenizer
 
 
-class LanguageModeling(Task):
-    """A language model that learns every next token, trained as a recipe says.
+@dataclass(frozen=True)
+class TextRecipe(TrainingRecipe):
+    """The values of a training run of a language model.
+
+    Lengths are in tokens; rates are per step; epochs count passes over the training text.
+    """
+
+    task: ClassVar[str] = "language"
+    metric: ClassVar[Metric] = BITS_PER_BYTE
+
+    model: str = "lm_tiny"
+    """language model, one of `graticule models`"""
+    dataset: str = "pydoc"
+    """text: pydoc, text_folder, or a registered one"""
+    limit_train: Count | None = None
+    """train on this many windows from the beginning of the text only"""
+    limit_test: Count | None = None
+    """test on this many windows from the beginning of the held-out text only"""
+    batch_size: Count = 16
+    """windows per step, over all devices, nodes and micro-batches"""
+    eval_batch_size: Count = 64
+    """windows per batch in evaluation"""
+    context: Count = 128
+    """tokens per window in training, for which position information is held"""
+    tokenizer: str = "bytes"
+    """bytes, bpe (byte pairs learned from the training text), or the file of a saved one"""
+    vocab_size: Count | None = None
+    """tokens of bpe"""
+    tied: Flag = True
+    """whether the head has the weights of the token embedding"""
+    drop_rate: ShareBelowOne = 0.0
+    """dropout of the tokens before the first block, and of the outputs of attention and MLPs"""
+
+
+class _Vocabulary(TypedDict):
+    """What recipe.json says of the data."""
+
+    num_classes: Count
+    vocabulary: str
+
+
+@register_task("language")
+class LanguageModeling(Task[TextRecipe, "TextModule"]):
+    """A language model that learns to predict the next token.
 
     Reference: An Introduction to Transformers (Turner, 2024), section 4.1: the loss is -log p(w_{n+1} | w_{1:n}).
 
-    Args:
-        model: the language model.
-        recipe: optimiser, schedule, length.
-        batches: which windows each batch of this process has.
-        num_bytes: what the held-out tokens stand for, of all processes.
+    num_bytes: length of the held-out text, in bytes.
     """
 
+    recipe_class = TextRecipe
+    evaluation = TextEvaluation
+    description = _Vocabulary
     examples = "windows"
-    recipe: TextRecipe
+    inputs = "text"
+    files = ("tokenizer.json",)
 
-    def __init__(self, model: Any, recipe: TextRecipe, batches: BatchOrder, num_bytes: int) -> None:
-        super().__init__(model, recipe, batches)
-        self.num_bytes = num_bytes
+    num_bytes: int
+
+    def build_data(self, run: TrainedRun | None = None) -> TextModule:
+        """Build the text and its tokens; those of a run have its tokenizer."""
+        from graticule.data import TextModule
+
+        recipe = self.recipe
+        tokenizer = None if run is None else tokenizer_of(run)
+        data = TextModule(
+            dataset=recipe.dataset,
+            root=recipe.data_root,
+            context=recipe.context,
+            batch_size=recipe.batch_size,
+            eval_batch_size=recipe.eval_batch_size,
+            seed=recipe.seed,
+            tokenizer=recipe.tokenizer if tokenizer is None else tokenizer,
+            vocab_size=recipe.vocab_size if tokenizer is None else None,
+            limit_train=recipe.limit_train,
+            limit_test=recipe.limit_test,
+        )
+        data.setup("fit")
+        return data
+
+    def describe(self, data: TextModule) -> dict[str, Any]:
+        """Return the number of tokens of the vocabulary and its fingerprint."""
+        return {"num_classes": data.info.vocab_size, "vocabulary": data.info.vocabulary}
+
+    def build_model(self, described: Mapping[str, Any]) -> Any:
+        """Build the language model for `num_classes` tokens."""
+        from graticule.tasks.models import build_language_model
+
+        recipe = self.recipe
+        return build_language_model(recipe, described["num_classes"], recipe.context, recipe.tied, recipe.drop_rate)
+
+    def save(self, data: TextModule, folder: Path) -> None:
+        """Write the tokenizer, if it was learned or read from a file."""
+        from graticule.data import BytePairTokenizer
+
+        if isinstance(data.tokenizer, BytePairTokenizer):
+            data.tokenizer.save(folder / self.files[0])
+
+    def same_outputs(self, source: TrainedRun, data: TextModule) -> bool:
+        """Return True; a run with another vocabulary is refused, since its tokens mean something else."""
+        from graticule.data import check_vocabulary
+
+        if "vocabulary" not in source.described():
+            raise ValueError(f"`start_from` must be of a run on text, got {str(source.folder)!r}, which is not.")
+        try:
+            check_vocabulary(data.tokenizer, tokenizer_of(source).fingerprint, str(source.folder))
+        except ValueError as error:
+            file = source.folder / self.files[0]
+            advice = f"; --tokenizer {file} takes that of the run" if file.is_file() else ""
+            raise ValueError(f"{str(error).rstrip('.')}{advice}.") from None
+        return True
+
+    def setup(self, model: nn.Module, data: TextModule, device: torch.device) -> None:
+        """Count the bytes of the held-out text."""
+        self.num_bytes = data.num_bytes("test")
+
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the mean loss per token, in nats, of inputs and targets (B, context)."""
+        import torch.nn.functional as F
+
+        inputs, targets = batch
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the nats of each token."""
+        from graticule.data import PADDING
+        from graticule.tasks.text_scores import token_nats
+
+        inputs, targets = batch
+        return {"loss": token_nats(model(inputs), targets)[targets != PADDING]}
+
+    def score(self, sums: Mapping[str, float], count: int) -> float:
+        """Return bits per byte."""
+        return sums["loss"] / math.log(2) / self.num_bytes
 
     @property
     def rate(self) -> tuple[str, int]:
-        """Tokens a second, and the tokens of a step."""
+        """Return tokens per second, and the tokens of a step."""
         return "tok/s", self.recipe.batch_size * self.recipe.context
 
-    def loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
-        """Return the mean loss of a token, in nats, of inputs and targets (B, context), and B."""
-        inputs, targets = batch
-        return F.cross_entropy(self(inputs).flatten(0, 1), targets.flatten()), len(inputs)
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Count the nats of a batch; tokens that only fill up are not counted."""
-        self.hold_out(token_nats(self(batch[0]), batch[1])[batch[1] != PADDING])
-
-    def score(self, total: float) -> float:
-        """Return bits per byte; `total` is in nats."""
-        return total / math.log(2) / self.num_bytes
+    def next_step(self, folder: str) -> str:
+        """Return the command that generates text."""
+        return f'to generate text: graticule generate {folder} --prompt "..."'
 
 
-class ShardedLanguageModeling(Sharded, LanguageModeling):
-    """The same with the model's parameters shared out over the processes."""
+def tokenizer_of(run: TrainedRun) -> Tokenizer:
+    """Load the tokenizer of a run on text.
 
+    Raises:
+        FileNotFoundError, ValueError: if it is missing, damaged, or not the one that the run was trained with.
+        ImportError: if the library `tokenizers` is needed and not installed.
+    """
+    from graticule.data import BytePairTokenizer, ByteTokenizer, check_vocabulary
 
-def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return -log p of each target, (B, n), 0 where it is `PADDING`, from logits (B, n, vocab_size)."""
-    exact = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
-    return F.cross_entropy(exact, targets.flatten(), ignore_index=PADDING, reduction="none").view_as(targets)
+    fingerprint = run.described().get("vocabulary")
+    if fingerprint is None:
+        raise ValueError(f"`run` must be one on text, got {str(run.folder)!r}, which is not.")
+    plain = ByteTokenizer()
+    if fingerprint == plain.fingerprint:
+        return plain
+    found = BytePairTokenizer.load(run.folder / LanguageModeling.files[0])
+    check_vocabulary(found, fingerprint, str(run.folder))
+    return found

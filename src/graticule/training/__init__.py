@@ -1,3 +1,57 @@
-"""The engine that trains a task: recipe, run folder, loop, checkpoints and devices, on Lightning's Trainer."""
+"""The engine that trains any task: recipe, run folder, loop, checkpoints and devices, on Lightning's Trainer.
 
-import graticule.tasks  # noqa: F401 - first, until the engine names no task
+Names are imported when they are first used: recipes and tasks can be declared without PyTorch.
+"""
+
+from typing import TYPE_CHECKING
+
+from graticule.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from graticule.training.checkpoints import Interrupted, Preempted
+    from graticule.training.evaluation import Evaluated, Evaluation, HeldOut, HeldOutEvaluation, Table
+    from graticule.training.loop import train
+    from graticule.training.recipe import TrainingRecipe
+    from graticule.training.run import Run
+    from graticule.training.task import Task, build_data, build_model, list_tasks, read_recipe, register_task, task_of
+
+__all__ = [
+    "Evaluated",
+    "Evaluation",
+    "HeldOut",
+    "HeldOutEvaluation",
+    "Interrupted",
+    "Preempted",
+    "Run",
+    "Table",
+    "Task",
+    "TrainingRecipe",
+    "build_data",
+    "build_model",
+    "list_tasks",
+    "read_recipe",
+    "register_task",
+    "task_of",
+    "train",
+]
+
+_HOMES = {
+    "Evaluated": "evaluation",
+    "Evaluation": "evaluation",
+    "HeldOut": "evaluation",
+    "HeldOutEvaluation": "evaluation",
+    "Interrupted": "checkpoints",
+    "Preempted": "checkpoints",
+    "Run": "run",
+    "Table": "evaluation",
+    "Task": "task",
+    "TrainingRecipe": "recipe",
+    "build_data": "task",
+    "build_model": "task",
+    "list_tasks": "task",
+    "read_recipe": "task",
+    "register_task": "task",
+    "task_of": "task",
+    "train": "loop",
+}
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

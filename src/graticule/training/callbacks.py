@@ -1,4 +1,4 @@
-"""What is seen of a training run: a history, a plain log, a progress bar."""
+"""The output of a training run while it trains: a history, a log, a progress bar."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from graticule.metric import Metric
 
 
 class History(L.Callback):
-    """One row an epoch, kept in the checkpoint and in a CSV file, so that a resumed run has a whole history.
+    """One row per epoch, kept in the checkpoint and in a CSV file, so that a resumed run has a whole history.
 
-    A plain log beside it gets a line an epoch, and one where the run starts, goes on or stops.
+    A plain log gets a line per epoch, and one where the run starts, is resumed or stops.
     """
 
     def __init__(self, path: Path, log_file: Path) -> None:
@@ -45,21 +45,21 @@ class History(L.Callback):
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock, and say where the run stands."""
+        """Start the clock, and log the step."""
         self._start = time.perf_counter()
         if trainer.is_global_zero:
             step = trainer.global_step
             where = (
                 f"on {trainer.world_size} device{'s' * (trainer.world_size > 1)}, {trainer.strategy.root_device.type}"
             )
-            self.say(f"{f'goes on behind step {step}' if step else 'starts'} {where}")
+            self.say(f"{f'resumed after step {step}' if step else 'starts'} {where}")
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
         self._start, self._before = time.perf_counter(), 0.0
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Add the row of the epoch and write the file, whole or not at all."""
+        """Add the row of the epoch and write the file atomically."""
         metrics = {name: _decimal(value) for name, value in trainer.callback_metrics.items()}
         seconds = self._before + time.perf_counter() - self._start
         self.rows = [row for row in self.rows if row["epoch"] <= trainer.current_epoch]
@@ -75,24 +75,24 @@ class History(L.Callback):
         self.say(f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}: {shown}")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Say why the run stopped."""
+        """Log why the run stopped."""
         if trainer.is_global_zero:
             with contextlib.suppress(OSError):  # of a full disk, which may be the reason
                 reason = str(exception).strip().splitlines()
                 self.say(f"stopped by {type(exception).__name__}{': ' + reason[0] if reason else ''}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows so far, and the seconds of the epoch that is under way."""
+        """Return the rows so far, and the seconds of the current epoch."""
         return {"rows": self.rows, "seconds": self._before + time.perf_counter() - self._start}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the rows of a checkpoint."""
+        """Restore the rows of a checkpoint."""
         self.rows = list(state_dict["rows"])
         self._before = state_dict.get("seconds", 0.0)
 
 
 class Progress(L.Callback):
-    """One bar for the whole run: the time that is left, images or tokens a second, memory, loss, the best score."""
+    """One bar for the whole run: the time that is left, images or tokens per second, memory, loss, the best score."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
@@ -101,7 +101,7 @@ class Progress(L.Callback):
         self._shown: dict[str, str] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Open the bar where training stands."""
+        """Open the bar at the current step."""
         if trainer.is_global_zero:
             self._bar = tqdm(
                 total=int(trainer.estimated_stepping_batches),
@@ -118,21 +118,21 @@ class Progress(L.Callback):
             self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Move the bar on by a step."""
+        """Advance the bar by a step."""
         bar = self._bar
         if bar is None or trainer.global_step == bar.n:
             return
         if time.time() - bar.last_print_t >= bar.mininterval:  # it is about to be drawn
             rate = bar.format_dict["rate"]
             if rate:
-                unit, amount = pl_module.rate
+                unit, amount = pl_module.task.rate
                 self._shown[unit] = f"{rate * amount:,.0f}"
             self._shown["mem"] = f"{memory(trainer.strategy.root_device) / 2**30:.1f}G"
             bar.set_postfix(self._shown, refresh=False)
         bar.update(trainer.global_step - bar.n)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Show what the epoch came to."""
+        """Show the scores of the epoch."""
         metrics = trainer.callback_metrics
         score = float(metrics[self.metric.column])
         if self.metric.better(score, self._best):

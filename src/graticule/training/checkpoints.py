@@ -1,6 +1,6 @@
-"""Checkpoints that are whole or not there: behind epochs, every so many steps, and when a cluster takes its machine.
+"""Checkpoints, written atomically: after epochs, every few steps, and when a cluster takes the machine away.
 
-A checkpoint is `step-000001234.ckpt`, a file, or a folder where each process writes its share (strategy fsdp). The
+A checkpoint is `step-000001234.ckpt`, a file, or a folder where each process writes its shard (strategy fsdp). The
 last few are kept, and the one of the best epoch, which `best.json` names.
 """
 
@@ -44,10 +44,10 @@ class Preempted(Interrupted):
 
 
 class WholeFileCheckpoints(TorchCheckpointIO):
-    """Checkpoints that are whole or not there, and are read without running code that is in them."""
+    """Checkpoints that are written atomically, and read without running code that is in them."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write beside `path`, then put in its place."""
+        """Write a temporary file, then rename it to `path`."""
         write_whole(Path(path), lambda temporary: torch.save(checkpoint, temporary))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def best_checkpoint(folder: Path) -> Path | None:
     pointer = folder / "best.json"
     if not pointer.is_file():
         return None
-    name = read_typed(pointer, _Pointer)["checkpoint"]
+    name: str = read_typed(pointer, _Pointer)["checkpoint"]
     if not _NAME.fullmatch(name):
         raise ValueError(f"{pointer} must name a checkpoint beside it, as step-000000100.ckpt, got {name!r}.")
     return folder / name
@@ -80,14 +80,14 @@ def remove_leftovers(folder: Path) -> None:
 class Checkpoints(Checkpoint):
     """Saves checkpoints in `folder`, keeps the last few and the best, and stops in good order on a signal.
 
-    A signal is obeyed behind the step that is under way; within an epoch's last step or its validation, behind the
-    epoch; before the first step, at once.
+    A signal is obeyed after the current step; within an epoch's last step or its validation, after the epoch; before
+    the first step, at once.
 
     Args:
         folder: where they lie.
-        keep: how many of the last ones stay.
-        every: save within epochs too, every so many steps.
-        metric: what tells the best.
+        keep: how many of the last ones are kept.
+        every: save within epochs too, every this many steps.
+        metric: decides which is the best.
     """
 
     def __init__(self, folder: Path, keep: int, every: int | None, metric: Metric) -> None:
@@ -111,12 +111,12 @@ class Checkpoints(Checkpoint):
         return {"best": self.best, "best_name": self.best_name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the best score of a checkpoint."""
+        """Restore the best score of a checkpoint."""
         self.best = state_dict["best"]
         self.best_name = state_dict.get("best_name")
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Point to the best checkpoint again, which a process that was killed behind saving it did not."""
+        """Point to the best checkpoint again, if the process was killed after saving it."""
         state = checkpoint["callbacks"].get(self.state_key, {})
         name = state.get("best_name")
         if trainer.is_global_zero and name is not None and (self.folder / name).exists():
@@ -124,7 +124,7 @@ class Checkpoints(Checkpoint):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen to the signals within the block, and give them back behind it; in the main thread only."""
+        """Listen to the signals within the block, and restore their handlers after it; in the main thread only."""
         try:
             before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         except ValueError:  # another thread: there is nothing to listen with
@@ -139,7 +139,7 @@ class Checkpoints(Checkpoint):
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen in place of Lightning, which would stop without saving."""
+        """Listen instead of Lightning, which would stop without saving."""
         self._at_once = False
         if self._listening:
             for number in _SIGNALS:
@@ -153,7 +153,7 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save behind a step if it is time to, or if a signal came."""
+        """Save after a step if it is due, or if a signal came."""
         if trainer.fit_loop._should_accumulate():
             return
         stop = self._agreed(trainer)
@@ -165,7 +165,7 @@ class Checkpoints(Checkpoint):
             raise Preempted
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save behind an epoch, and note whether it is the best."""
+        """Save after an epoch, and note whether it is the best."""
         score = float(trainer.callback_metrics[self.metric.column])
         better = self.metric.better(score, self.best)
         if better:
@@ -175,7 +175,7 @@ class Checkpoints(Checkpoint):
             raise Preempted
 
     def _agreed(self, trainer: L.Trainer) -> bool:
-        """Whether a signal came to any of the processes."""
+        """Return whether a signal came to any of the processes."""
         if trainer.world_size == 1:
             return self._signalled
         noted = torch.tensor(int(self._signalled), device=trainer.strategy.root_device)

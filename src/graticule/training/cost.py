@@ -53,11 +53,12 @@ def _wait(device: torch.device) -> None:
 def _peak(model: nn.Module, images: Tensor) -> float:
     if images.is_cuda:
         _wait(images.device)
-        held = torch.cuda.memory_allocated(images.device)
+        held: int = torch.cuda.memory_allocated(images.device)
         torch.cuda.reset_peak_memory_stats(images.device)
         model(images)
         _wait(images.device)
-        return torch.cuda.max_memory_allocated(images.device) - held
+        peak: int = torch.cuda.max_memory_allocated(images.device)
+        return peak - held
     with _Tensors() as tensors:
         model(images)
     return tensors.peak

@@ -257,7 +257,8 @@ def read_rest(path: Path) -> Rest:
         ValueError: if it cannot be read, or lacks one of them, or has something else under its name.
     """
     found = read_checkpoint(path if path.is_file() else path / _REST)
-    return check_value(Rest, found, f"{path} is damaged")
+    rest: Rest = check_value(Rest, found, f"{path} is damaged")
+    return rest
 
 
 def _reason(error: BaseException) -> str:
@@ -268,19 +269,14 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def syncs_batchnorm(recipe: TrainingRecipe) -> bool:
-    """Whether BatchNorm sees the examples of all devices, which a recipe of text does not ask: it has no BatchNorm."""
-    return getattr(recipe, "sync_batchnorm", False)
-
-
-def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe) -> None:
+def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe, sync_batchnorm: bool) -> None:
     """Check that as many processes take part as the recipe says, and that they can find each other.
 
     Raises:
         ValueError: if torchrun or SLURM started another number, or several machines are asked for and nothing says
             where they are; also for what needs GPUs where there are none.
     """
-    if syncs_batchnorm(recipe) and trainer.strategy.root_device.type == "cpu":
+    if sync_batchnorm and trainer.strategy.root_device.type == "cpu":
         raise ValueError("`sync_batchnorm` must be off on CPUs, for PyTorch has it for GPUs alone, got True.")
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if recipe.nodes > 1 and type(environment) is LightningEnvironment and "MASTER_ADDR" not in os.environ:

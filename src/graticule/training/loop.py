@@ -21,14 +21,8 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import nn
 
 from graticule.checkpoints import save_weights
-from graticule.data import BatchOrder, BytePairTokenizer, build_mixup
+from graticule.data import BatchOrder
 from graticule.files import locked, write_json
-from graticule.tasks.build import build_data, build_model, data_sizes, recipe_plugins
-from graticule.tasks.classification import Classification, ShardedClassification
-from graticule.tasks.distillation import build_teacher
-from graticule.tasks.language import LanguageModeling, ShardedLanguageModeling
-from graticule.tasks.recipe import Recipe
-from graticule.tasks.text_recipe import TextRecipe
 from graticule.training.callbacks import History, Progress
 from graticule.training.checkpoints import (
     Checkpoints,
@@ -37,12 +31,13 @@ from graticule.training.checkpoints import (
     remove_leftovers,
     saved_checkpoints,
 )
-from graticule.training.devices import build_strategy, check_trainer, read_rest, syncs_batchnorm
-from graticule.training.module import Task
+from graticule.training.devices import build_strategy, check_trainer, read_rest
+from graticule.training.module import ShardedModule, TrainingModule
 from graticule.training.recipe import TrainingRecipe
 from graticule.training.run import Run
 from graticule.training.start import start
 from graticule.training.surroundings import surroundings
+from graticule.training.task import Task, TaskData, recipe_plugins, task_of
 
 #: What Lightning warns of and is meant here: a resumed run, small images without workers, its own use of torch.
 _EXPECTED_WARNINGS = (
@@ -72,25 +67,30 @@ def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, p
     run = Run(Path(folder))
     saver = Checkpoints(run.checkpoints, recipe.keep, recipe.checkpoint_steps, recipe.metric)
     with saver.listening():
-        return _train(recipe, run, saver, resume, progress)
+        return _train(task_of(recipe), run, saver, resume, progress)
 
 
-def _train(recipe: TrainingRecipe, run: Run, saver: Checkpoints, resume: bool, progress: bool) -> Run:
-    folder = run.folder
+def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, progress: bool) -> Run:
+    recipe, folder = task.recipe, run.folder
     history = History(run.metrics_file, run.log_file)
-    trainer = build_trainer(recipe, run, [history, saver, *([Progress(recipe.metric)] if progress else [])])
+    trainer = build_trainer(task, run, [history, saver, *([Progress(task.metric)] if progress else [])])
     first = trainer.is_global_zero
     if first:  # the others come when the folder is prepared
-        _check_folder(run, recipe, resume)
+        _check_folder(run, task, resume)
     finished = run.finished
     L.seed_everything(recipe.seed, verbose=False)
-    data = run.data(recipe) if run.recipe_file.exists() else build_data(recipe)
+    data = task.build_data(run if run.recipe_file.exists() else None)
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
-    model = build_model(recipe, *data_sizes(data))
+    model: Any = task.build_model(task.describe(data))
     if finished:
         return run
-    taken = start(model, recipe, data) if run.last is None else None
-    task = _task(model, recipe, data, batches)
+    taken = start(task, model, data) if run.last is None else None
+    if recipe.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+    task.setup(model, data, trainer.strategy.root_device)
+    if recipe.compile:
+        model.compile()
+    module = (ShardedModule if recipe.strategy == "fsdp" else TrainingModule)(task, model, batches)
     with contextlib.ExitStack() as stack:
         if first:
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def _train(recipe: TrainingRecipe, run: Run, saver: Checkpoints, resume: bool, p
                 raise BlockingIOError(
                     f"`folder` must be of one run at a time, got {str(folder)!r}, where another process is training."
                 )
-            _check_folder(run, recipe, resume)  # another process may have trained here while data and model were built
+            _check_folder(run, task, resume)  # another process may have trained here while data and model were built
             if run.finished:
                 if trainer.world_size > 1:  # the others wait for this one
                     raise FileExistsError(f"the run in {str(folder)!r} was finished by other processes meanwhile.")
@@ -108,40 +108,40 @@ def _train(recipe: TrainingRecipe, run: Run, saver: Checkpoints, resume: bool, p
                 for left in run.folder.glob(f".{path.name}.*.tmp"):
                     left.unlink()
             if not run.recipe_file.exists():
-                if isinstance(getattr(data, "tokenizer", None), BytePairTokenizer):
-                    data.tokenizer.save(run.tokenizer_file)
-                write_json(run.recipe_file, _describe(recipe, data, model))
+                task.save(data, run.folder)
+                write_json(run.recipe_file, _describe(task, data, model))
             if taken is not None:
                 print(taken)
                 history.say(f"starts from {recipe.start_from}")
         last = run.last
         if last is not None:
-            _go_on(batches, _progress(run, last, recipe, batches), recipe)
-        _fit(trainer, task, data, batches, last)
+            _skip_to(batches, _progress(run, last, recipe, batches), recipe)
+        _fit(trainer, module, data, batches, last)
         if first:
-            _finish(run, data, task)
+            _finish(run, data, module)
     return run
 
 
-def _check_folder(run: Run, recipe: TrainingRecipe, resume: bool) -> None:
-    """Check that a folder can take the run of `recipe`.
+def _check_folder(run: Run, task: Task[Any, Any], resume: bool) -> None:
+    """Check that a folder can hold the run of `task`.
 
     Raises:
         FileExistsError: if it holds a run already and `resume` is off.
         ValueError: if it holds a run of another recipe, or links that lead out of it.
     """
-    run.check_links()
+    run.check_links(task.files)
     if run.recipe_file.exists() and resume:
         run.check_plugins()
     if run.recipe_file.exists() and not resume:
         raise FileExistsError(
             f"`folder` must not hold a run already, got {str(run.folder)!r}; resume it with --resume, or name another."
         )
-    run.check_recipe(recipe)
+    run.check_recipe(task.recipe)
 
 
-def build_trainer(recipe: TrainingRecipe, run: Run, callbacks: list[L.Callback]) -> L.Trainer:
-    """Build Lightning's trainer of a recipe."""
+def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -> L.Trainer:
+    """Build Lightning's trainer of a task."""
+    recipe = task.recipe
     if recipe.ema_decay is not None:
         callbacks.insert(0, EMAWeightAveraging(decay=recipe.ema_decay))
     plugins: list[Any] = [WholeFileCheckpoints()] if recipe.strategy != "fsdp" else []
@@ -157,7 +157,7 @@ def build_trainer(recipe: TrainingRecipe, run: Run, callbacks: list[L.Callback])
             precision=recipe.precision,
             gradient_clip_val=recipe.clip_grad,
             accumulate_grad_batches=recipe.accumulate,
-            sync_batchnorm=syncs_batchnorm(recipe),
+            sync_batchnorm=task.sync_batchnorm,
             use_distributed_sampler=False,
             callbacks=callbacks,
             logger=TensorBoardLogger(run.folder, name="", version="tensorboard"),
@@ -168,36 +168,8 @@ def build_trainer(recipe: TrainingRecipe, run: Run, callbacks: list[L.Callback])
             enable_model_summary=False,
             log_every_n_steps=1,  # of what is logged by step, which is nothing
         )
-    check_trainer(trainer, recipe)
+    check_trainer(trainer, recipe, task.sync_batchnorm)
     return trainer
-
-
-def _task(model: Any, recipe: TrainingRecipe, data: Any, batches: BatchOrder) -> Task:
-    if recipe.grad_checkpointing:
-        model.set_grad_checkpointing(True)
-    if isinstance(recipe, TextRecipe):
-        language = ShardedLanguageModeling if recipe.strategy == "fsdp" else LanguageModeling
-        task: Task = language(model, recipe, batches, data.num_bytes("test"))
-    else:
-        assert isinstance(recipe, Recipe)
-        task = _classification(model, recipe, data, batches)
-    if recipe.compile:
-        model.compile()
-    return task
-
-
-def _classification(model: Any, recipe: Recipe, data: Any, batches: BatchOrder) -> Classification:
-    teacher = build_teacher(recipe.distillation, data.info, recipe.img_size)
-    mixup = build_mixup(
-        mixup=recipe.mixing.mixup,
-        cutmix=recipe.mixing.cutmix,
-        prob=recipe.mixing.prob,
-        switch_prob=recipe.mixing.switch_prob,
-        label_smoothing=recipe.label_smoothing,
-        num_classes=data.info.num_classes,
-    )
-    kind = ShardedClassification if recipe.strategy == "fsdp" else Classification
-    return kind(model, recipe, batches, mixup, teacher)
 
 
 def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> Any:
@@ -222,15 +194,15 @@ def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder)
     except (ValueError, FileNotFoundError) as error:
         older = [path.name for path in saved_checkpoints(run.checkpoints) if path != last]
         advice = (
-            f"remove it to go on from an older one, {older[-1]}" if older else "there is no older one to go on from"
+            f"remove it to resume from an older one, {older[-1]}" if older else "there is no older one to resume from"
         )
         more = f" (there are also {', '.join(older[-2::-1])})" if older[1:] else ""
         reason = str(error).rstrip(".")
         raise ValueError(f"the run cannot be resumed from the checkpoint {last}: {reason}; {advice}{more}.") from None
 
 
-def _go_on(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingRecipe) -> None:
-    """Let the data begin where the checkpoint stands."""
+def _skip_to(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingRecipe) -> None:
+    """Skip the batches before the checkpoint."""
     if progress["batches"] and progress["accumulate"] != recipe.accumulate:
         raise ValueError(
             f"`accumulate` must be {progress['accumulate']} until the end of the epoch that is under way, got "
@@ -240,14 +212,14 @@ def _go_on(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingRecipe
     batches.skip(progress["batches"])
 
 
-def _fit(trainer: L.Trainer, task: Task, data: Any, batches: BatchOrder, last: Path | None) -> None:
+def _fit(trainer: L.Trainer, module: TrainingModule, data: TaskData, batches: BatchOrder, last: Path | None) -> None:
     loader = data.train_dataloader(batches)
     evaluated = data.eval_dataloader(data.size, trainer.global_rank, trainer.world_size)
     loader.worker_init_fn = evaluated.worker_init_fn = _outlive_signals
     try:
         with _expected_warnings():
             trainer.fit(
-                task,
+                module,
                 train_dataloaders=loader,
                 val_dataloaders=evaluated,
                 ckpt_path=last,
@@ -309,16 +281,12 @@ def _expected_warnings() -> Iterator[None]:
         yield
 
 
-def _describe(recipe: TrainingRecipe, data: Any, model: nn.Module) -> dict[str, Any]:
+def _describe(task: Task[Any, Any], data: TaskData, model: nn.Module) -> dict[str, Any]:
+    recipe = task.recipe
     return {
         "recipe": recipe.to_dict(),
-        "metric": dataclasses.asdict(recipe.metric),
-        **dict(zip(("num_classes", "channels"), data_sizes(data), strict=True)),
-        **(
-            {"vocabulary": data.info.vocabulary}
-            if isinstance(recipe, TextRecipe)
-            else {"class_names": data.info.class_names}
-        ),
+        "metric": dataclasses.asdict(task.metric),
+        **task.describe(data),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
         **surroundings(),
@@ -326,11 +294,11 @@ def _describe(recipe: TrainingRecipe, data: Any, model: nn.Module) -> dict[str, 
     }
 
 
-def _finish(run: Run, data: Any, task: Task) -> None:
-    """Leave the best weights alone in a file, and say what came of it."""
+def _finish(run: Run, data: TaskData, module: TrainingModule) -> None:
+    """Write the best weights to a file of their own, and the results."""
     assert run.last is not None  # every epoch leaves a checkpoint
     history = read_rest(run.last)["callbacks"]["History"]["rows"]
-    metric = task.recipe.metric
+    metric = module.task.metric
     best = metric.best(history)
     save_weights(run.model().state_dict(), run.weights)
     write_json(
@@ -342,6 +310,6 @@ def _finish(run: Run, data: Any, task: Task) -> None:
             "epochs": len(history),
             "seconds": sum(row["seconds"] for row in history),
             "skipped_images": [str(path) for path in data.skipped],
-            "skipped_steps": task.skipped_steps,
+            "skipped_steps": module.skipped_steps,
         },
     )

@@ -1,11 +1,10 @@
-"""What is optimised and how, whatever is learned: steps, schedules, sums, and where a run stands."""
+"""The optimization of a task on Lightning: steps, schedules, sums over an epoch, and the progress of a run."""
 
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -17,28 +16,27 @@ from torch import Tensor, nn
 from graticule.data import BatchOrder
 from graticule.files import write_json
 from graticule.training.devices import shard
-from graticule.training.recipe import TrainingRecipe
+from graticule.training.task import Task
+from graticule.training.validation import Sums, exact_dtype
 
 #: So many steps with a loss that is not finite may be skipped one after the other.
 _MOST_SKIPPED = 50
 
 
-class Task(L.LightningModule, ABC):
-    """A model, trained as a recipe says.
+class TrainingModule(L.LightningModule):
+    """A model and its task, trained as the recipe says.
 
     Args:
+        task: loss and score.
         model: the model.
-        recipe: optimiser, schedule, what to do with a loss that is not finite.
         batches: which examples each batch of this process has.
     """
 
-    #: What an example is, for messages.
-    examples: ClassVar[str]
-
-    def __init__(self, model: Any, recipe: TrainingRecipe, batches: BatchOrder) -> None:
+    def __init__(self, task: Task[Any, Any], model: nn.Module, batches: BatchOrder) -> None:
         super().__init__()
+        self.task = task
         self.model = model
-        self.recipe = recipe
+        self.recipe = task.recipe
         self.batches = batches
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
@@ -46,29 +44,7 @@ class Task(L.LightningModule, ABC):
         self._before: Any = None  # what a step that is skipped puts back
         self._loss: Tensor | float = 0.0  # sums over the epoch so far, in this process
         self._count = 0.0
-        self._held_out: Tensor | float = 0.0  # the same for what is validated
-        self._held_out_count = 0
-
-    @property
-    @abstractmethod
-    def rate(self) -> tuple[str, int]:
-        """The unit of speed, and how many of it a step has."""
-
-    @abstractmethod
-    def loss(self, batch: Any) -> tuple[Tensor, int]:
-        """Return the mean loss of a training batch, and over how many examples it is a mean."""
-
-    @abstractmethod
-    def score(self, total: float) -> float:
-        """Return the metric of the recipe over what was validated, of all processes, and begin again.
-
-        Args:
-            total: the sum of the losses that were given to `hold_out`.
-        """
-
-    def forward(self, inputs: Tensor) -> Any:
-        """Call the model."""
-        return self.model(inputs)
+        self._held_out = Sums()
 
     def on_train_epoch_start(self) -> None:
         """Count from nothing."""
@@ -77,7 +53,7 @@ class Task(L.LightningModule, ABC):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Make dropout and mixing a function of seed, step and process, so that a resumed run repeats the same."""
         if batch_idx % self.recipe.accumulate == 0:
-            # Lightning does it behind the forward pass, which then has to do without their memory: 2 % of a small step
+            # Lightning does it after the forward pass, which then cannot use their memory: 2 % of a small step
             self.trainer.optimizers[0].zero_grad(set_to_none=True)
         process = [self.global_rank] if self.global_rank else []
         key = [self.recipe.seed, self.current_epoch, batch_idx, *process]
@@ -92,7 +68,7 @@ class Task(L.LightningModule, ABC):
         """Return the loss of a batch."""
         if self.recipe.nonfinite == "skip" and batch_idx % self.recipe.accumulate == 0:
             self._remember()
-        loss, count = self.loss(batch)
+        loss, count = self.task.loss(self.model, batch, self.current_epoch), len(batch[0])
         if not self._finite(loss, batch_idx):
             self._skip = True
         if self._skip:
@@ -120,7 +96,7 @@ class Task(L.LightningModule, ABC):
             return False
         row = f", in the {self._skipped_in_a_row + 1}. step in a row" if skip else ""
         found = "the loss of another process is not finite" if kept is None else f"the loss is {loss.item()}"
-        named = "" if kept is None else f", and the {self.examples} of the batch are named in {kept}"
+        named = "" if kept is None else f", and the {self.task.examples} of the batch are named in {kept}"
         raise FloatingPointError(
             f"{found} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}{row}; a smaller `lr`, "
             "a longer warm-up or `clip_grad` may help, and `nonfinite` skip leaves such steps out. The last checkpoint "
@@ -137,7 +113,7 @@ class Task(L.LightningModule, ABC):
             "step": self.global_step,
             "process": self.global_rank,
             "loss": str(loss.item()),
-            self.examples: [key[1] for key in keys],
+            self.task.examples: [key[1] for key in keys],
         }
         return write_json(Path(self.trainer.default_root_dir) / name, values)
 
@@ -169,23 +145,23 @@ class Task(L.LightningModule, ABC):
         self._skipped_in_a_row += 1
         self._skip = False
 
-    def hold_out(self, losses: Tensor) -> None:
-        """Count the losses of some validated examples, (n,)."""
-        # a plain sum, as a metric's would be rounded to the precision of the model, and pass over what is no number
-        self._held_out = self._held_out + losses.sum(dtype=_exact(losses.device))
-        self._held_out_count += len(losses)
-
     def on_validation_epoch_start(self) -> None:
-        """Count from nothing."""
-        self._held_out, self._held_out_count = 0.0, 0
+        """Start counting."""
+        self._held_out = Sums()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Count the values of a held-out batch."""
+        self._held_out.add(self.task.validate(self.model, batch))
 
     def on_validation_epoch_end(self) -> None:
-        """Log `train_loss`, `val_loss`, the metric of the recipe, over all processes, and the learning rate."""
-        loss, count = _total(self._sums())
-        total, held_out = _total(self._gathered(self._held_out, self._held_out_count))
-        metrics = {"train_loss": loss / max(count, 1.0), "val_loss": total / max(held_out, 1.0)}
+        """Log `train_loss`, `val_loss` and the metric of the task, over all processes, and the learning rate."""
+        loss, trained_on = _total(self._sums())
+        names = list(self._held_out.values)
+        *totals, count = _total(self._gathered(*self._held_out.values.values(), self._held_out.count))
+        sums = dict(zip(names, totals, strict=True))
+        metrics = {"train_loss": loss / max(trained_on, 1.0), "val_loss": sums["loss"] / max(count, 1.0)}
         rates = {"lr": self.trainer.optimizers[0].param_groups[0]["lr"]}
-        self.log_dict(metrics | {self.recipe.metric.column: self.score(total)} | rates)
+        self.log_dict(metrics | {self.task.metric.column: self.task.score(sums, int(count))} | rates)
 
     def _sums(self) -> list[list[float]]:
         """For each process, the sum of the losses and the number of examples of the epoch so far."""
@@ -193,7 +169,7 @@ class Task(L.LightningModule, ABC):
 
     def _gathered(self, *values: Tensor | float) -> list[list[float]]:
         """Return such values of each process."""
-        here = torch.tensor([float(value) for value in values], dtype=_exact(self.device), device=self.device)
+        here = torch.tensor([float(value) for value in values], dtype=exact_dtype(self.device), device=self.device)
         if self.trainer.world_size > 1:
             return self.trainer.strategy.all_gather(here).tolist()
         return [here.tolist()]
@@ -250,26 +226,21 @@ class Task(L.LightningModule, ABC):
         scheduler.step_update(self.global_step)
 
 
-class Sharded(Task):
-    """The same with the model's parameters shared out over the processes."""
+class ShardedModule(TrainingModule):
+    """The same with the parameters of the model sharded over the processes, whatever the task."""
+
+    _sharded = False
 
     def configure_model(self) -> None:
-        """Share them out, once."""
-        if not self._shared:
+        """Shard the parameters, once."""
+        if not self._sharded:
             mesh: Any = self.device_mesh
             shard(self.model, mesh["data_parallel"])
-            self._shared = True
+            self._sharded = True
 
     def _nothing(self, loss: Tensor) -> Tensor:
-        """Go back the way that the loss came, on which parameters are put together; the gradients are dropped."""
+        """Return 0 from the loss: parameters are gathered on its way back, and the gradients are dropped."""
         return loss * 0.0
-
-    _shared = False
-
-
-def _exact(device: torch.device) -> torch.dtype:
-    """Return what sums are held in: float64, or float32 where there is no other."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _total(rows: list[list[float]]) -> list[float]:

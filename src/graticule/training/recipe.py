@@ -1,4 +1,7 @@
-"""What every training run is made of, whatever it learns: a model, its position information, optimiser, machines."""
+"""The values of a training run that all tasks share: model, position, optimizer, devices.
+
+Nothing here imports PyTorch unless a value needs it to be checked, so that printing options takes no time.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
-from timm.optim import list_optimizers
 
-from graticule.encodings import ENCODINGS
-from graticule.joining import JOININGS
 from graticule.metric import Metric
 from graticule.names import known_name
+from graticule.specs import Spec
 from graticule.typed import (
     Count,
     Epochs,
@@ -27,19 +28,26 @@ from graticule.typed import (
     keys_with_hints,
 )
 
-#: What a run may change when it goes on, for it does not decide what comes out.
+#: Fields that a resumed run may change, since they do not decide its result.
 MACHINE = (
     *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
     *("keep", "checkpoint_steps", "data_root"),
 )
 
+#: Optimizers of timm that need not be looked up, and the joining that needs no check.
+USUAL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
+USUAL_JOINING = "default"
+
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """A training run: every value that decides its result is here, and a run folder keeps it.
+    """The values that decide the result of a training run; its folder keeps them.
 
-    Rates are per step; epochs count passes over the training data. What is trained is added by `Recipe` (images) and
-    `TextRecipe` (text).
+    Rates are per step; epochs count passes over the training data. The recipe class of a task adds what the task needs
+    and sets two class variables.
+
+    task: the name of the task.
+    metric: the score that its runs are judged by.
     """
 
     task: ClassVar[str]
@@ -49,33 +57,33 @@ class TrainingRecipe:
     """name of the model"""
     encoding: str | None = None
     """position encoding with its options, such as shaw(clip=4), or several combined by + (default: the model's own)"""
-    joining: str = "default"
+    joining: str = USUAL_JOINING
     """how the encoding reaches each layer, with its options, such as lape(layers=6)"""
     start_from: Path | None = None
-    """start with the weights of this checkpoint or run, of whatever size, classes, encoding or joining: what fits is
-    taken, resampled where it must be, and the rest is new"""
+    """start with the weights of this checkpoint or run, of any size, classes, encoding or joining: weights that fit are
+    loaded, resampled where needed, and the rest is initialized"""
     position_from: Path | None = None
     """start with the position parameters of this checkpoint"""
     model_kwargs: tuple[str, ...] = ()
-    """arguments of the model, as depth=2"""
+    """arguments of the model, such as depth=2"""
     dataset: str = ""
     """data set"""
     data_root: Path | None = None
-    """folder of the data set (default: where the data set is looked for)"""
+    """folder of the data set (default: its usual place)"""
     limit_train: Count | None = None
-    """train on so much only"""
+    """train on this many examples only"""
     limit_test: Count | None = None
-    """test on so much only"""
+    """test on this many examples only"""
     drop_path_rate: ShareBelowOne = 0.0
     """stochastic depth of the last block"""
     batch_size: Count = 64
-    """examples a step, over all devices, nodes and accumulated parts"""
+    """examples per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 256
-    """examples a batch in evaluation"""
+    """examples per batch in evaluation"""
     epochs: Annotated[Epochs, Field(ge=1)] = 10
     """passes over the training data, cool-down not counted"""
     optimizer: str = "adamw"
-    """timm's name of the optimiser: adamw, sgd, lamb, ..."""
+    """timm's name of the optimizer: adamw, sgd, lamb, ..."""
     lr: Positive = 1e-3
     """highest learning rate"""
     min_lr: NotNegative = 1e-5
@@ -85,9 +93,9 @@ class TrainingRecipe:
     warmup_epochs: Epochs = 0
     """epochs of linear warm-up, counted within `epochs`"""
     cooldown_epochs: Epochs = 0
-    """epochs at `min_lr` behind the cosine, beyond `epochs`"""
+    """epochs at `min_lr` after the cosine, beyond `epochs`"""
     optimizer_eps: Annotated[Positive, Field(lt=1)] | None = None
-    """what the optimizer adds to its denominators (default: the optimizer's own, 1e-8 for most)"""
+    """epsilon in the denominators of the optimizer (default: the optimizer's own, 1e-8 for most)"""
     weight_decay: NotNegative = 0.05
     """decay of all weights but norms, biases and position parameters; those that mix tokens (gMLP, PosMLP) do decay"""
     clip_grad: Positive | None = None
@@ -99,25 +107,25 @@ class TrainingRecipe:
     accelerator: str = "auto"
     """Lightning's accelerator: auto, cpu, gpu, ..."""
     devices: Count = 1
-    """GPUs (or processes, on CPUs) of a node"""
+    """GPUs (or processes, on CPUs) per node"""
     nodes: Count = 1
     """machines; start the same command on each, by torchrun or SLURM"""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """how several devices work together: ddp keeps a whole model on each (auto does, too), fsdp shares it out"""
+    """strategy for several devices: ddp keeps a whole model on each (so does auto), fsdp shards it"""
     accumulate: Count = 1
-    """parts in which every device works through its share of a batch, where it does not fit at once"""
+    """micro-batches per step on every device, whose gradients are accumulated"""
     grad_checkpointing: Flag = False
-    """compute the activations of blocks again in the backward pass instead of keeping them"""
+    """recompute the activations of blocks in the backward pass instead of storing them"""
     compile: Flag = False
     """compile the model with torch.compile"""
     keep: Count = 1
     """how many of the last checkpoints are kept, besides the best"""
     checkpoint_steps: Count | None = None
-    """save a checkpoint every so many steps too (default: at the end of an epoch only)"""
+    """also save a checkpoint every this many steps (default: at the end of every epoch only)"""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """what a loss that is not finite does: stop the run, or skip the step and count it"""
+    """on a loss that is not finite: stop the run, or skip the step and count it"""
     seed: Seed = 0
-    """decides initialisation, order and augmentation"""
+    """seed of initialization, order and augmentation"""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -128,19 +136,24 @@ class TrainingRecipe:
             )
         if self.strategy == "fsdp" and self.ema_decay is not None:
             raise ValueError(
-                f"`ema_decay` must be left out with strategy fsdp: Lightning's moving average is not shared out, got "
+                f"`ema_decay` must be left out with strategy fsdp: Lightning's moving average is not sharded, got "
                 f"{self.ema_decay}."
             )
         self.backbone_arguments()
-        if self.encoding is not None:
-            ENCODINGS.specs(self.encoding)
-        JOININGS.specs(self.joining)
-        known_name("optimizer", self.optimizer, [str(name) for name in list_optimizers()])
+        self._check_names()
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
             raise ValueError(f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}.")
 
+    def _check_names(self) -> None:
+        """Check the names that only PyTorch or timm can check; the usual ones need neither."""
+        _specs(self.encoding, self.joining)
+        if self.optimizer not in USUAL_OPTIMIZERS:
+            from timm.optim import list_optimizers
+
+            known_name("optimizer", self.optimizer, [str(name) for name in list_optimizers()])
+
     def backbone_arguments(self) -> dict[str, Any]:
-        """Read `model_kwargs`: what stands behind each = is JSON, or a word."""
+        """Parse `model_kwargs`: the value after each = is JSON or a word."""
         found: dict[str, Any] = {}
         for text in self.model_kwargs:
             name, equals, value = text.partition("=")
@@ -151,7 +164,7 @@ class TrainingRecipe:
             except ValueError:
                 if not value.isidentifier():
                     raise ValueError(
-                        f"`model_kwargs` must have JSON or a word behind =, as windows=[28,14,14,7], got {text!r}."
+                        f"`model_kwargs` must have JSON or a word after =, as windows=[28,14,14,7], got {text!r}."
                     ) from None
                 found[name] = value
             if found[name] is None:
@@ -161,21 +174,20 @@ class TrainingRecipe:
         return found
 
     def differences(self, other: TrainingRecipe) -> list[str]:
-        """Name what differs and decides the result, which the machines do not, but for the order of sums."""
+        """List the fields that differ and decide the result; devices do not, except for the order of sums."""
         if self.task != other.task:
             return ["task"]
         names = [f.name for f in dataclasses.fields(self) if f.name not in MACHINE]
         return [name for name in names if self._compared(name) != other._compared(name)]
 
     def _compared(self, name: str) -> Any:
-        """Return a value as it is compared: names with options without the spaces of their text."""
-        value = getattr(self, name)
-        if name == "encoding" and value is not None:
-            return ENCODINGS.specs(value)
-        return JOININGS.specs(value) if name == "joining" else value
+        """Return a value for comparison: encoding and joining as specs, whatever the spaces in their text."""
+        if name == "encoding":
+            return _specs(self.encoding, USUAL_JOINING)
+        return _specs(None, self.joining) if name == "joining" else getattr(self, name)
 
     def quick(self) -> Self:
-        """The same code path in a few steps, on the CPU."""
+        """Return a recipe of the same code path in a few steps, on the CPU."""
         return dataclasses.replace(
             self,
             epochs=2,
@@ -194,7 +206,7 @@ class TrainingRecipe:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return plain values, ready for JSON."""
         return {"task": self.task, **json.loads(json.dumps(dataclasses.asdict(self), default=str))}
 
     @classmethod
@@ -210,6 +222,20 @@ class TrainingRecipe:
         if unknown := values.keys() - {field.name for field in dataclasses.fields(cls)}:
             raise ValueError(f"`recipe` must not have the keys {keys_with_hints(unknown, cls)}.")
         return cls(**values)
+
+
+def _specs(encoding: str | None, joining: str) -> tuple[Spec, ...]:
+    """Return checked specs of an encoding, if there is one, and a joining; the defaults need no PyTorch."""
+    found: tuple[Spec, ...] = ()
+    if encoding is not None:
+        from graticule.encodings import ENCODINGS
+
+        found += ENCODINGS.specs(encoding)
+    if joining == USUAL_JOINING:
+        return (*found, Spec(joining, {}))
+    from graticule.joining import JOININGS
+
+    return (*found, *JOININGS.specs(joining))
 
 
 def _refused(constant: str) -> None:

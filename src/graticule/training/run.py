@@ -1,8 +1,9 @@
-"""A run folder: the recipe as resolved, versions, metrics, checkpoints, weights."""
+"""A run folder opened to read its recipe, results and model."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,28 +12,22 @@ from typing import Any, Literal, NotRequired
 from torch import nn
 from typing_extensions import TypedDict
 
-from graticule.data import BytePairTokenizer, ByteTokenizer, Tokenizer, check_class_names, check_vocabulary
 from graticule.files import locked
 from graticule.metric import Metric
 from graticule.plugins import missing_plugins
 from graticule.run_folder import RunFolder
-from graticule.tasks.build import build_data, build_model, data_sizes, read_recipe
-from graticule.tasks.text_recipe import TextRecipe
 from graticule.training.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.training.devices import load_weights
 from graticule.training.recipe import TrainingRecipe
 from graticule.training.surroundings import changed_surroundings
+from graticule.training.task import Task, read_recipe, task_of
 from graticule.typed import Count, Finite, NotNegative, Number, Whole, read_typed
 
 
 class _Described(TypedDict):
-    """The contents of recipe.json."""
+    """The contents of recipe.json that every task has."""
 
     recipe: dict[str, Any]
-    num_classes: Count
-    channels: Count
-    class_names: NotRequired[tuple[str, ...]]
-    vocabulary: NotRequired[str]
     versions: NotRequired[dict[str, Any]]
     machine: NotRequired[dict[str, Any]]
     plugins: NotRequired[dict[str, str]]
@@ -60,7 +55,7 @@ class Run(RunFolder):
             return not free
 
     def recipe(self) -> Any:
-        """Read the recipe, a `Recipe` or a `TextRecipe`.
+        """Read the recipe, an instance of the recipe class of its task.
 
         Raises:
             ValueError: if the file is damaged, or needs a plugin that is not imported.
@@ -74,7 +69,7 @@ class Run(RunFolder):
         for name in changed:
             warnings.warn(f"the plugin {name} has changed since {self.folder} was trained with it.", stacklevel=2)
         values = self._described()["recipe"]
-        for name in ("model", "epochs"):  # without them, the defaults of this version would be trained
+        for name in ("model", "epochs", "task"):  # without them, the defaults of this version would be trained
             if name not in values:
                 raise ValueError(f"{self.recipe_file} is no recipe: `{name}` must be given.")
         try:
@@ -85,7 +80,7 @@ class Run(RunFolder):
 
     @property
     def plugins(self) -> dict[str, str]:
-        """The files outside of the package that the run's classes are from, and their SHA-256."""
+        """The files outside of the package that define the run's classes, and their SHA-256."""
         return self._described().get("plugins", {})
 
     def check_plugins(self) -> None:
@@ -99,10 +94,13 @@ class Run(RunFolder):
                 f"`run` {str(self.folder)!r} cannot be resumed: its plugin {name} has changed since it was started."
             )
 
-    def check_links(self) -> None:
+    def check_links(self, further: Sequence[str] = ()) -> None:
         """Check that no file or folder of the run is a link that leads out of its folder.
 
-        Training replaces, appends to and removes them, and would do so to what belongs to something else.
+        Training replaces, appends to and removes them, and would do so to files of something else.
+
+        Args:
+            further: names of files that the task writes.
 
         Raises:
             ValueError: naming the first that is.
@@ -113,15 +111,15 @@ class Run(RunFolder):
             self.log_file,
             self.weights,
             self.result_file,
-            self.tokenizer_file,
+            *(self.folder / name for name in further),
         )
         folders = (self.checkpoints, self.folder / "tensorboard")
         within = [path for folder in folders if not folder.is_symlink() for path in folder.rglob("*")]
         for path in (*files, self.folder / ".lock", *folders, *within):
             if path.is_symlink() and not path.resolve().is_relative_to(self.folder.resolve()):
                 raise ValueError(
-                    f"`folder` must hold the files of its run itself, got {str(path)!r}, a link out of it; copy there "
-                    "what it leads to, or remove it."
+                    f"`folder` must hold the files of its run itself, got {str(path)!r}, a link out of it; copy "
+                    "its target there, or remove it."
                 )
 
     def changed_surroundings(self) -> list[str]:
@@ -129,7 +127,7 @@ class Run(RunFolder):
         return changed_surroundings(self._described())
 
     def check_recipe(self, recipe: TrainingRecipe) -> None:
-        """Check that a run that is here was made by `recipe`, on whatever machines.
+        """Check that a run in this folder was made by `recipe`, on any devices.
 
         Raises:
             ValueError: if another recipe made it.
@@ -147,55 +145,36 @@ class Run(RunFolder):
             FileNotFoundError: if it is not finished.
             ValueError: if the file is damaged.
         """
-        return read_typed(self.result_file, _result(self.recipe().metric))
+        result: dict[str, Any] = read_typed(self.result_file, _result(self.recipe().metric))
+        return result
 
-    def tokenizer(self) -> Tokenizer:
-        """Load the tokenizer of a run on text.
+    def task(self) -> Task[Any, Any]:
+        """Return the task of the recipe."""
+        return task_of(self.recipe())
 
-        Raises:
-            FileNotFoundError, ValueError: if it is not there, damaged, or not the one that the run was trained with.
-            ImportError: if the library `tokenizers` is needed and not installed.
-        """
-        fingerprint = self._described().get("vocabulary")
-        if fingerprint is None:
-            raise ValueError(f"`run` must be one on text, got {str(self.folder)!r}, which is not.")
-        bytes_alone = ByteTokenizer()
-        if fingerprint == bytes_alone.fingerprint:
-            return bytes_alone
-        found = BytePairTokenizer.load(self.tokenizer_file)
-        check_vocabulary(found, fingerprint, str(self.folder))
-        return found
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes of a run on images, in the order of the model's outputs.
+    def described(self) -> dict[str, Any]:
+        """Read what the task recorded of the data, such as the names of classes.
 
         Raises:
-            ValueError: if the run has none: it is on text, or its file is damaged.
+            ValueError: if the file is damaged.
         """
-        names = self._described().get("class_names")
-        if names is None:
-            raise ValueError(f"{self.recipe_file} must list the names of the classes (`class_names`), got none.")
-        return names
+        described: dict[str, Any] = read_typed(self.recipe_file, self.task().description)
+        return described
 
     def data(self, recipe: TrainingRecipe | None = None) -> Any:
-        """Build the data of the run, checked: a `DataModule`, or a `TextModule` with the run's tokenizer.
+        """Build the data of the run, checked against the ones that it was trained on.
 
         Args:
-            recipe: replaces the run's own, as where it is resumed with data in another folder.
+            recipe: replaces the run's own, such as where it is resumed with data in another folder.
 
         Raises:
-            ValueError: also if the data have other classes, or in another order, than the run was trained on.
+            ValueError: also if the data mean something else, such as other classes or another order of them.
         """
-        recipe = self.recipe() if recipe is None else recipe
-        if isinstance(recipe, TextRecipe):
-            return build_data(recipe, self.tokenizer())
-        data = build_data(recipe)
-        check_class_names(data.info.class_names, self.class_names, str(self.folder))
-        return data
+        return task_of(self.recipe() if recipe is None else recipe).build_data(self)
 
     def _described(self) -> _Described:
-        return read_typed(self.recipe_file, _Described)
+        described: _Described = read_typed(self.recipe_file, _Described)
+        return described
 
     def model(self, data: Any = None, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
         """Build the model with its best or last weights, in evaluation mode.
@@ -204,15 +183,14 @@ class Run(RunFolder):
             FileNotFoundError: if nothing was saved yet.
             ValueError: if the checkpoint cannot be read or does not fit.
         """
-        recipe = self.recipe()
-        described = self._described()
-        sizes = (described["num_classes"], described["channels"]) if data is None else data_sizes(data)
+        task = self.task()
+        described = self.described() if data is None else task.describe(data)
         path = self.best if checkpoint == "best" else self.last
         if path is None or not path.exists():
             raise FileNotFoundError(
                 f"{self.folder} has no {checkpoint} checkpoint yet; its training ended before the first epoch did."
             )
-        return load_weights(build_model(recipe, *sizes), path).eval()
+        return load_weights(task.build_model(described), path).eval()
 
 
 @cache

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from graticule.backbones import LanguageModel
 from graticule.data import PADDING, TextModule
 from graticule.surgery import fold, unfold
-from graticule.tasks.language import token_nats
 from graticule.training.cost import inference_cost
 
 
@@ -144,3 +145,9 @@ def _doubling(length: int) -> list[tuple[int, int]]:
     """Cut places 1 to `length` into bins that double, (first, last) each."""
     ends = [1 << power for power in range((length - 1).bit_length())] + [length]
     return list(zip([1, *(end + 1 for end in ends)], ends, strict=False))
+
+
+def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return -log p of each target, (B, n), 0 where it is `PADDING`, from logits (B, n, vocab_size)."""
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+    return F.cross_entropy(exact, targets.flatten(), ignore_index=PADDING, reduction="none").view_as(targets)

@@ -1,0 +1,81 @@
+"""The evaluation of image classifiers at several sizes, as `graticule evaluate` shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graticule.checks import parse_sizes
+from graticule.training.evaluation import Evaluated, Evaluation, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from graticule.metric import Metric
+    from graticule.tasks.image_scores import Score
+
+
+@dataclass
+class ImageEvaluation(Evaluation["Score"]):
+    """Accuracy and cost at several sizes of the images."""
+
+    sizes: list[str] = field(default_factory=list)
+    """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    windows: list[int] = field(default_factory=list)
+    """of images: side of the windows of every stage of a PosMLP, in patches (default: those of the run)"""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check the sizes, and set the windows of the model."""
+        from graticule.tasks.image_scores import check_sizes, set_windows
+
+        check_sizes(model, self._sizes(task))
+        if self.windows:
+            set_windows(model, self.windows)
+
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[Score]:
+        """Score a model at every size."""
+        from graticule.tasks.image_scores import evaluate
+
+        return evaluate(model, data, self._sizes(task), device=device, progress=progress)
+
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> Table:
+        """Return a row for each run and size, with the difference from the training size and windows."""
+        rows, records = [], []
+        windows = {"windows": self.windows} if self.windows else {}
+        for run in evaluated:
+            trained = run.recipe.img_size
+            same = (score.top1 for score in run.scores if score.size == trained and not self.windows)
+            reference = next(same, run.measured)
+            for score in run.scores:
+                rows.append(
+                    [
+                        run.label,
+                        f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == trained else ""),
+                        f"{score.top1:.2f}",
+                        "-" if reference is None else f"{score.top1 - reference:+.2f}",
+                        "-" if score.top5 is None else f"{score.top5:.2f}",
+                        f"{score.loss:.3f}",
+                        f"{score.images:,}",
+                        f"{score.images_per_second:,.0f}",
+                        f"{score.memory / 1e6:.2f}",
+                    ]
+                )
+                records.append({"run": run.folder, **windows, **dataclasses.asdict(score)})
+        notes = ["* the size that the run was trained at; speed and peak memory are those of the forward pass alone"]
+        if self.windows:
+            named = ", ".join(map(str, self.windows))
+            notes.append(f"with windows of {named}; drop: relative to the windows of the training")
+        columns = ("run", "size", "top-1 (%)", "drop", "top-5 (%)", "loss", "images", "images/s", "MB/image")
+        return Table(columns, rows, notes, records)
+
+    def figure(self, evaluated: Sequence[Evaluated[Score]]) -> Figure:
+        """Draw accuracy against size."""
+        from graticule.analysis import resolution_plot
+
+        curves = {run.label: {score.size: [score.top1] for score in run.scores} for run in evaluated}
+        return resolution_plot(curves, trained_at=evaluated[0].recipe.img_size)
+
+    def _sizes(self, task: Any) -> list[tuple[int, int]]:
+        return parse_sizes(self.sizes) or [task.recipe.img_size]

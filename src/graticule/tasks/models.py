@@ -1,0 +1,113 @@
+"""The models of recipes of images and of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from graticule.backbones import (
+    create_language_model,
+    create_model,
+    list_arguments,
+    list_language_arguments,
+    list_language_models,
+    list_models,
+)
+from graticule.backbones.registry import PREFIX
+from graticule.names import known_name
+from graticule.training.recipe import TrainingRecipe
+
+
+def build_backbone(
+    recipe: TrainingRecipe,
+    num_classes: int,
+    channels: int,
+    img_size: tuple[int, int],
+    patch_size: int | None = None,
+    global_pool: str | None = None,
+) -> Any:
+    """Build the backbone of a recipe; what is left open is the backbone's own.
+
+    Args:
+        recipe: model, position and drop path.
+        num_classes: outputs of the head.
+        channels: of the images.
+        img_size: (height, width) in pixels.
+        patch_size: side of a patch in pixels.
+        global_pool: token or avg.
+
+    Raises:
+        ValueError: for an argument that the backbone does not have, or a combination that it refuses.
+    """
+    known_name("model", recipe.model.removeprefix(PREFIX), list_models())
+    known = list_arguments(recipe.model)
+    given: dict[str, Any] = {
+        "img_size": img_size,
+        "patch_size": patch_size,
+        "global_pool": global_pool,
+        "drop_path_rate": recipe.drop_path_rate,
+        "num_classes": num_classes,
+        "in_chans": channels,
+    }
+    if global_pool is not None and "class_token" in known:
+        given["class_token"] = global_pool == "token"
+    for name, value in given.items():
+        if value is not None and name not in known:
+            raise ValueError(f"`{name}` must be left out: {recipe.model} has no such argument, got {value!r}.")
+    further = recipe.backbone_arguments()
+    for name in further:
+        known_name("model_kwargs", name, [argument for argument in known if argument not in given])
+    build = partial(
+        create_model,
+        recipe.model,
+        **_position(recipe),
+        **given,
+        **further,
+    )
+    return _built(build, recipe, further)
+
+
+def build_language_model(
+    recipe: TrainingRecipe, vocab_size: int, context: int, tied: bool = True, drop_rate: float = 0.0
+) -> Any:
+    """Build the language model of a recipe.
+
+    Args:
+        recipe: model, position and drop path.
+        vocab_size: tokens of the vocabulary.
+        context: tokens for which position information is held.
+        tied: whether the head has the weights of the token embedding.
+        drop_rate: dropout of the tokens and of what attention and MLPs return.
+
+    Raises:
+        ValueError: for an argument that the model does not have, or a combination that it refuses.
+    """
+    given: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "context": context,
+        "tied": tied,
+        "pos_drop_rate": drop_rate,
+        "proj_drop_rate": drop_rate,
+        "drop_path_rate": recipe.drop_path_rate,
+    }
+    known_name("model", recipe.model, list_language_models())
+    further = recipe.backbone_arguments()
+    for name in further:
+        known_name("model_kwargs", name, [known for known in list_language_arguments() if known not in given])
+    build = partial(create_language_model, recipe.model, **_position(recipe), **given, **further)
+    return _built(build, recipe, further)
+
+
+def _position(recipe: TrainingRecipe) -> dict[str, Any]:
+    """Return the position arguments that a recipe gives; what it leaves open is the model's own."""
+    return {"joining": recipe.joining} | ({} if recipe.encoding is None else {"encoding": recipe.encoding})
+
+
+def _built(build: Callable[[], Any], recipe: TrainingRecipe, further: dict[str, Any]) -> Any:
+    if not further:
+        return build()
+    try:
+        return build()
+    except TypeError as error:  # of a value of another type than the model takes
+        raise ValueError(f"`model_kwargs` must be what {recipe.model} takes, got {further}: {error}.") from None

@@ -1,0 +1,263 @@
+"""The interface of a task: what is trained and how it is scored. The engine knows tasks by name only."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from typing_extensions import TypedDict
+
+from graticule.metric import Metric
+from graticule.plugins import plugins_of
+from graticule.registries import Registry, options_of
+from graticule.training.evaluation import Evaluation, HeldOutEvaluation
+from graticule.training.recipe import TrainingRecipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader
+
+    from graticule.data import BatchOrder
+
+
+class TaskData(Protocol):
+    """The data of a task, as batches that can be repeated; `DataModule` and `TextModule` are such."""
+
+    @property
+    def size(self) -> Any:
+        """The size of the examples in training, at which a run is validated."""
+
+    @property
+    def skipped(self) -> Sequence[Path]:
+        """The broken files that training has met and left out."""
+
+    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
+        """Return which examples make up the batches of one of `world_size` processes."""
+
+    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
+        """Return the training batches in `order`."""
+
+    def eval_dataloader(self, size: Any, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
+        """Return the batches of the held-out examples at `size`."""
+
+
+class TrainedRun(Protocol):
+    """A run folder, as a task reads it; `Run` is one."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder."""
+
+    def recipe(self) -> Any:
+        """Return its recipe."""
+
+    def described(self) -> dict[str, Any]:
+        """Return what the task of the run recorded of its data."""
+
+
+class _NoDescription(TypedDict):
+    """A task whose model needs no facts about the data."""
+
+
+R = TypeVar("R", bound=TrainingRecipe)
+D = TypeVar("D", bound=TaskData)
+
+
+class Task(ABC, Generic[R, D]):
+    """What is trained and how it is scored: data, model, loss, metric, evaluation.
+
+    A task is one class, registered by `register_task`, and an instance is the task of one recipe. Its module should not
+    import PyTorch at its top, so that commands which only print need not wait for it.
+
+    Args:
+        recipe: the values of the run, an instance of `recipe_class`.
+    """
+
+    #: The recipe of the task: its fields are the options of `graticule train`.
+    recipe_class: ClassVar[type[TrainingRecipe]]
+    #: How runs are evaluated: its fields are the task's options of `graticule evaluate`.
+    evaluation: ClassVar[type[Evaluation[Any]]] = HeldOutEvaluation
+    #: The type (a TypedDict) of what `describe` returns; reading recipe.json checks it.
+    description: ClassVar[Any] = _NoDescription
+    #: What an example is called in messages.
+    examples: ClassVar[str] = "examples"
+    #: What the model takes, images or text: commands that draw images look at runs on images only.
+    inputs: ClassVar[str] = "images"
+    #: Names of further files that `save` writes into the run folder.
+    files: ClassVar[tuple[str, ...]] = ()
+
+    recipe: R
+
+    def __init__(self, recipe: R) -> None:
+        self.recipe = recipe
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the task itself: the copy of a model, as a moving average makes one, has the same task."""
+        return self
+
+    @property
+    def metric(self) -> Metric:
+        """Return the score that runs are judged by, as the recipe class says."""
+        return self.recipe.metric
+
+    @abstractmethod
+    def build_data(self, run: TrainedRun | None = None) -> D:
+        """Build the data and check them as far as possible without reading all.
+
+        Args:
+            run: an existing run; its data must be the ones that it was trained on, as far as `describe` says.
+        """
+
+    def describe(self, data: D) -> dict[str, Any]:
+        """Return the facts about the data that the model depends on, as plain values; recipe.json holds them."""
+        return {}
+
+    @abstractmethod
+    def build_model(self, described: Mapping[str, Any]) -> nn.Module:
+        """Build the untrained model for data that `describe` described."""
+
+    def save(self, data: D, folder: Path) -> None:
+        """Write the `files` of the task into the folder of a run that starts."""
+
+    def same_outputs(self, source: TrainedRun, data: D) -> bool:
+        """Return whether the outputs of the run `source` mean the same as ours, so that its head can be loaded.
+
+        Raises:
+            ValueError: if its inputs mean something else, so that it cannot be started from.
+        """
+        return True
+
+    def setup(self, model: nn.Module, data: D, device: torch.device) -> None:
+        """Prepare for the training or validation of `model` on `device`."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the mean loss of a training batch.
+
+        Args:
+            model: the model, as built by `build_model`.
+            batch: of the training data, with one entry per example in each of its elements.
+            epoch: counted from 0.
+        """
+
+    @abstractmethod
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return values of the examples of a held-out batch, (n,) each: `loss`, and those that `score` needs.
+
+        Examples that only fill up a batch are left out.
+        """
+
+    def score(self, sums: Mapping[str, float], count: int) -> float:
+        """Return the metric from the sums of what `validate` returned over `count` examples of all processes."""
+        return sums[self.metric.key] / count
+
+    @property
+    def rate(self) -> tuple[str, int]:
+        """Return the unit of speed, and how much of it a step is."""
+        return "ex/s", self.recipe.batch_size
+
+    @property
+    def sync_batchnorm(self) -> bool:
+        """Return whether BatchNorm sees the examples of all devices."""
+        return False
+
+    def next_step(self, folder: str) -> str:
+        """Return a line that says what to do with a finished run, or an empty string."""
+        return ""
+
+
+T = TypeVar("T", bound="type[Task[Any, Any]]")
+
+
+def _recipe_options(task: type[Task[Any, Any]]) -> Mapping[str, Any]:
+    return options_of(task.recipe_class, frozenset())
+
+
+_TASKS: Registry[type[Task[Any, Any]]] = Registry("task", Task, _recipe_options)
+
+
+def register_task(name: str) -> Callable[[T], T]:
+    """Return a decorator that registers a `Task` as `name`, the `task` of its recipe class.
+
+    Raises:
+        ValueError: if `name` is no identifier, another class has it, or the recipe class has another `task`.
+        TypeError: if the class is no subclass of `Task`.
+    """
+    register = _TASKS.register(name)
+
+    def add(cls: T) -> T:
+        recipe = getattr(cls, "recipe_class", None)
+        if isinstance(cls, type) and issubclass(cls, Task) and getattr(recipe, "task", None) != name:
+            raise ValueError(
+                f"`recipe_class` of the task {name!r} must be a TrainingRecipe with task = {name!r}, got {recipe!r}."
+            )
+        register(cls)
+        return cls
+
+    return add
+
+
+def list_tasks() -> Registry[type[Task[Any, Any]]]:
+    """Return the registry of tasks: those of the library, and those that were registered."""
+    import_module("graticule.tasks")  # by name: the library's own tasks are registered as those of a plugin are
+    return _TASKS
+
+
+def task_of(recipe: TrainingRecipe) -> Task[Any, Any]:
+    """Return the task of a recipe.
+
+    Raises:
+        ValueError: if the task of the recipe is not registered, or has another recipe class.
+    """
+    cls = list_tasks()[recipe.task]
+    if not isinstance(recipe, cls.recipe_class):
+        raise ValueError(
+            f"`recipe` of the task {recipe.task} must be a {cls.recipe_class.__name__}, got {type(recipe).__name__}."
+        )
+    return cls(recipe)
+
+
+def read_recipe(values: Mapping[str, Any]) -> TrainingRecipe:
+    """Rebuild the recipe that its `to_dict` wrote.
+
+    Raises:
+        ValueError: for an unknown task, or a key that no recipe of the task has.
+    """
+    if "task" not in values:
+        raise ValueError("`task` must be given.")
+    return list_tasks()[str(values.get("task"))].recipe_class.from_dict(dict(values))
+
+
+def build_data(recipe: TrainingRecipe) -> Any:
+    """Build and check the data of a recipe."""
+    return task_of(recipe).build_data()
+
+
+def build_model(recipe: TrainingRecipe, **described: Any) -> Any:
+    """Build the untrained model of a recipe; what the recipe leaves open is the model's own.
+
+    Args:
+        recipe: what is trained.
+        described: what the model depends on of the data, as `describe` returns it: `num_classes`, `channels`.
+
+    Raises:
+        ValueError: for an argument that the model does not have, or a combination that it refuses.
+    """
+    return task_of(recipe).build_model(described)
+
+
+def recipe_plugins(recipe: TrainingRecipe) -> dict[str, str]:
+    """Return the files outside of the package that define the classes of a recipe, with their SHA-256."""
+    from graticule.backbones.registry import backbone_of
+    from graticule.encodings import ENCODINGS
+    from graticule.joining import JOININGS
+
+    encodings = () if recipe.encoding is None else ENCODINGS.specs(recipe.encoding)
+    classes: list[type] = [ENCODINGS[spec.name] for spec in encodings]
+    classes += [JOININGS[spec.name] for spec in JOININGS.specs(recipe.joining)]
+    backbone = backbone_of(recipe.model)
+    return plugins_of([*classes, type(task_of(recipe)), *([] if backbone is None else [backbone])])
