@@ -23,9 +23,9 @@ from graticule.layers.block import Block
 
 
 class CeitTransformer(VisionTransformer):
-    """CeiT; its class token is what the class tokens of all layers say, by attention of the last one to all.
+    """CeiT, whose class token is the last layer's after it has attended to the class tokens of all layers.
 
-    `forward_features` gives that one token, (B, 1, D), behind the norm.
+    `forward_features` returns this one token, (B, 1, D), after the norm.
 
     Reference: Incorporating Convolution Designs into Visual Transformers (CeiT, Yuan et al., 2021).
 
@@ -108,7 +108,7 @@ class CeitTransformer(VisionTransformer):
 
 
 class ClassAttentionOfLayers(nn.Module):
-    """One transformer layer in which the class token of the last layer alone asks, and those of all layers answer.
+    """A transformer layer whose query is the class token of the last layer, and whose keys are those of all layers.
 
     Reference: CeiT (Yuan et al., 2021), section 3.4, layer-wise class-token attention (LCA).
     """
@@ -179,7 +179,7 @@ class LocallyEnhancedFeedForward(nn.Module):
 
 
 class LeffBlock(Block):
-    r"""Attention, then the locally enhanced feed-forward layer, each behind a norm and a shortcut.
+    r"""Attention, then the locally enhanced feed-forward layer, each after a norm and with a residual connection.
 
     Reference: CeiT (Yuan et al., 2021), section 3.3.
     """
@@ -232,7 +232,7 @@ class ImageToTokens(Tokenizer):
 
     @property
     def reduction(self) -> tuple[int, int]:
-        """(height, width) in pixels of what a token stands for."""
+        """(height, width) in pixels of the patch of a token."""
         return 4 * self.patch_size[0], 4 * self.patch_size[1]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ _BLOCK = {"norm1": "pre_norm", "attn": "self_attn", "norm2": "norm1", "mlp.fc1":
 class CompactTransformer(VisionTransformer):
     """ViT-Lite (patches, class token), CVT (patches, sequence pooling) or CCT (convolutions, sequence pooling).
 
-    Its blocks have their second norm on the stream (`CompactBlock`), its norms an epsilon of 1e-5 and its queries,
+    Its blocks have their second norm on the residual stream (`CompactBlock`), its norms an epsilon of 1e-5 and its queries,
     keys and values no bias. Sequence pooling weighs the patches by a softmax of a learned score.
 
     Reference: Escaping the Big Data Paradigm with Compact Transformers (Hassani et al., 2021).
@@ -112,23 +112,24 @@ class CompactTransformer(VisionTransformer):
 
 
 class CompactBlock(Block):
-    r"""Attention behind a norm and a shortcut; then a norm of the stream, and an MLP with a shortcut around itself.
+    r"""Pre-norm attention with a residual connection, a norm of the sum, and an MLP with a residual connection.
 
     .. math:: x' = LN(x + MSA(LN(x) + p)), \quad x'' = x' + MLP(x')
 
-    where p is `inner` of the layer's position, if any. So the second norm is not passed by, as it is in ViT.
+    where p is `inner` of the layer's position, if any. So the second norm is on the residual stream, unlike ViT's.
 
     Reference: Compact Transformers (Hassani et al., 2021), whose text draws ViT's block and whose code has this one.
     """
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
-        """Take tokens x: (B, N, D) to (B, N, D); `where`, the grid, is for an attention that needs it."""
+        """Take tokens x: (B, N, D) to (B, N, D); `where` is the grid, for an attention that needs it."""
         x = self.norm2(x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, *where)))
         return x + self.drop_path2(self.mlp(x))
 
-    def carried(self, stream: Tensor) -> Tensor:
-        """Say what becomes of a table on the stream, (N, D), behind the block."""
-        return self.norm2(stream)
+    def carried(self, table: Tensor) -> Tensor:
+        """Return what a table on the residual stream, (N, D), is after the block."""
+        carried: Tensor = self.norm2(table)
+        return carried
 
 
 class ConvolutionalTokenizer(Tokenizer):
@@ -182,7 +183,7 @@ class ConvolutionalTokenizer(Tokenizer):
 
     @property
     def reduction(self) -> tuple[int, int]:
-        """(height, width) in pixels of what a token stands for."""
+        """(height, width) in pixels of the patch of a token."""
         return to_2tuple((2 * self.stride) ** len(self.conv_layers))
 
     def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:

@@ -1,4 +1,4 @@
-"""Texts out of a language model, a token at a time."""
+"""Generate texts with a language model, token by token."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def generate(
 
     Args:
         model: the language model.
-        tokens: (B, N), int64, what the texts begin with, one token at least.
+        tokens: (B, N), int64, the beginnings of the texts, at least one token.
         new_tokens: how many are drawn.
-        temperature: what the logits are divided by; 0 takes the likeliest token.
-        top_k: draw among the k likeliest tokens only; among all by default.
+        temperature: divisor of the logits; 0 takes the most likely token.
+        top_k: draw among the k most likely tokens; among all by default.
         generator: draws the tokens, on their device.
-        use_cache: remember keys and values; without, every token costs a pass over the whole text.
+        use_cache: keep keys and values; without them every token costs a pass over the whole text.
 
     Raises:
         ValueError: before any work, if the text would become longer than a table allows (its last token is not read),

@@ -1,4 +1,4 @@
-"""gMLP: patches through gated MLPs, which mix tokens by whatever the position says."""
+"""gMLP: gated MLPs on patches, with the mixing weights of the position."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from graticule.layers.gating import Combine, GatedBlock
 
 
 class GMlp(Pyramid):
-    """gMLP with any mixing encoding in the place of its dense token layer; a pyramid of one stage.
+    """gMLP with any mixing encoding instead of its dense token layer; a pyramid of one stage.
 
     With 'sgu' it is gMLP as published, and as in timm; with 'lrpe_m', 'lrpe', 'glrpe', 'gqpe' or 'ggqpe' it is
-    that of PosMLP's Tables 1 and 3. The gating unit's norm goes with the dense matrix and the tables: behind a
-    softmax it does harm (PosMLP, section 5.3). The names of the parameters are timm's, those of position apart.
+    that of PosMLP's Tables 1 and 3. The gating unit's norm is for the dense matrix and the tables: after a
+    softmax it does harm (PosMLP, section 5.3). The names of the parameters are timm's, except those of the position.
 
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021); PosMLP (Wang et al., 2022), Tables 1 and 3.
 
@@ -42,7 +42,7 @@ class GMlp(Pyramid):
         combine: how the halves come together (`GatingUnit`).
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter the first block.
-        proj_drop_rate: dropout behind the linear layers.
+        proj_drop_rate: dropout after the linear layers.
         drop_path_rate: stochastic depth, the same for all blocks, as in timm.
         norm_layer: builds a norm from its channels.
         act_layer: the activation.

@@ -26,7 +26,7 @@ from graticule.names import known_name
 
 @dataclass
 class TextCache:
-    """What a text that grows remembers: where its tokens are, worked out once, and every layer's keys and values."""
+    """The state of a text that grows: its positions, computed once, and every layer's keys and values."""
 
     positions: list[LayerPosition]
     layers: list[KeyValueCache]
@@ -48,21 +48,21 @@ class TextCache:
 
 
 class LanguageModel(TokenModel):
-    r"""Pre-norm blocks over the tokens of a text, each attending to itself and those before it, and a softmax head.
+    r"""Pre-norm blocks over the tokens of a text, each token attending to itself and those before it, and a softmax head.
 
     .. math:: x^{(0)}_n = E_{w_n}, \quad X^{(m)} = block(X^{(m-1)}), \quad
               p(w_{n+1} | w_{1:n}) = softmax(G\, LN(x^{(M)}_n))
 
-    The blocks, encodings and joinings are those of the vision backbones: a text is a grid of height 1. Where its
-    tokens are is worked out for `context` of them, and a shorter text gets the first rows of that: it is the
-    beginning of a longer one, whatever the encoding. A longer text than `context` goes in where the encoding is
-    computed; where it is held in a table it is refused, until `set_context` resamples the table.
+    The blocks, encodings and joinings are those of the vision backbones: a text is a grid of height 1. Positions
+    are computed for `context` tokens, and a shorter text gets their first rows: it is the beginning of a longer
+    one, whatever the encoding. A text longer than `context` is taken where the encoding is computed; where it is held
+    in a table it is refused until `set_context` resamples the table.
 
     Reference: An Introduction to Transformers (Turner, 2024), sections 2 and 4.1. The norm before the head is GPT-2's
     (Radford et al., 2019), the tied weights are Press and Wolf's (2017).
 
     Args:
-        position: builds what says to each layer where the tokens are (`graticule.encodings.PositionBuilder`).
+        position: builds the position (`graticule.encodings.PositionBuilder`).
         vocab_size: W, kinds of token.
         context: the number of tokens that position information is held for.
         embed_dim: D.
@@ -71,9 +71,9 @@ class LanguageModel(TokenModel):
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether queries, keys and values have a bias.
         tied: whether the head's weights are those of the token embedding, G = E.
-        embed_scale: what token embeddings are multiplied by. A table of sinusoids of amplitude 1 that is added to
-            embeddings of std 0.02 drowns them; sqrt(D), as Vaswani et al. (2017, section 3.4) have it, or LaPE, which
-            keeps the table apart, do not let it.
+        embed_scale: factor of the token embeddings. A table of sinusoids of amplitude 1 outweighs embeddings of std 0.02 that it
+            is added to; sqrt(D), as in Vaswani et al. (2017, section 3.4), or LaPE, which keeps the table apart, avoid
+            this.
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
@@ -149,7 +149,7 @@ class LanguageModel(TokenModel):
 
     @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
-        """What holds the weights of the softmax head: with tied weights, the token embedding."""
+        """Return the module with the weights of the softmax head: with tied weights, the token embedding."""
         return self.embed if self.head is None else self.head
 
     @property
@@ -158,7 +158,7 @@ class LanguageModel(TokenModel):
         return self.grid.width
 
     def set_context(self, context: int) -> None:
-        """Make another length the one that position information is held for; tables are resampled for good."""
+        """Make another length the one that position information is held for; tables are resampled permanently."""
         if not isinstance(context, int) or context < 1:
             raise ValueError(f"`context` must be a whole number of at least 1, got {context}.")
         grid = Grid.of_text(context)
@@ -166,7 +166,7 @@ class LanguageModel(TokenModel):
         self.grid = grid
 
     def positions(self, length: int) -> list[LayerPosition]:
-        """Say what each layer gets for a text of `length` tokens.
+        """Return the position of each layer for a text of `length` tokens.
 
         Raises:
             ValueError: if the text is longer than a table allows.
@@ -176,7 +176,7 @@ class LanguageModel(TokenModel):
         return [given.part(0, length) for given in self.position(grid)]
 
     def check_length(self, length: int) -> None:
-        """Check that a text of `length` tokens can be told where its tokens are.
+        """Check that there is position information for a text of `length` tokens.
 
         Raises:
             ValueError: if it is longer than a table allows, or than the constants of a folded model.
@@ -198,7 +198,7 @@ class LanguageModel(TokenModel):
             )
 
     def new_cache(self, length: int) -> TextCache:
-        """Make an empty cache for a text that grows to `length` tokens; where they are is worked out here, once.
+        """Make an empty cache for a text that grows to `length` tokens; its positions are computed here, once.
 
         Raises:
             ValueError: if the text is longer than a table allows.
@@ -207,7 +207,7 @@ class LanguageModel(TokenModel):
         return TextCache(positions, [KeyValueCache(length) for _ in positions])
 
     def forward_features(self, tokens: Tensor, cache: TextCache | None = None) -> Tensor:
-        """Turn tokens (B, n) into what the last norm makes of them, (B, n, D); with a cache they are the next ones."""
+        """Turn tokens (B, n) into features after the final norm, (B, n, D); with a cache they are the next tokens."""
         if tokens.ndim != 2 or tokens.dtype != torch.long or not tokens.shape[1]:
             raise ValueError(f"`tokens` must be int64 (B, N), N at least 1, got {tokens.dtype} {tuple(tokens.shape)}.")
         if cache is None:
@@ -233,7 +233,7 @@ class LanguageModel(TokenModel):
     def forward(self, tokens: Tensor, cache: TextCache | None = None) -> Tensor:
         """Turn tokens (B, n), int64, into the logits of the one after each, (B, n, vocab_size).
 
-        With a `cache` of `new_cache` they are the next tokens of a text whose tokens so far it remembers.
+        With a `cache` of `new_cache` they are the next tokens of the text in the cache.
 
         Raises:
             ValueError: if the text is longer than a table, or the cache, allows.

@@ -1,4 +1,4 @@
-"""PosMLP: a pyramid of gated MLPs that mix tokens within windows by where they are."""
+"""PosMLP: a pyramid of gated MLPs that mix the tokens of windows by their positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Shift = Literal["swin", "released"]
 
 
 class PosMlp(Pyramid):
-    """Builds PosMLP with any mixing encoding; by default GGQPE, and no norm in the gating unit.
+    """PosMLP with any mixing encoding; by default GGQPE, and no norm in the gating unit.
 
     Stem, merging, norms and initial values are those of the authors' released code, where the paper leaves them
     open, so that its checkpoints load (`graticule.checkpoints.released_posmlp`) and give the same.
@@ -121,7 +121,7 @@ class PosMlp(Pyramid):
                 raise ValueError(f"`{name}` must be left out where sampling is linear, which has a norm of its own.")
         if not len(depths) == len(windows) == len(groups) == len(mlp_ratios):
             raise ValueError(
-                f"`windows`, `groups` and `mlp_ratios` must say something for each of the {len(depths)} stages, got "
+                f"`windows`, `groups` and `mlp_ratios` must have a value for each of the {len(depths)} stages, got "
                 f"{len(windows)}, {len(groups)} and {len(mlp_ratios)}."
             )
         dims = [embed_dim << stage for stage in range(len(depths))]
@@ -189,7 +189,7 @@ class PosMlp(Pyramid):
         """
         size = self.img_size if img_size is None else img_size
         if windows is not None:
-            self.grid_at(to_2tuple(size))  # a mistake is found before anything is changed
+            self.grid_at(to_2tuple(size))  # an error is raised before anything is changed
             whole = isinstance(windows, Sequence) and all(isinstance(side, int) and side > 0 for side in windows)
             if not whole or len(windows) != len(self.depths):
                 raise ValueError(
@@ -325,9 +325,9 @@ class ConvPatchMerging(nn.Module):
 
 
 class LinearPatchMerging(nn.Module):
-    """Puts four neighbors side by side, normalizes them and maps 4D channels to 2D.
+    """Concatenates four neighbors, normalizes them and maps 4D channels to 2D.
 
-    The neighbors stand in the order (even row, even column), (odd, even), (even, odd), (odd, odd).
+    The order of the neighbors is (even row, even column), (odd, even), (even, odd), (odd, odd).
 
     Reference: PosMLP (Wang et al., 2022), Table 10, "PM Linear"; Swin Transformer (Liu et al., 2021).
     """

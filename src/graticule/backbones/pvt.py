@@ -89,7 +89,7 @@ class PyramidVisionTransformer(Pyramid):
         norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
         if not len(mlp_ratios) == len(sr_ratios) == len(depths):
             raise ValueError(
-                f"`mlp_ratios` and `sr_ratios` must say something for each of the {len(depths)} stages, got "
+                f"`mlp_ratios` and `sr_ratios` must have a value for each of the {len(depths)} stages, got "
                 f"{len(mlp_ratios)} and {len(sr_ratios)}."
             )
         super().__init__(
@@ -156,7 +156,7 @@ class PyramidVisionTransformer(Pyramid):
 
 
 def check_class_token(global_pool: str, class_token: bool | None) -> bool:
-    """Say whether there is a class token: as given, or where `global_pool` reads it.
+    """Return whether there is a class token: as given, or where `global_pool` reads it.
 
     Raises:
         ValueError: if the two contradict each other.
@@ -174,8 +174,8 @@ class SpatialReductionAttention(nn.Module):
 
     .. math:: softmax(q k^T / \sqrt d) v, \quad k, v = W LN(conv_R(x))
 
-    M = H * W / R^2 keys. With R = 1 keys and values come from all tokens, prefix tokens included. Of position
-    it takes what acts on the tokens; a bias or a rotation would have to say where the coarse keys are.
+    M = H * W / R^2 keys. With R = 1 keys and values come from all tokens, prefix tokens included. It takes
+    position information that acts on the tokens; a bias or a rotation would need the places of the coarse keys.
     Names and the reduction's norm (eps 1e-5, whatever the block's) are those of PVT's code.
 
     Reference: Pyramid Vision Transformer (PVT, Wang et al., 2021), Eq. 2-4.
@@ -224,7 +224,7 @@ class SpatialReductionAttention(nn.Module):
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
     def weights(self, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:
-        """Compute the attention weights that `forward` never writes down, (B, h, N, M), rows summing to 1."""
+        """Compute the attention weights, which `forward` never stores, (B, h, N, M), rows summing to 1."""
         q, k, _ = self._project(x, grid)
         return (q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(-1)
 

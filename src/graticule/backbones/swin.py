@@ -38,7 +38,7 @@ class SwinTransformer(Pyramid):
     to show that PEG "can boost Swin". 29 M parameters fit both (the tables have 23,322). `swin_tiny_peg_...` keeps the
     tables ('relative_bias+peg'), and with `encoding="peg"` it has none.
 
-    Any image goes in: patches, windows and merged patches that the grid does not fill are filled up with zeros. A
+    Any image goes in: patches, windows and merged patches that the grid does not fill are padded with zeros. A
     window is never larger than the grid that a stage is built for, and a stage of one window does not shift it,
     at another size neither: that is timm's, and the published weights'; `set_input_size` works it out anew.
 
@@ -154,7 +154,7 @@ class SwinTransformer(Pyramid):
         """
         size = to_2tuple(self.img_size if img_size is None else img_size)
         if window_size is not None:
-            self.grid_at(size).window(window_size)  # a mistake is found before anything is changed
+            self.grid_at(size).window(window_size)  # an error is raised before anything is changed
             self.window_size = window_size
             self.position.set_window(window_size)
         super().set_input_size(size)
@@ -201,10 +201,10 @@ torch.fx.wrap("pad_to")  # it compares sizes, so torch.fx records the call as on
 
 
 class WindowAttention(Attention):
-    """Attention among the tokens of a window; what `position` says of bias and rotation is for a window.
+    """Attention among the tokens of a window; bias and rotation of the position are for a window.
 
     With a shift the map is rolled first, and in the windows that then hold what was not neighboured, those of the
-    last row and column, tokens of different parts do not see one another. There are only four kinds of such windows,
+    last row and column, tokens of different parts do not see each other. There are only four kinds of such windows,
     so each kind is attended at once, with one bias of a window: no mask for every window, and none for every sample.
 
     Where windows do not tile the grid, the rolled map is padded with zeros below and to the right, as in timm. The
@@ -235,7 +235,7 @@ class WindowAttention(Attention):
         self.set_window(window, shift)
 
     def set_window(self, window: Grid, shift: tuple[int, int] = (0, 0)) -> None:
-        """Make another window and shift those of the layer; who sees whom is worked out here, once and for all."""
+        """Make another window and shift those of the layer; which tokens see each other is precomputed here."""
         self.window = window
         self.shift = shift
         for name, down, across in (("right", 0, shift[1]), ("below", shift[0], 0), ("corner", *shift)):
@@ -267,9 +267,9 @@ class WindowAttention(Attention):
         return self.proj_drop(self.proj(y.flatten(1, 2)))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
-        """Compute the attention weights that `forward` never writes down, (B * windows, h, M, M), rows summing to 1.
+        """Compute the attention weights, which `forward` never stores, (B * windows, h, M, M), rows summing to 1.
 
-        The windows of a sample stand by kind: those that the shift leaves whole, then those of the last column, of
+        The windows of a sample are ordered by kind: those that the shift leaves whole, then those of the last column, of
         the last row, and the corner.
         """
         (grid,) = where
@@ -282,7 +282,7 @@ class WindowAttention(Attention):
         return torch.cat(found, 1).flatten(0, 1)
 
     def _parts(self, x: Tensor, grid: Grid) -> list[list[tuple[Tensor, Tensor | None]]]:
-        """Cut the map of tokens x into rectangles (B, H, W, D) of one kind of window, with who sees whom, (M, M)."""
+        """Cut the map of tokens x into rectangles (B, H, W, D) of one kind of window, with the mask of tokens that see each other, (M, M)."""
         y = x.unflatten(1, grid.shape)
         if any(self.shift):
             y = y.roll((-self.shift[0], -self.shift[1]), (1, 2))
@@ -302,7 +302,7 @@ class WindowAttention(Attention):
         ]
 
     def _seen(self, down: int, across: int, device: torch.device) -> Tensor:
-        """Say which tokens of a window see each other where its last rows or columns come from the other edge."""
+        """Return which tokens of a window see each other where its last rows or columns come from the other edge."""
         y, x = self.window.coordinates(device).unbind(-1)
         kind = 2 * (y >= self.window.height - down) + (x >= self.window.width - across)
         return kind[:, None] == kind[None, :]

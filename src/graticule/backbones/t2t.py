@@ -67,13 +67,13 @@ class T2tVisionTransformer(VisionTransformer):
 class TokensToToken(Tokenizer):
     """T2T-ViT's: three soft splits, and a small transformer on the tokens of the first two.
 
-    A soft split lays overlapping windows side by side as tokens: 7 x 7 every 4 pixels, then twice 3 x 3 every 2.
+    A soft split makes a token of each of overlapping windows: 7 x 7 every 4 pixels, then twice 3 x 3 every 2.
 
     Reference: Tokens-to-Token ViT (Yuan et al., 2021), section 3.1.
 
     Args:
         img_size: (height, width) in pixels, multiples of 16.
-        patch_size: 16 x 16, what a token stands for.
+        patch_size: 16 x 16, the patch of a token.
         in_chans: channels of the image.
         embed_dim: D.
         token_dim: channels of the tokens between the splits.
@@ -101,7 +101,7 @@ class TokensToToken(Tokenizer):
 
     @property
     def reduction(self) -> tuple[int, int]:
-        """(height, width) in pixels of what a token stands for."""
+        """(height, width) in pixels of the patch of a token."""
         return 16, 16
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,15 +113,15 @@ class TokensToToken(Tokenizer):
 
 
 def _split(x: Tensor, sides: Sequence[int]) -> Tensor:
-    """Lay 3 x 3 windows of tokens x: (B, N, C), every 2, side by side: (B, N / 4, 9C)."""
+    """Make tokens (B, N / 4, 9C) of the 3 x 3 windows, every 2, of tokens x: (B, N, C)."""
     maps = x.transpose(1, 2).unflatten(-1, tuple(sides))
     return F.unfold(maps, 3, stride=2, padding=1).transpose(1, 2)
 
 
 class TokenTransformer(nn.Module):
-    """A transformer layer of one head whose tokens come out narrower; the values are the shortcut.
+    """A transformer layer of one head with narrower outputs; the values are the residual connection.
 
-    The logits are scaled by the channels that come in, not by those of a head, as in its code.
+    The logits are scaled by the input channels, not by those of a head, as in its code.
 
     Reference: Tokens-to-Token ViT (Yuan et al., 2021), Eq. 1.
     """
@@ -181,9 +181,9 @@ class TokenPerformer(nn.Module):
         with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
             wide = torch.promote_types(self.w.dtype, torch.float32)
             keys, queries = self._features(k.to(wide)), self._features(q.to(wide))  # (B, N, m)
-            told = keys.transpose(1, 2) @ v.to(wide)  # (B, m, token_dim)
+            summed = keys.transpose(1, 2) @ v.to(wide)  # (B, m, token_dim)
             total = queries @ keys.sum(1).unsqueeze(-1)  # (B, N, 1)
-            return queries @ told / (total + 1e-8)
+            return queries @ summed / (total + 1e-8)
 
     def _features(self, x: Tensor) -> Tensor:
         return (x @ self.w.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(self.features)

@@ -168,7 +168,7 @@ class VisionTransformer(Backbone):
 
     @property
     def coarsest_patch(self) -> tuple[int, int]:
-        """(height, width) in pixels of what a token stands for."""
+        """(height, width) in pixels of the patch of a token."""
         return self.patch_embed.reduction
 
     def grid_at(self, image: tuple[int, int]) -> Grid:

@@ -49,14 +49,14 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
-        """Mix the tokens x: (B, N, D) into (B, N, D); `where`, the grid, is not needed."""
+        """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not needed."""
         q, k, v, bias = self._project(x, position)
         dropout = self.attn_drop if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
-        """Compute the attention weights that `forward` never writes down, (B, h, N, N), rows summing to 1."""
+        """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""
         q, k, _, bias = self._project(x, position)
         logits = q * self.scale @ k.transpose(-2, -1)
         return (logits if bias is None else logits + bias).softmax(-1)

@@ -1,4 +1,4 @@
-"""The pre-norm transformer block, which knows of position only what a `LayerPosition` says."""
+"""The pre-norm transformer block; all it knows of position is a `LayerPosition`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graticule.layers.attention import Attention
 
 @register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
 class Block(nn.Module):
-    r"""Attention, then an MLP, each behind a norm and a shortcut.
+    r"""Attention, then an MLP, each after a norm and with a residual connection.
 
     .. math:: x' = x + MSA(LN(x) + p), \quad x'' = x' + MLP(LN(x'))
 
@@ -35,7 +35,7 @@ class Block(nn.Module):
         norm_layer: builds a norm from D.
         act_layer: the MLP's activation.
         attn: the attention; `Attention` by default.
-        mlp: what stands in the place of the MLP.
+        mlp: a module instead of the MLP.
     """
 
     @checked
@@ -62,9 +62,9 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Take tokens x: (B, N, D) to (B, N, D); what `position` says of the stream is the backbone's to do.
+        """Take tokens x: (B, N, D) to (B, N, D); the backbone applies what `position` has for the residual stream.
 
-        `where` is for an attention that needs to know more of where it is: the grid, or the cache of a text.
+        `where` is passed to the attention: the grid, or the cache of a text.
         """
         x = x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, *where))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
@@ -74,7 +74,7 @@ class Block(nn.Module):
         y = self.norm1(x)
         if inner is None:
             return y
-        # The norm's output is nobody else's, so it takes the sum: no memory, half the traffic. Unless a hook
-        # may have kept it, or the norm hands its input on, or the sum is of another dtype.
+        # Nothing else uses the norm's output, so the sum is made in place: no memory, half the traffic. Unless a hook
+        # may have kept it, or the norm returns its input, or the sum is of another dtype.
         own = y is not x and not self.norm1._forward_hooks and y.dtype == inner.dtype
         return y.add_(inner) if own else y + inner

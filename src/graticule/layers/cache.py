@@ -1,4 +1,4 @@
-"""What a text that grows remembers of its tokens: the keys and values of a layer."""
+"""The keys and values of one layer for the tokens of a text so far."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 class KeyValueCache:
     """Keys and values of the tokens so far, in memory for `capacity` of them.
 
-    The memory, 2 B h d numbers per token, is taken at the first tokens, in their dtype and on their device. Keys may
-    have other channels than values. It is for inference: what is written has no gradient.
+    The memory, 2 B h d numbers per token, is allocated with the first tokens, in their dtype and on their device. Keys
+    may have other channels than values. It is for inference: its values have no gradient.
 
     Args:
         capacity: how many tokens it holds.

@@ -16,10 +16,10 @@ class CausalAttention(Attention):
     r"""softmax(q k^T / sqrt(d) + bias) v over the keys j <= i of every query i, as `Attention` otherwise.
 
     Without a bias the mask is the kernel's own (`is_causal`). A bias takes the mask in, minus infinity above the
-    diagonal: one a layer, and none a sample unless the bias is one a sample.
+    diagonal: one per layer, and one per sample only if the bias is.
 
-    With a cache the tokens x are the next ones of a text: their keys, turned, and values are kept, and their queries
-    meet those of all tokens so far. What `position` says is for them then: n rows of a bias with a column for every
+    With a cache the tokens x are the next ones of a text: their rotated keys and their values are kept, and their
+    queries attend to those of all tokens so far. The position is theirs then: n rows of a bias with a column for every
     key, n rows of a rotation (`LayerPosition.part`).
 
     Reference: An Introduction to Transformers (Turner, 2024), section 4.1: A_{n,n'} = 0 where n > n'.
@@ -44,7 +44,7 @@ class CausalAttention(Attention):
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Compute the attention weights that `forward` never writes down, (B, h, N, N), rows summing to 1."""
+        """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""
         q, k, _, bias = self._project(x, position)
         mask = self._masked(q.new_zeros(()) if bias is None else bias, q.shape[-2], k)
         logits = q * self.scale @ k.transpose(-2, -1)

@@ -15,7 +15,7 @@ from graticule.displacement import Displacements
 from graticule.grid import Grid, Tile, Windows
 from graticule.layer_position import LayerPosition
 
-#: How the two halves of the channels come together (PosMLP, Figure 3).
+#: How the two halves of the channels are combined (PosMLP, Figure 3).
 Combine = Literal["gate", "add", "concat", "nonsplit"]
 #: A dropout rate, or one for each of two layers.
 Drop = float | tuple[float, float]
@@ -29,8 +29,8 @@ def mix_tokens(
     .. math:: y_{i, g} = \sum_j W_{g, ij} x_{j, g} + b_i
 
     With `windows` the sum is over the tokens of i's window. At the border of the grid a window is cut: its tokens have
-    the weights and the bias of their places in a whole window, and a softmax is that of the tokens that there are.
-    Weights without a softmax are cut and not scaled: what is not there contributes nothing, as zero padding would.
+    the weights and the bias of their places in a whole window, and a softmax is over the tokens that exist. Weights
+    without a softmax are cut and not scaled: what is outside contributes nothing, as zero padding would.
 
     Args:
         x: (B, N, C), C a multiple of the number of groups.
@@ -82,15 +82,15 @@ def _product(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None) -> 
         y = y.unflatten(1, (shape[2], shape[4])).unflatten(0, (shape[0], shape[1], shape[3])).transpose(2, 3)
         return y.unflatten(-1, (len(mixing.table), -1))
     weights = cast("Tensor", mixing.weights if isinstance(mixing, Displacements) else mixing).to(x.dtype)
-    # one copy puts samples and windows beside one another, which makes one large product per group
+    # one copy puts samples and windows next to each other, which makes one large product per group
     columns = x.unflatten(-1, (len(weights), -1)).permute(5, 2, 4, 0, 1, 3, 6).flatten(3).flatten(1, 2)
     y = weights @ columns if bias is None else torch.baddbmm(bias[:, None].to(x.dtype), weights, columns)
     y = y.unflatten(-1, (shape[0], shape[1], shape[3], -1)).unflatten(1, (shape[2], shape[4]))
-    return y.permute(3, 4, 1, 5, 2, 0, 6)  # the result stays as it lies
+    return y.permute(3, 4, 1, 5, 2, 0, 6)  # the result is not copied
 
 
 class GatingUnit(nn.Module):
-    r"""Gates half the channels by the other half, mixed over the tokens by the weights that the position gives.
+    r"""Gates half the channels by the other half, mixed over the tokens by the weights of the position.
 
     .. math:: Z = (W\, Norm(X_1) + b) \odot X_2
 
@@ -103,7 +103,7 @@ class GatingUnit(nn.Module):
     Reference: gMLP (Liu et al., 2021), Eq. 3-4; PosMLP (Wang et al., 2022), Eq. 1, 9-15 and Figure 3.
 
     Args:
-        dim: C, channels that come in, even unless 'nonsplit'.
+        dim: C, input channels, even unless 'nonsplit'.
         norm_layer: builds the norm from its channels; none if None.
         combine: 'gate', 'add', 'concat' or 'nonsplit'.
     """
@@ -154,7 +154,7 @@ class GatedMlp(nn.Module):
 
 @register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
 class GatedBlock(nn.Module):
-    r"""The one kind of block that a gated MLP has.
+    r"""The block of gated MLPs.
 
     .. math:: x' = x + V\, s(\sigma(U LN(x)))
 
@@ -190,7 +190,7 @@ class GatedBlock(nn.Module):
 
     @property
     def norm1(self) -> nn.Module:
-        """The norm before the tokens are mixed, by the name that it has in a transformer's block."""
+        """The norm before the tokens are mixed, under the name that it has in a transformer's block."""
         return self.norm
 
     def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:

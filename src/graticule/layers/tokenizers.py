@@ -23,7 +23,7 @@ class Patches(PatchEmbed):
 
     @property
     def reduction(self) -> tuple[int, int]:
-        """(height, width) in pixels of what a token stands for."""
+        """(height, width) in pixels of the patch of a token."""
         height, width = self.patch_size
         return height, width
 
@@ -56,13 +56,13 @@ class Tokenizer(nn.Module, ABC):
     @property
     @abstractmethod
     def reduction(self) -> tuple[int, int]:
-        """(height, width) in pixels of what a token stands for."""
+        """(height, width) in pixels of the patch of a token."""
 
     def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
         """Return the grid of an image of (height, width) pixels.
 
         Raises:
-            ValueError: if they are not multiples of what a token stands for.
+            ValueError: if they are not multiples of the patch of a token.
         """
         return patch_grid(image, self.reduction, prefix)
 
