@@ -71,5 +71,5 @@ def test_what_is_missing_is_said_by_python():
     class Empty(graticule.Backbone):
         pass
 
-    with pytest.raises(TypeError, match="abstract method '?tokenize"):
+    with pytest.raises(TypeError, match=r"abstract method '?tokenize"):
         Empty(img_size=8, patch_size=4, in_chans=1, num_classes=1, embed_dims=(4,), depths=(1,))

@@ -270,7 +270,7 @@ def test_timm_makes_a_feature_extractor_of_it(name):
 
 @small
 @pegs
-def test_each_layer_yields_tokens_and_their_grid(name, peg):
+def test_intermediates_are_what_leaves_each_layer(name, peg):
     model = exact(name, **peg)
     x = wide(24, 40)
     found = list(model.each_layer(x))
@@ -279,13 +279,6 @@ def test_each_layer_yields_tokens_and_their_grid(name, peg):
         assert grid == Grid(3, 5, int(name == TOKEN))
         assert tokens.shape == (2, grid.tokens, 24)
     assert_same(model.norm(found[-1][0]), model.forward_features(x))
-
-
-@small
-@pegs
-def test_intermediates_are_what_leaves_each_layer(name, peg):
-    model = exact(name, **peg)
-    x = wide(24, 40)
     final, maps = model.forward_intermediates(x)
     for y, (tokens, _) in zip(maps, model.each_layer(x), strict=True):
         assert_same(y.flatten(2).mT, tokens[:, model.num_prefix_tokens :])
@@ -381,10 +374,9 @@ def test_a_frozen_peg_gets_no_gradient_and_all_else_does():
     assert all(gradient is not None for gradient in gradients(model).values())
 
 
-@small
 @pegs
-def test_gradient_checkpointing_gives_the_same_gradients(name, peg):
-    model = draw(cpvt(name, **peg)).double()
+def test_gradient_checkpointing_gives_the_same_gradients(peg):
+    model = draw(cpvt(**peg)).double()
     x = wide(32, 32)
     model(x).square().sum().backward()
     kept = copy.deepcopy(gradients(model))
@@ -399,14 +391,6 @@ def test_gradient_checkpointing_gives_the_same_gradients(name, peg):
             assert gradient is None, key
         else:
             torch.testing.assert_close(gradient, kept[key], rtol=1e-12, atol=1e-12, msg=key)
-
-
-@small
-@pegs
-def test_the_forward_pass_is_one_graph_with_the_same_numbers(name, peg):
-    model = exact(name, **peg)
-    x = wide(24, 40)
-    assert_same(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
 
 
 @small
@@ -432,10 +416,9 @@ def test_a_folded_model_computes_the_same_at_the_built_size_and_at_another(name,
     assert torch.equal(unfold(model)(here), expected[0])
 
 
-@small
 @pegs
-def test_a_bfloat16_model_agrees_with_float32(name, peg):
-    model = cpvt(name, **peg).eval()
+def test_a_bfloat16_model_agrees_with_float32(peg):
+    model = cpvt(GAP, **peg).eval()
     x = images(24, 40)
     with torch.no_grad():
         reference = model(x)
@@ -457,12 +440,10 @@ def test_channels_last_images_give_the_same_logits(name):
     assert_same(model.to(memory_format=torch.channels_last)(last), expected)
 
 
-@small
-@pegs
-def test_a_model_can_be_laid_out_on_the_meta_device(name, peg):
-    with torch.device("meta"):
-        model = cpvt(name, **peg)
-    assert {p.device.type for p in model.parameters()} == {"meta"}
-    assert {key: p.shape for key, p in model.named_parameters()} == {
-        key: p.shape for key, p in cpvt(name, **peg).named_parameters()
-    }
+def test_a_model_can_be_laid_out_on_the_meta_device():
+    for peg in PEGS:
+        with torch.device("meta"):
+            model = cpvt(**peg)
+        assert {p.device.type for p in model.parameters()} == {"meta"}, peg
+        shapes = {key: p.shape for key, p in cpvt(**peg).named_parameters()}
+        assert {key: p.shape for key, p in model.named_parameters()} == shapes, peg

@@ -36,8 +36,8 @@ _BLOCK = {"norm1": "pre_norm", "attn": "self_attn", "norm2": "norm1", "mlp.fc1":
 class CompactTransformer(VisionTransformer):
     """ViT-Lite (patches, class token), CVT (patches, sequence pooling) or CCT (convolutions, sequence pooling).
 
-    Its blocks have their second norm on the residual stream (`CompactBlock`), its norms an epsilon of 1e-5 and its queries,
-    keys and values no bias. Sequence pooling weighs the patches by a softmax of a learned score.
+    Its blocks have their second norm on the residual stream (`CompactBlock`), its norms an epsilon of 1e-5, and its
+    queries, keys and values no bias. Sequence pooling weighs the patches by a softmax of a learned score.
 
     Reference: Escaping the Big Data Paradigm with Compact Transformers (Hassani et al., 2021).
 

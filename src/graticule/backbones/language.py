@@ -48,7 +48,7 @@ class TextCache:
 
 
 class LanguageModel(TokenModel):
-    r"""Pre-norm blocks over the tokens of a text, each token attending to itself and those before it, and a softmax head.
+    r"""Pre-norm blocks over the tokens of a text, each attending to itself and to those before it, and a softmax head.
 
     .. math:: x^{(0)}_n = E_{w_n}, \quad X^{(m)} = block(X^{(m-1)}), \quad
               p(w_{n+1} | w_{1:n}) = softmax(G\, LN(x^{(M)}_n))
@@ -71,9 +71,8 @@ class LanguageModel(TokenModel):
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether queries, keys and values have a bias.
         tied: whether the head's weights are those of the token embedding, G = E.
-        embed_scale: factor of the token embeddings. A table of sinusoids of amplitude 1 outweighs embeddings of std 0.02 that it
-            is added to; sqrt(D), as in Vaswani et al. (2017, section 3.4), or LaPE, which keeps the table apart, avoid
-            this.
+        embed_scale: factor of the token embeddings. A table of sinusoids of amplitude 1 outweighs embeddings of std
+            0.02; sqrt(D), as in Vaswani et al. (2017, section 3.4), or LaPE, which keeps the table apart, avoid this.
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.

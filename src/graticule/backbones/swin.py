@@ -269,8 +269,8 @@ class WindowAttention(Attention):
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B * windows, h, M, M), rows summing to 1.
 
-        The windows of a sample are ordered by kind: those that the shift leaves whole, then those of the last column, of
-        the last row, and the corner.
+        The windows of a sample are ordered by kind: those that the shift leaves whole, then those of the last column,
+        of the last row, and the corner.
         """
         (grid,) = where
         found = []
@@ -282,7 +282,7 @@ class WindowAttention(Attention):
         return torch.cat(found, 1).flatten(0, 1)
 
     def _parts(self, x: Tensor, grid: Grid) -> list[list[tuple[Tensor, Tensor | None]]]:
-        """Cut the map of tokens x into rectangles (B, H, W, D) of one kind of window, with the mask of tokens that see each other, (M, M)."""
+        """Cut the map of tokens x into rectangles (B, H, W, D) of one kind of window, with its mask, (M, M)."""
         y = x.unflatten(1, grid.shape)
         if any(self.shift):
             y = y.roll((-self.shift[0], -self.shift[1]), (1, 2))
