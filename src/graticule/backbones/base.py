@@ -101,7 +101,6 @@ class TokenModel(nn.Module, ABC):
             x = position.leave(x)
             yield x
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Return the names of prefix tokens and position parameters, fixed tables and LaPE's norms included.
 
@@ -114,7 +113,6 @@ class TokenModel(nn.Module, ABC):
         published = {theirs for theirs, own in self.position.published_names().items() if own in kept}
         return {f"position.{name}" for name in kept} | published | set(self.prefix_names)
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns that group the parameters: the stem, every block with its own position parameters, the rest.
 
@@ -126,7 +124,6 @@ class TokenModel(nn.Module, ABC):
             "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
         }
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute each block's activations again in the backward pass instead of keeping them."""
         self.grad_checkpointing = enable
@@ -287,7 +284,6 @@ class Backbone(TokenModel):
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
 
-    @torch.jit.ignore
     def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
         """Return the classifier."""
         return self.head
@@ -436,7 +432,8 @@ class Backbone(TokenModel):
 
     def pool(self, x: Tensor) -> Tensor:
         """Pool tokens (B, N, D) as `global_pool` says: (B, D)."""
-        return global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
+        out: Tensor = global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
+        return out
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool tokens (B, N, D) and classify: (B, num_classes), or (B, D) with `pre_logits`."""

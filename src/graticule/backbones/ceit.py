@@ -71,7 +71,8 @@ class CeitTransformer(VisionTransformer):
     def forward_features(self, x: Tensor) -> Tensor:
         """Turn images (B, C, height, width) into the class token of all layers, (B, 1, D)."""
         tokens = torch.cat([tokens[:, :1] for tokens, _ in self.each_layer(x)], 1)  # (B, depth, D)
-        return self.norm(self.lca(tokens + self.pos_layer_embed[:, : tokens.shape[1]]))
+        out: Tensor = self.norm(self.lca(tokens + self.pos_layer_embed[:, : tokens.shape[1]]))
+        return out
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of chosen blocks, as `VisionTransformer`; the final tokens are `forward_features`.
@@ -133,14 +134,16 @@ class ClassAttentionOfLayers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Take the class tokens of the layers, x: (B, layers, D), to one, (B, 1, D)."""
         last = x[:, -1:] + self._attend(self.norm1(x))
-        return last + self.feedforward(self.norm2(last))
+        out: Tensor = last + self.feedforward(self.norm2(last))
+        return out
 
     def _attend(self, x: Tensor) -> Tensor:
         attn = self.attn
         q, k, v = attn.qkv(x).unflatten(-1, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4)
         dropout = attn.attn_drop if self.training else 0.0
         y = F.scaled_dot_product_attention(q[:, :, -1:], k, v, dropout_p=dropout, scale=attn.scale)
-        return attn.proj_drop(attn.proj(y.transpose(1, 2).flatten(2)))
+        out: Tensor = attn.proj_drop(attn.proj(y.transpose(1, 2).flatten(2)))
+        return out
 
 
 class LocallyEnhancedFeedForward(nn.Module):
@@ -200,7 +203,8 @@ class LeffBlock(Block):
         """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
         (grid,) = where
         x = x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, grid))
-        return x + self.drop_path2(self.mlp(self.norm2(x), grid))
+        out: Tensor = x + self.drop_path2(self.mlp(self.norm2(x), grid))
+        return out
 
 
 class ImageToTokens(Tokenizer):
@@ -237,7 +241,8 @@ class ImageToTokens(Tokenizer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take images (B, C, height, width) to tokens (B, N, D)."""
-        return self.proj(self.maxpool(self.bn(self.conv(x)))).flatten(2).transpose(1, 2)
+        out: Tensor = self.proj(self.maxpool(self.bn(self.conv(x)))).flatten(2).transpose(1, 2)
+        return out
 
 
 register_sizes(

@@ -124,7 +124,8 @@ class CompactBlock(Block):
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Take tokens x: (B, N, D) to (B, N, D); `where` is the grid, for an attention that needs it."""
         x = self.norm2(x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, *where)))
-        return x + self.drop_path2(self.mlp(x))
+        out: Tensor = x + self.drop_path2(self.mlp(x))
+        return out
 
     def carried(self, table: Tensor) -> Tensor:
         """Return what a table on the residual stream, (N, D), is after the block."""
@@ -184,7 +185,8 @@ class ConvolutionalTokenizer(Tokenizer):
     @property
     def reduction(self) -> tuple[int, int]:
         """(height, width) in pixels of the patch of a token."""
-        return to_2tuple((2 * self.stride) ** len(self.conv_layers))
+        out: tuple[int, int] = to_2tuple((2 * self.stride) ** len(self.conv_layers))
+        return out
 
     def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
         """Return the grid of an image of (height, width) pixels.
@@ -196,7 +198,8 @@ class ConvolutionalTokenizer(Tokenizer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take images (B, C, height, width) to tokens (B, N, D)."""
-        return self.conv_layers(x).flatten(2).transpose(1, 2)
+        out: Tensor = self.conv_layers(x).flatten(2).transpose(1, 2)
+        return out
 
 
 def convolved_grid(image: tuple[int, int], layers: int, convolution: tuple[int, int, int], prefix: int = 0) -> Grid:

@@ -36,12 +36,10 @@ class DistilledVisionTransformer(VisionTransformer):
     def _add_prefix_tokens(self) -> None:
         self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dim))
 
-    @torch.jit.ignore
     def set_distilled_training(self, enable: bool = True) -> None:
         """Return the logits of both heads, as a pair, in training."""
         self.distilled_training = enable
 
-    @torch.jit.ignore
     def get_classifier(self) -> Any:
         """Return both classifiers."""
         return self.head, self.head_dist

@@ -146,7 +146,6 @@ class LanguageModel(TokenModel):
             trunc_normal_(module.weight, std=0.02)
         init_linear(module)
 
-    @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
         """Return the module with the weights of the softmax head: with tied weights, the token embedding."""
         return self.embed if self.head is None else self.head

@@ -300,7 +300,8 @@ class LinearPatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take images (B, C, height, width) to tokens (B, N, D)."""
-        return self.norm(self.proj(x).flatten(2).transpose(1, 2))
+        out: Tensor = self.norm(self.proj(x).flatten(2).transpose(1, 2))
+        return out
 
 
 class ConvPatchMerging(nn.Module):
@@ -340,7 +341,8 @@ class LinearPatchMerging(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Take a map (B, D, H, W) to tokens (B, N / 4, 2D)."""
         x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (B, D, H / 2, 2, W / 2, 2)
-        return self.reduction(self.norm(x.permute(0, 2, 4, 5, 3, 1).flatten(3).flatten(1, 2)))
+        out: Tensor = self.reduction(self.norm(x.permute(0, 2, 4, 5, 3, 1).flatten(3).flatten(1, 2)))
+        return out
 
 
 def _norm(kind: ConvNorm, channels: int) -> nn.Module:
@@ -350,8 +352,10 @@ def _norm(kind: ConvNorm, channels: int) -> nn.Module:
 def _normalized(norm: nn.Module, x: Tensor) -> Tensor:
     """Normalize a map (B, D, H, W)."""
     if isinstance(norm, nn.LayerNorm):
-        return norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-    return norm(x)
+        out: Tensor = norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    else:
+        out = norm(x)
+    return out
 
 
 _POOL = {"pool_size": (7, 7)}

@@ -221,12 +221,14 @@ class SpatialReductionAttention(nn.Module):
         q, k, v = self._project(x, grid)
         dropout = self.attn_drop if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+        out: Tensor = self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+        return out
 
     def weights(self, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:
         """Compute the attention weights, which `forward` never stores, (B, h, N, M), rows summing to 1."""
         q, k, _ = self._project(x, grid)
-        return (q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(-1)
+        out: Tensor = (q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(-1)
+        return out
 
     def _project(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         heads = (self.num_heads, self.head_dim)

@@ -105,7 +105,6 @@ class Pyramid(Backbone):
             del getattr(self, name)[count:]
         self.reset_classifier(0, "")
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns that group the parameters: the stem, every stage with its position parameters, the rest."""
         if not self.stage_lists:

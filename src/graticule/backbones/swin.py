@@ -264,7 +264,8 @@ class WindowAttention(Attention):
         y = y[:, : grid.height, : grid.width]
         if any(self.shift):
             y = y.roll(self.shift, (1, 2))
-        return self.proj_drop(self.proj(y.flatten(1, 2)))
+        out: Tensor = self.proj_drop(self.proj(y.flatten(1, 2)))
+        return out
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B * windows, h, M, M), rows summing to 1.

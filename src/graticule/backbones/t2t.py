@@ -109,7 +109,8 @@ class TokensToToken(Tokenizer):
         sides = (x.shape[-2] // 4, x.shape[-1] // 4)
         x = self.attention1(F.unfold(x, 7, stride=4, padding=2).transpose(1, 2))
         x = self.attention2(_split(x, sides))
-        return self.project(_split(x, (sides[0] // 2, sides[1] // 2)))
+        out: Tensor = self.project(_split(x, (sides[0] // 2, sides[1] // 2)))
+        return out
 
 
 def _split(x: Tensor, sides: Sequence[int]) -> Tensor:
@@ -141,7 +142,8 @@ class TokenTransformer(nn.Module):
         q, k, v = self.attn["qkv"](self.norm1(x)).unsqueeze(1).chunk(3, -1)
         y = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         x = (v + self.attn["proj"](y)).squeeze(1)
-        return x + self.mlp(self.norm2(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
 
 
 @register_notrace_module  # torch.fx records the call as one node: autocast depends on the device
@@ -174,7 +176,8 @@ class TokenPerformer(nn.Module):
         """Take x: (B, N, C) to (B, N, token_dim)."""
         k, q, v = self.kqv(self.norm1(x)).chunk(3, -1)
         x = v + self.dp(self.proj(self._attend(q, k, v).to(v.dtype)))
-        return x + self.mlp(self.norm2(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kind = q.device.type

@@ -53,7 +53,8 @@ class Attention(nn.Module):
         q, k, v, bias = self._project(x, position)
         dropout = self.attn_drop if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
-        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+        out: Tensor = self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+        return out
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""

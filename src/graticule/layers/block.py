@@ -67,14 +67,16 @@ class Block(nn.Module):
         `where` is passed to the attention: the grid, or the cache of a text.
         """
         x = x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, *where))
-        return x + self.drop_path2(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.drop_path2(self.mlp(self.norm2(x)))
+        return out
 
     def _normalized(self, x: Tensor, inner: Tensor | None) -> Tensor:
         """Return norm1(x) + inner: (B, N, D); in a function of its own, so that it is gone when the MLP runs."""
-        y = self.norm1(x)
+        y: Tensor = self.norm1(x)
         if inner is None:
             return y
         # Nothing else uses the norm's output, so the sum is made in place: no memory, half the traffic. Unless a hook
         # may have kept it, or the norm returns its input, or the sum is of another dtype.
         own = y is not x and not self.norm1._forward_hooks and y.dtype == inner.dtype
-        return y.add_(inner) if own else y + inner
+        out: Tensor = y.add_(inner) if own else y + inner
+        return out

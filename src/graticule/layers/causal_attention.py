@@ -41,7 +41,8 @@ class CausalAttention(Attention):
             is_causal=whole,
             scale=self.scale,
         )
-        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+        out: Tensor = self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+        return out
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""

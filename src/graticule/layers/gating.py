@@ -80,13 +80,15 @@ def _product(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None) -> 
         y = mixing.mix(x.transpose(2, 3).flatten(3, 4).flatten(0, 2))
         y = y if bias is None else y + bias[:, None].to(x.dtype)
         y = y.unflatten(1, (shape[2], shape[4])).unflatten(0, (shape[0], shape[1], shape[3])).transpose(2, 3)
-        return y.unflatten(-1, (len(mixing.table), -1))
+        result: Tensor = y.unflatten(-1, (len(mixing.table), -1))
+        return result
     weights = cast("Tensor", mixing.weights if isinstance(mixing, Displacements) else mixing).to(x.dtype)
     # one copy puts samples and windows next to each other, which makes one large product per group
     columns = x.unflatten(-1, (len(weights), -1)).permute(5, 2, 4, 0, 1, 3, 6).flatten(3).flatten(1, 2)
     y = weights @ columns if bias is None else torch.baddbmm(bias[:, None].to(x.dtype), weights, columns)
     y = y.unflatten(-1, (shape[0], shape[1], shape[3], -1)).unflatten(1, (shape[2], shape[4]))
-    return y.permute(3, 4, 1, 5, 2, 0, 6)  # the result is not copied
+    result = y.permute(3, 4, 1, 5, 2, 0, 6)  # not copied
+    return result
 
 
 class GatingUnit(nn.Module):
@@ -130,7 +132,8 @@ class GatingUnit(nn.Module):
         if self.combine == "concat":
             return torch.cat([u, v.flatten(-2)], -1)
         u = u.unflatten(-1, v.shape[-2:])
-        return (u + v if self.combine == "add" else u * v).flatten(-2)
+        out: Tensor = (u + v if self.combine == "add" else u * v).flatten(-2)
+        return out
 
     def extra_repr(self) -> str:
         return f"combine={self.combine}"
@@ -149,7 +152,8 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
         """Take x: (B, N, D) to (B, N, D)."""
-        return self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))), position, windows)))
+        out: Tensor = self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))), position, windows)))
+        return out
 
 
 @register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
@@ -195,7 +199,8 @@ class GatedBlock(nn.Module):
 
     def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
         """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
-        return x + self.drop_path(self.mlp_channels(self.norm(x), position, self.windows(*where)))
+        out: Tensor = x + self.drop_path(self.mlp_channels(self.norm(x), position, self.windows(*where)))
+        return out
 
     def windows(self, *where: Grid) -> Windows | None:
         """Return the windows within which tokens of the grid are mixed; None for the whole grid, as here."""
