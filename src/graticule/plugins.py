@@ -112,7 +112,7 @@ def registered_plugins() -> dict[str, str]:
     return dict(_registered)
 
 
-def plugins_of(classes: Iterable[type]) -> dict[str, str]:
+def plugins_of(classes: Iterable[Definition]) -> dict[str, str]:
     """Return the name of the file, and its SHA-256, of those classes that are not of the package."""
     files = {file.name: file for file in map(source_of, classes) if file is not None}
     return {name: _registered.get(name, _hash(file)) for name, file in sorted(files.items())}

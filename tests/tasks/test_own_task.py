@@ -1,5 +1,6 @@
 """A task from a file outside of the package: the regression of a digit's slant, in docs/my_methods.py."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from short_runs import assert_same_end, rows, stopped
 
 import graticule
 from commands import run_command
+from graticule.data.registry import DATASETS
 from graticule.recipes import load_recipe
 from graticule.training import Run, build_data, list_tasks, task_of, train
+from graticule.training.task import recipe_plugins
 
 FILE = Path(__file__).parents[2] / "docs" / "my_methods.py"
 SHORT = ["--limit-train", 60, "--limit-test", 20, "--batch-size", 20, "--epochs", 2, "--model-kwargs", "depth=1"]
@@ -98,3 +101,27 @@ def test_what_cannot_be_registered_is_refused(methods):
     with pytest.raises(ValueError, match="`recipe` of the task slant must be a SlantRecipe, got Recipe"):
         task_of(type("Recipe", (graticule.Recipe,), {"task": "slant"})())
     assert build_data(load_recipe("slant_digits")).num_test > 0
+
+
+NOISE = """
+import graticule
+import numpy as np
+from graticule.data import ArrayImages, DatasetInfo
+
+
+@graticule.register_dataset("noise_of_a_plugin")
+def noise(split, root):
+    images = np.random.default_rng(0).integers(0, 256, (20, 28, 28), dtype=np.uint8)
+    info = DatasetInfo("noise_of_a_plugin", ("dark", "light"), 1, (28, 28), (0.5,), (0.3,))
+    return ArrayImages(images, np.arange(20) % 2), info
+"""
+
+
+def test_a_run_on_a_data_set_of_a_plugin_records_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("graticule.data.registry.DATASETS", dict(DATASETS))
+    file = tmp_path / "noise.py"
+    file.write_text(NOISE)
+    graticule.load_plugin(file)
+    recipe = graticule.Recipe(dataset="noise_of_a_plugin", model_kwargs=("depth=1",))
+    assert recipe_plugins(recipe) == {"noise.py": hashlib.sha256(NOISE.encode()).hexdigest()}
+    assert recipe_plugins(graticule.Recipe()) == {}

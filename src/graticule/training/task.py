@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 from typing_extensions import TypedDict
 
 from graticule.metric import Metric
-from graticule.plugins import plugins_of
+from graticule.plugins import Definition, plugins_of
 from graticule.registries import Registry, options_of
 from graticule.training.evaluation import Evaluation, HeldOutEvaluation
 from graticule.training.recipe import TrainingRecipe
@@ -251,13 +251,14 @@ def build_model(recipe: TrainingRecipe, **described: Any) -> Any:
 
 
 def recipe_plugins(recipe: TrainingRecipe) -> dict[str, str]:
-    """Return the files outside of the package that define the classes of a recipe, with their SHA-256."""
+    """Return the files outside of the package that define what a recipe names, with their SHA-256."""
     from graticule.backbones.registry import backbone_of
+    from graticule.data.registry import DATASETS
     from graticule.encodings import ENCODINGS
     from graticule.joining import JOININGS
 
     encodings = () if recipe.encoding is None else ENCODINGS.specs(recipe.encoding)
-    classes: list[type] = [ENCODINGS[spec.name] for spec in encodings]
-    classes += [JOININGS[spec.name] for spec in JOININGS.specs(recipe.joining)]
-    backbone = backbone_of(recipe.model)
-    return plugins_of([*classes, type(task_of(recipe)), *([] if backbone is None else [backbone])])
+    found: list[Definition] = [ENCODINGS[spec.name] for spec in encodings]
+    found += [JOININGS[spec.name] for spec in JOININGS.specs(recipe.joining)]
+    further = [type(task_of(recipe)), backbone_of(recipe.model), DATASETS.get(recipe.dataset)]
+    return plugins_of([*found, *(one for one in further if one is not None)])
