@@ -120,7 +120,7 @@ def pack_digits(folder: Path) -> Path:
 
 
 def start(options: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    """Start or go on with a run, in a process group of its own."""
+    """Start or resume a run, in a process group of its own."""
     command = [sys.executable, "-m", "graticule.cli", "train", *COMMON.split(), *options]
     with (folder.parent / "said.txt").open("ab") as said:
         return subprocess.Popen(

@@ -73,7 +73,7 @@ def test_train_says_in_bits_per_byte_what_came_of_a_run_on_text_and_how_to_read_
         f"(epoch {result['best_epoch']} of 2), "
     )
     assert wrote.startswith(f"wrote {folder}: recipe.json, tokenizer.json, metrics.csv, ")
-    assert hint == f'to see what it writes: graticule generate {folder} --prompt "..."'
+    assert hint == f'to generate text: graticule generate {folder} --prompt "..."'
     code, out, _ = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *tokens, "--auto-resume")
     assert code == 0 and out.splitlines()[-4:] == ["this run was finished already.", said, wrote, hint]
 

@@ -74,7 +74,7 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_goes_on_
     _, errors = process.communicate(timeout=120)
     run = Run.open(folder)
     assert process.returncode == 75, errors
-    assert f"go on with: graticule train --resume {folder}" in errors and "Traceback" not in errors
+    assert f"resume with: graticule train --resume {folder}" in errors and "Traceback" not in errors
     assert len(steps(run)) == 1 and 1 <= steps(run)[0] <= 3 and not run.finished
     saved = steps(run)[0]
     assert "stopped by Preempted" in run.log_file.read_text()
