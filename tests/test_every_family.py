@@ -97,7 +97,7 @@ WITHOUT_A_MODEL = {
     *("cosine_similarity", "locality", "two_dimensionality", "curves", "convergence_plot", "length_plot"),
     *("resolution_plot", "save_figure", "sheet_layers", "build_position", "list_encodings", "list_joinings"),
     *("list_decompositions", "list_models", "list_language_models", "create_model"),
-    *("load_plugin", "register_backbone", "register_recipe", "score_plot"),
+    *("load_plugin", "register_backbone", "register_dataset", "register_recipe", "register_task", "score_plot"),
     *("register_names", "own_state", "read_state"),
 }
 
@@ -276,6 +276,18 @@ def test_windows_are_changed_and_changed_back(family, encoding, joining, folded)
     assert model(x).isfinite().all()
     if family == "Swin" and not model.position.resampled_encodings():  # a formula loses nothing
         torch.testing.assert_close(model(x), before, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", ["Swin", "PosMLP"])
+def test_another_size_and_windows_change_nothing_of_the_blocks(family):
+    model = model_of(family)
+    layers = {name: module for name, module in model.named_modules() if name and not name.startswith("position")}
+    before = {name: dict(vars(layer)) for name, layer in layers.items()}
+    windows = {"windows": (4, 2)} if family == "PosMLP" else {"window_size": 2}
+    model.set_input_size((2 * model.img_size[0], 3 * model.img_size[1]), **windows)
+    for name, layer in layers.items():
+        assert vars(layer).keys() == before[name].keys()
+        assert [field for field, value in vars(layer).items() if value is not before[name][field]] == [], name
 
 
 @family_alone

@@ -39,6 +39,31 @@ def test_center_is_the_patch_at_half_the_height_and_half_the_width(shape, center
     assert grid.coordinates()[center].tolist() == [shape[0] // 2, shape[1] // 2]
 
 
+def test_each_stage_of_a_pyramid_has_its_windows_and_those_after_it():
+    grid = Grid(8, 12).with_windows([(4, 6), (4, 5), (2, 3)])
+    stages = grid.pyramid(3, prefix=1)
+    assert [stage.within for stage in stages] == [Grid(4, 6), Grid(4, 5), Grid(2, 3)]
+    assert [len(stage.windows) for stage in stages] == [3, 2, 1]
+    assert [stage.tokens for stage in stages] == [96, 24, 7]
+    assert all(stage.within is stage for stage in Grid(8, 12, 1).pyramid(3))
+
+
+def test_square_windows_are_cut_to_the_grid_of_their_stage():
+    assert Grid(8, 12, 2).in_windows([10, 4, 3]).windows == ((8, 10), (4, 4), (2, 3))
+    assert Grid(5, 9).in_windows([7, 7, 7], pad=True).windows == ((5, 7), (3, 5), (2, 3))
+    assert Grid(8, 12, 2).in_windows([4]).prefix == 2
+    for sides, said in (([4, 0], "`window_size` must be .* at least 1, got 0"), ([4] * 4, "to be halved 3 times")):
+        with pytest.raises(ValueError, match=said):
+            Grid(8, 12).in_windows(sides)
+
+
+def test_grids_of_the_same_tokens_are_equal_whatever_their_windows_are():
+    grid = Grid(4, 6, 1)
+    assert grid.in_windows([2]) == grid and hash(grid.in_windows([2])) == hash(grid)
+    table = torch.randn(25, 3)
+    assert grid.resize(table, grid.in_windows([2])) is table
+
+
 def test_split_cuts_prefix_tokens_from_patches():
     grid = Grid(2, 3, prefix=2)
     tokens = torch.randn(4, 8, 5)

@@ -147,11 +147,10 @@ def test_auto_follows_the_grid_that_comes_in(encoding):
 
 
 def test_auto_counts_the_patches_of_a_window():
-    encodings = [QuadraticMixing(Grid(32, 32))]
-    made = MixingPosition(encodings, window=32)
-    assert_mixes_by("displacement", made(Grid(64, 64)))
-    assert_mixes_by("matrix", made(Grid(31, 64)))  # windows of 31 x 32
-    assert_mixes_by("matrix", MixingPosition([QuadraticMixing(Grid(7, 7))], window=7)(Grid(64, 64)))
+    made = MixingPosition([QuadraticMixing(Grid(32, 32))])
+    assert_mixes_by("displacement", made(Grid(64, 64).in_windows([32])))
+    assert_mixes_by("matrix", made(Grid(31, 64).in_windows([32])))  # windows of 31 x 32
+    assert_mixes_by("matrix", made(Grid(64, 64).in_windows([7])))
 
 
 @pytest.mark.parametrize("product", ["matrix", "displacement"])

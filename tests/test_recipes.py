@@ -303,7 +303,7 @@ def test_the_models_of_posmlps_recipes_have_the_sizes_of_its_table_11(size):
     assert model.embed_dims == tuple(table["base_dim"][size] * factor for factor in table["dims"])
     assert list(model.depths) == table["depths"] and list(model.windows) == table["windows"]
     parts = stages(model)
-    assert [part.window for part in parts] == table["windows"]
+    assert [part.grid.height for part in parts] == table["windows"]
     assert [{encoding.groups for encoding in part.encodings} for part in parts] == [{s} for s in table["groups"]]
     widths = [model.block(stage, 0).mlp_channels.fc1 for stage in range(4)]
     assert [layer.out_features / layer.in_features for layer in widths] == table["expansion"]

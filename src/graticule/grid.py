@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -27,8 +28,12 @@ class Grid:
     Args:
         height: H, in patches.
         width: W, in patches.
-        prefix: tokens without a place that stand before the patches.
-        sequence: whether it is the row of a text, and not an image of one row; two grids are equal whatever it is.
+        prefix: tokens without a position, before the patches.
+        sequence: whether it is the row of a text, and not an image of one row.
+        windows: (rows, columns) of the windows within which tokens see each other, for this stage of a pyramid and for
+            each later one; empty where they see the whole grid.
+
+    Two grids are equal if their tokens are, whatever `sequence` and `windows` are.
 
     Example:
         >>> Grid(2, 3, prefix=1).tokens
@@ -39,6 +44,7 @@ class Grid:
     width: int
     prefix: int = 0
     sequence: bool = field(default=False, compare=False, repr=False)
+    windows: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, count, least in (("height", self.height, 1), ("width", self.width, 1), ("prefix", self.prefix, 0)):
@@ -114,6 +120,8 @@ class Grid:
     def pyramid(self, stages: int, prefix: int = 0, pad: bool = False) -> list[Grid]:
         """Return this grid and those of half the sides each, `stages` in all; the last has `prefix` prefix tokens.
 
+        Each has the windows of its stage and of those after it.
+
         Args:
             stages: how many.
             prefix: prefix tokens of the last.
@@ -128,21 +136,38 @@ class Grid:
                 f"`grid` must have sides that are multiples of {step}, to be halved {stages - 1} times, "
                 f"got {self.height} x {self.width}."
             )
-        grids = [Grid(self.height, self.width, 0 if stages > 1 else prefix)]
-        for stage in range(1, stages):
-            last = grids[-1]
+        grids: list[Grid] = []
+        height, width = self.shape
+        for stage in range(stages):
             ahead = prefix if stage == stages - 1 else 0
-            grids.append(Grid((last.height + 1) // 2, (last.width + 1) // 2, ahead))
+            grids.append(Grid(height, width, ahead, windows=self.windows[stage:]))
+            height, width = (height + 1) // 2, (width + 1) // 2
         return grids
 
-    def window(self, side: int | None) -> Grid:
-        """Return the grid of a window of `side` patches a side, no larger than this grid; this grid if None.
+    @property
+    def within(self) -> Grid:
+        """The grid within which tokens see each other: that of a window, or this one without windows."""
+        return Grid(*self.windows[0]) if self.windows else self
+
+    def with_windows(self, windows: Sequence[tuple[int, int]]) -> Grid:
+        """Return this grid with windows of (rows, columns) for it and for the later stages."""
+        return Grid(self.height, self.width, self.prefix, self.sequence, tuple(windows))
+
+    def in_windows(self, sides: Sequence[int], pad: bool = False) -> Grid:
+        """Return this grid with windows of `sides` for it and the later stages, none larger than the grid of its stage.
+
+        Raises:
+            ValueError: if a side is less than 1, or the grid has no such stages (`pyramid`).
+        """
+        stages = zip(self.pyramid(len(sides), pad=pad), sides, strict=True)
+        return self.with_windows([stage.window(side).shape for stage, side in stages])
+
+    def window(self, side: int) -> Grid:
+        """Return the grid of a square window of `side` patches, no larger than this grid.
 
         Raises:
             ValueError: if `side` is less than 1.
         """
-        if side is None:
-            return self
         if not isinstance(side, int) or side < 1:
             raise ValueError(f"`window_size` must be a whole number of at least 1, got {side}.")
         return Grid(min(side, self.height), min(side, self.width))
@@ -268,7 +293,7 @@ def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
 
 
 def resize_map(image: Tensor, size: tuple[int, int], interpolation: Interpolation = "bicubic") -> Tensor:
-    """Resample (C, H, W) to (C, H', W'), half-pixel centres, in float32 (in float64 if the map is).
+    """Resample (C, H, W) to (C, H', W'), half-pixel centers, in float32 (in float64 if the map is).
 
     'bicubic' with antialias, as timm does it; 'bilinear' without, as PVT's code does it.
     """

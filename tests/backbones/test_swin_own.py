@@ -18,6 +18,7 @@ from graticule.analysis import attention_maps
 from graticule.backbones import SwinTransformer
 from graticule.backbones.swin import WindowAttention
 from graticule.factory import build_position
+from graticule.grid import Windows
 from graticule.layer_position import LayerPosition
 from tiny import count, draw, gradients, images
 
@@ -216,11 +217,12 @@ def test_no_mask_is_written_down_for_every_window():
 
 
 def window_attention(grid, window=(4, 4), shift=(0, 0), heads=2, dim=8):
-    """Attention in windows with a bias, its tokens, and what it is told."""
-    attention = draw(WindowAttention(dim, heads, Grid(*window), shift)).double().eval()
+    """Attention in windows with a bias, and what it is called with: tokens, position and windows."""
+    attention = draw(WindowAttention(dim, heads)).double().eval()
     area = window[0] * window[1]
     bias = torch.randn(heads, area, area, dtype=torch.float64)
-    return attention, torch.randn(2, grid.tokens, dim, dtype=torch.float64), LayerPosition(bias=bias)
+    x = torch.randn(2, grid.tokens, dim, dtype=torch.float64)
+    return attention, x, LayerPosition(bias=bias), Windows(grid, Grid(*window), shift)
 
 
 def windows_by_kind(grid, window, shift):
@@ -252,8 +254,8 @@ TILED = pytest.mark.parametrize(
 @torch.no_grad()
 def test_tokens_that_were_no_neighbours_before_the_roll_do_not_see_each_other(grid, window, shift):
     """Two tokens of a window see each other exactly if a window at their place in the image would hold both."""
-    attention, x, position = window_attention(grid, window, shift)
-    weights = attention.weights(x, position, grid)
+    attention, x, position, windows = window_attention(grid, window, shift)
+    weights = attention.weights(x, position, windows)
     groups = windows_by_kind(grid, window, shift)
     assert weights.shape == (2 * len(groups), 2, window[0] * window[1], window[0] * window[1])
     assert_same(weights.sum(-1), torch.ones_like(weights[..., 0]))
@@ -266,9 +268,9 @@ def test_tokens_that_were_no_neighbours_before_the_roll_do_not_see_each_other(gr
 
 def test_on_a_grid_that_windows_do_not_tile_opposite_borders_meet_as_in_timm():
     """The map is rolled before it is padded; equality with timm at such sizes is tested above."""
-    attention, x, position = window_attention(Grid(9, 4), (4, 4), (2, 0))
+    attention, x, position, windows = window_attention(Grid(9, 4), (4, 4), (2, 0))
     x = x[:1].requires_grad_()
-    (gradient,) = torch.autograd.grad(attention(x, position, Grid(9, 4))[0, 0].sum(), x)
+    (gradient,) = torch.autograd.grad(attention(x, position, windows)[0, 0].sum(), x)
     assert gradient[0].any(-1).view(9, 4).any(1).nonzero().flatten().tolist() == [0, 6, 7, 8]
 
 
@@ -276,20 +278,20 @@ def test_on_a_grid_that_windows_do_not_tile_opposite_borders_meet_as_in_timm():
 @torch.no_grad()
 def test_the_weights_of_the_windows_are_those_that_mix_the_values(grid, window, shift):
     """Attention among all tokens, with the weights of the windows put where they belong and zeros elsewhere."""
-    attention, x, position = window_attention(grid, window, shift)
-    weights = attention.weights(x, position, grid).unflatten(0, (2, -1))
+    attention, x, position, windows = window_attention(grid, window, shift)
+    weights = attention.weights(x, position, windows).unflatten(0, (2, -1))
     dense = torch.zeros(2, 2, grid.patches, grid.patches, dtype=torch.float64)
     for index, places in enumerate(windows_by_kind(grid, window, shift)):
         dense[:, :, places[:, None], places] = weights[:, index]
     v = attention.qkv(x).chunk(3, -1)[2].unflatten(-1, (2, 4)).transpose(1, 2)
-    assert_same(attention(x, position, grid), attention.proj((dense @ v).transpose(1, 2).flatten(2)))
+    assert_same(attention(x, position, windows), attention.proj((dense @ v).transpose(1, 2).flatten(2)))
 
 
 @TILED
 @torch.no_grad()
 def test_the_weights_are_a_softmax_of_products_and_bias_within_a_window(grid, window, shift):
-    attention, x, position = window_attention(grid, window, shift)
-    found = attention.weights(x, position, grid).unflatten(0, (2, -1))
+    attention, x, position, windows = window_attention(grid, window, shift)
+    found = attention.weights(x, position, windows).unflatten(0, (2, -1))
     q, k, _ = attention.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
     for index, places in enumerate(windows_by_kind(grid, window, shift)):
         seen = found[:, index] > 0
@@ -311,7 +313,9 @@ def test_attention_maps_are_looked_at_by_window(size):
 
 def test_a_window_is_no_larger_than_the_grid_and_a_stage_of_one_window_is_not_shifted():
     model = swin(img_size=(16, 48), window_size=7)  # grids 4 x 12 and 2 x 6
-    found = [[(b.attn.window.shape, b.attn.shift) for b in layer.blocks] for layer in model.layers]
+    stages = enumerate(model.position_grids(model.grid))
+    where = [[model.where(stage, index, at)[0] for index in (0, 1)] for stage, at in stages]
+    found = [[(windows.window.shape, windows.shift) for windows in stage] for stage in where]
     assert found == [[((4, 7), (0, 0)), ((4, 7), (0, 3))], [((2, 6), (0, 0)), ((2, 6), (0, 0))]]
     tables = {name: value.shape for name, value in published_state_dict(model).items() if name.endswith("table")}
     assert tables == {

@@ -55,11 +55,11 @@ def assert_same_state(model, state):
 
 
 def assert_windows(model, windows, grids=(16, 8, 4, 2)):
-    """The model, its blocks and its positions agree on the windows."""
+    """The model, its blocks and its positions have the same windows."""
     assert model.windows == tuple(windows)
     for stage, (side, grid, part) in enumerate(zip(windows, grids, mixing_of(model), strict=True)):
-        assert {block.window for block in model.blocks[stage]} == {side}
-        assert part.window == side
+        window = model.grid.pyramid(4)[stage].within
+        assert {block.windows(model.grid.pyramid(4)[stage]).window for block in model.blocks[stage]} == {window}
         assert part.grid == Grid(min(side, grid), min(side, grid))
         assert {encoding.grid for encoding in part.encodings} == {part.grid}
 
@@ -253,9 +253,10 @@ def test_layers_work_on_the_tokens_of_the_image_alone(encoding):
 
 def test_stochastic_depth_drops_samples_and_not_windows():
     model = posmlp(drop_path_rate=0.5).train()
-    block, grid = model.block(2, 1), Grid(8, 8)
+    whole = model.grid_at((128, 128))
+    block, grid = model.block(2, 1), whole.pyramid(4)[2]
     x = torch.randn(64, 64, 64, dtype=torch.float64)
-    given = model.position(Grid(32, 32))[4]
+    given = model.position(whole)[4]
     kept = (block(x, given, grid) != x).flatten(1)
     assert torch.equal(kept.any(1), kept.all(1)) and 0 < kept.any(1).sum() < 64
 
@@ -422,6 +423,12 @@ def test_a_folded_model_changes_windows_as_an_unfolded_one_does(encoding, produc
     unfold(twin)
     assert twin.windows == LARGER
     assert torch.equal(twin(x), model(x))
+
+
+def test_a_folded_position_is_refused_for_other_windows():
+    model = fold(posmlp())
+    with pytest.raises(ValueError, match=r"folded for windows of \(\(4, 4\), .* got \(\)"):
+        model.position(Grid(16, 16))
 
 
 # What cannot be

@@ -136,7 +136,7 @@ def _without_position(model: Any, depth: int) -> Iterator[None]:
 def _map(layer: int, weights: Tensor, grid: Grid, attention: Any) -> AttentionMap:
     """Name the grids of queries and keys from what the layer is."""
     reduction = getattr(attention, "reduction", 1)
-    queries = keys = getattr(attention, "window", grid)
+    queries = keys = grid.within
     if reduction > 1:
         keys = Grid(grid.height // reduction, grid.width // reduction)
     return AttentionMap(layer, weights.double().cpu().numpy(), queries, keys)

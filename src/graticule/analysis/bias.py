@@ -130,12 +130,12 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
     found: dict[int, tuple[Tensor, list[int]]] = {}
     where = grid
     layer = 0
-    for (at, index, block, _), position in zip(layers_of(model, grid), positions, strict=True):
+    for (at, index, _, _), position in zip(layers_of(model, grid), positions, strict=True):
         if index != stage:
             continue
         bias = position.bias.constant if isinstance(position.bias, BiasSum) else position.bias
         if isinstance(bias, Tensor):
-            where = getattr(block.attn, "window", at)
+            where = at.within
             found.setdefault(id(bias), (bias, []))[1].append(layer)  # layers that share a bias share the tensor
         layer += 1
     if not found:

@@ -189,7 +189,7 @@ def _layers(
     every: list[tuple[int, Grid, MixingEncoding, Tensor | None]] = []
     for stage, (position, at) in enumerate(zip(stages, grids, strict=True)):
         for encoding, given in zip(cast("Iterable[MixingEncoding]", position.encodings), position(at), strict=True):
-            every.append((stage, at.window(position.window), encoding, given.gate))
+            every.append((stage, at.within, encoding, given.gate))
     for layer in layers or ():
         if not 0 <= layer < len(every):
             raise ValueError(f"`layers` must be from 0 to {len(every) - 1}, got {layer}.")

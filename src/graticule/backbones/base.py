@@ -245,6 +245,10 @@ class Backbone(TokenModel):
         """Return a block of a stage."""
         return self.stage_blocks(stage)[index]
 
+    def where(self, stage: int, index: int, grid: Grid) -> tuple[Any, ...]:
+        """Return what a block is called with after tokens and position: the `grid` of its stage."""
+        return (grid,)
+
     def check_pool(self, global_pool: str) -> None:
         """Check a value of `global_pool`.
 
@@ -342,7 +346,10 @@ class Backbone(TokenModel):
         for stage, depth in enumerate(self.depths):
             at = grids[stage]
             x = self.embed(x, stage)
-            layers = [(self.block(stage, index), positions[first + index], (at,)) for index in range(depth)]
+            layers = [
+                (self.block(stage, index), positions[first + index], self.where(stage, index, at))
+                for index in range(depth)
+            ]
             for tokens in self.run_blocks(x, layers):
                 x = tokens
                 yield x, at

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from timm.layers.helpers import to_2tuple
@@ -142,10 +142,10 @@ class PosMlp(Pyramid):
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
         )
-        self.build_position(position, groups, windows)
+        self.windows = tuple(windows)
+        self.build_position(position, groups)
         self.build_head(norm_layer)
         gate_norm = not self.has_softmax() if gate_norm is None else gate_norm
-        self.windows = tuple(windows)
         act_layer = act_layer or nn.GELU
         stem: nn.Module = LinearPatchEmbed(in_chans, embed_dim)
         if patch_embedding == "conv":
@@ -158,7 +158,6 @@ class PosMlp(Pyramid):
         self.blocks = nn.ModuleList(
             nn.ModuleList(
                 _WindowBlock(
-                    window,
                     shift if (index + (sum(depths[:stage]) if shift == "released" else 0)) % 2 else None,
                     dim=dim,
                     mlp_ratio=ratio,
@@ -171,7 +170,7 @@ class PosMlp(Pyramid):
                 )
                 for index in range(depth)
             )
-            for stage, (dim, depth, window, ratio) in enumerate(zip(dims, depths, windows, mlp_ratios, strict=True))
+            for stage, (dim, depth, ratio) in enumerate(zip(dims, depths, mlp_ratios, strict=True))
         )
         self.finish()
 
@@ -197,11 +196,11 @@ class PosMlp(Pyramid):
                     f"{list(windows) if isinstance(windows, Sequence) else windows}."
                 )
             self.windows = tuple(windows)
-            for side, blocks, position in zip(windows, self.blocks, self.stage_positions(), strict=True):
-                for block in cast("Iterable[_WindowBlock]", blocks):
-                    block.window = side
-                position.set_window(side)
         super().set_input_size(size)
+
+    def grid_at(self, image: tuple[int, int]) -> Grid:
+        """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
+        return super().grid_at(image).in_windows(self.windows[: len(self.depths)])
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Turn images or the map of the stage before into tokens (B, H * W, D)."""
@@ -234,15 +233,14 @@ class _WindowBlock(GatedBlock):
     """A gated block that mixes within the windows of a grid, which may be shifted by half a window."""
 
     @checked
-    def __init__(self, window: int, shift: Shift | None, **kwargs: Any) -> None:
+    def __init__(self, shift: Shift | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.window = window
         self.shift = shift
 
     def windows(self, *where: Grid) -> Windows:
         """Return the windows of the grid."""
         (grid,) = where
-        window = grid.window(self.window)
+        window = grid.within
         down, across = (
             0 if self.shift is None or (self.shift == "swin" and step == side) else step // 2
             for side, step in zip(grid.shape, window.shape, strict=True)

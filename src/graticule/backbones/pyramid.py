@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.encodings import FoldedPosition, Position, PositionBuilder, PyramidPosition, TokenMixing
+from graticule.encodings import PositionBuilder, PyramidPosition, TokenMixing
 from graticule.grid import Grid
 
 
@@ -29,15 +29,12 @@ class Pyramid(Backbone):
     #: Whether the table of a later stage is that of the stage before, merged as the tokens are.
     merges: ClassVar[bool] = False
 
-    def build_position(
-        self, position: PositionBuilder, num_heads: int | Sequence[int], windows: Sequence[int] | None = None
-    ) -> None:
+    def build_position(self, position: PositionBuilder, num_heads: int | Sequence[int]) -> None:
         """Build the position of every stage.
 
         Args:
             position: builds the position of a stage.
             num_heads: h of each stage.
-            windows: side of each stage's windows.
         """
         heads = [num_heads] if isinstance(num_heads, int) else num_heads
         if len(heads) != len(self.depths):
@@ -55,7 +52,6 @@ class Pyramid(Backbone):
             depths=self.depths,
             num_heads=heads,
             prefix=self.num_prefix_tokens,
-            windows=windows,
             absolute_stages=self.absolute_stages,
             merge=[partial(self.merge_table, stage) for stage in later] if self.merges else None,
             pad=self.pads,
@@ -80,11 +76,6 @@ class Pyramid(Backbone):
     def has_softmax(self) -> bool:
         """Return whether tokens are mixed by a softmax; a gating unit is better without its norm then (PosMLP, 5.3)."""
         return any(isinstance(module, TokenMixing) and module.softmax for module in self.position.modules())
-
-    def stage_positions(self) -> list[Position]:
-        """Return the position of every stage, folded or not."""
-        original = self.position.original if isinstance(self.position, FoldedPosition) else self.position
-        return list(cast("Any", original).stages)
 
     def keep(self, count: int) -> None:
         """Keep the first `count` stages, or blocks of a single stage."""

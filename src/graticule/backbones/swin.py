@@ -17,12 +17,10 @@ from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
-from graticule.grid import Grid
+from graticule.grid import Grid, Windows
 from graticule.layer_position import LayerPosition
 from graticule.layers import Block
 from graticule.layers.attention import Attention
-
-_WINDOW = Grid(7, 7)
 
 
 class SwinTransformer(Pyramid):
@@ -107,9 +105,9 @@ class SwinTransformer(Pyramid):
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
         )
-        self.build_position(position, num_heads, windows=(window_size,) * len(depths))
+        self._set_windows(self.img_size, window_size)
+        self.build_position(position, num_heads)
         self.build_head(norm)
-        self.window_size = window_size
         self.patch_embed = PatchEmbed(None, patch_size, in_chans, embed_dim, norm_layer=norm, strict_img_size=False)
         rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
         self.layers = nn.ModuleList()
@@ -131,19 +129,12 @@ class SwinTransformer(Pyramid):
                 for _ in range(depths[stage])
             ]
             self.layers.append(_Stage(downsample, blocks))
-        self._set_windows()
         self.finish()
 
-    def _set_windows(self) -> None:
-        """Give every attention its window, and every second one of a stage its shift."""
-        for layer, at in zip(self.layers, self.grid.pyramid(len(self.depths), pad=True), strict=True):
-            window = at.window(self.window_size)
-            for index, block in enumerate(cast("Iterable[Any]", layer.blocks)):
-                down, across = (
-                    self.window_size // 2 if index % 2 and side > step else 0
-                    for side, step in zip(at.shape, window.shape, strict=True)
-                )
-                block.attn.set_window(window, (down, across))
+    def _set_windows(self, size: tuple[int, int], side: int) -> None:
+        """Set the windows of every stage, which stay those of a model built for images of `size`."""
+        self.windows = super().grid_at(size).in_windows((side,) * len(self.depths), pad=True).windows
+        self.window_size = side
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None, window_size: int | None = None) -> None:
         """Make another image size, or another window, the one that position information is held for.
@@ -153,12 +144,24 @@ class SwinTransformer(Pyramid):
             window_size: patches, a side; as it is by default.
         """
         size = to_2tuple(self.img_size if img_size is None else img_size)
-        if window_size is not None:
-            self.grid_at(size).window(window_size)  # an error is raised before anything is changed
-            self.window_size = window_size
-            self.position.set_window(window_size)
+        self._set_windows(size, self.window_size if window_size is None else window_size)
         super().set_input_size(size)
-        self._set_windows()
+
+    def grid_at(self, image: tuple[int, int]) -> Grid:
+        """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
+        return super().grid_at(image).with_windows(self.windows)
+
+    def where(self, stage: int, index: int, grid: Grid) -> tuple[Windows]:
+        """Return the windows of a block: every second one shifts them by half, along axes of more than one window.
+
+        The number of windows is that of the size that the model is built for.
+        """
+        built = self.position_grids(self.grid)[stage]
+        down, across = (
+            step // 2 if index % 2 and side > step else 0
+            for side, step in zip(built.shape, built.within.shape, strict=True)
+        )
+        return (Windows(grid, grid.within, (down, across)),)
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Cut images into patches, or merge those of the map of the stage before; tokens (B, H * W, D)."""
@@ -203,7 +206,7 @@ torch.fx.wrap("pad_to")  # it compares sizes, so torch.fx records the call as on
 class WindowAttention(Attention):
     """Attention among the tokens of a window; bias and rotation of the position are for a window.
 
-    With a shift the map is rolled first, and in the windows that then hold what was not neighboured, those of the
+    With a shift the map is rolled first, and in the windows that then hold what was not neighbors, those of the
     last row and column, tokens of different parts do not see each other. There are only four kinds of such windows,
     so each kind is attended at once, with one bias of a window: no mask for every window, and none for every sample.
 
@@ -214,105 +217,53 @@ class WindowAttention(Attention):
 
     Reference: Swin Transformer (Liu et al., 2021), section 3.2.
 
-    Args:
-        dim: D, a multiple of `num_heads`.
-        num_heads: h.
-        window: sides of a window, in patches.
-        shift: how far the map is rolled, (rows, columns).
-        kwargs: as `Attention`.
+    The `Windows` come with every call; the arguments are those of `Attention`.
     """
 
-    @checked
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        window: Grid = _WINDOW,
-        shift: tuple[int, int] = (0, 0),
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(dim, num_heads, **kwargs)
-        self.set_window(window, shift)
-
-    def set_window(self, window: Grid, shift: tuple[int, int] = (0, 0)) -> None:
-        """Make another window and shift those of the layer; which tokens see each other is precomputed here."""
-        self.window = window
-        self.shift = shift
-        for name, down, across in (("right", 0, shift[1]), ("below", shift[0], 0), ("corner", *shift)):
-            seen = self._seen(down, across, self.proj.weight.device) if down or across else None
-            self.register_buffer(f"seen_{name}", seen, persistent=False)
-
-    seen_right: Tensor | None
-    seen_below: Tensor | None
-    seen_corner: Tensor | None
-
-    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
-        """Mix the tokens x: (B, N, D) of the grid within their windows."""
-        (grid,) = where
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Mix the tokens x: (B, N, D) within the windows `where`, `Windows` by whose shift the map is rolled."""
+        windows: Windows
+        (windows,) = where
+        grid, window = windows.grid, windows.window
         dropout = self.attn_drop if self.training else 0.0
         strips = []
-        for strip in self._parts(x, grid):
+        for strip in _kinds(x, windows):
             row = []
-            for part, apart in strip:
-                q, k, v, bias = self._windows(part, position, apart)
+            for part, seen in strip:
+                q, k, v, bias = self._project_windows(part, window, position, seen)
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
-                y = y.transpose(1, 2).flatten(2).unflatten(1, self.window.shape)  # (B * windows, h, w, D)
-                rows, columns = part.shape[1] // self.window.height, part.shape[2] // self.window.width
+                y = y.transpose(1, 2).flatten(2).unflatten(1, window.shape)  # (B * windows, h, w, D)
+                rows, columns = part.shape[1] // window.height, part.shape[2] // window.width
                 row.append(y.unflatten(0, (-1, rows, columns)).transpose(2, 3).flatten(3, 4).flatten(1, 2))
             strips.append(torch.cat(row, 2) if len(row) > 1 else row[0])
         y = torch.cat(strips, 1) if len(strips) > 1 else strips[0]
         y = y[:, : grid.height, : grid.width]
-        if any(self.shift):
-            y = y.roll(self.shift, (1, 2))
+        if any(windows.shift):
+            y = y.roll(windows.shift, (1, 2))
         out: Tensor = self.proj_drop(self.proj(y.flatten(1, 2)))
         return out
 
-    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
+    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B * windows, h, M, M), rows summing to 1.
 
         The windows of a sample are ordered by kind: those that the shift leaves whole, then those of the last column,
         of the last row, and the corner.
         """
-        (grid,) = where
+        windows: Windows
+        (windows,) = where
         found = []
-        for strip in self._parts(x, grid):
-            for part, apart in strip:
-                q, k, _, bias = self._windows(part, position, apart)
+        for strip in _kinds(x, windows):
+            for part, seen in strip:
+                q, k, _, bias = self._project_windows(part, windows.window, position, seen)
                 logits = q * self.scale @ k.transpose(-2, -1)
                 found.append((logits if bias is None else logits + bias).softmax(-1).unflatten(0, (x.shape[0], -1)))
         return torch.cat(found, 1).flatten(0, 1)
 
-    def _parts(self, x: Tensor, grid: Grid) -> list[list[tuple[Tensor, Tensor | None]]]:
-        """Cut the map of tokens x into rectangles (B, H, W, D) of one kind of window, with its mask, (M, M)."""
-        y = x.unflatten(1, grid.shape)
-        if any(self.shift):
-            y = y.roll((-self.shift[0], -self.shift[1]), (1, 2))
-        below, right = (-side % step for side, step in zip(grid.shape, self.window.shape, strict=True))
-        if below or right:
-            y = F.pad(y, (0, 0, 0, right, 0, below))
-        lower, upper = (
-            [(0, side, False)] if not shift else [(0, side - step, False), (side - step, side, True)]
-            for side, step, shift in zip(y.shape[1:3], self.window.shape, self.shift, strict=True)
-        )
-        kinds = {(False, False): None, (False, True): self.seen_right}
-        kinds |= {(True, False): self.seen_below, (True, True): self.seen_corner}
-        return [
-            [(y[:, top:bottom, left:end], kinds[last, rightmost]) for left, end, rightmost in upper if end > left]
-            for top, bottom, last in lower
-            if bottom > top
-        ]
-
-    def _seen(self, down: int, across: int, device: torch.device) -> Tensor:
-        """Return which tokens of a window see each other where its last rows or columns come from the other edge."""
-        y, x = self.window.coordinates(device).unbind(-1)
-        kind = 2 * (y >= self.window.height - down) + (x >= self.window.width - across)
-        return kind[:, None] == kind[None, :]
-
-    def _windows(
-        self, part: Tensor, position: LayerPosition, seen: Tensor | None
+    def _project_windows(
+        self, part: Tensor, window: Grid, position: LayerPosition, seen: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Cut a rectangle into windows and project them: q, k and v, (B * windows, h, M, d), and the bias."""
-        rows, columns = part.shape[1] // self.window.height, part.shape[2] // self.window.width
+        rows, columns = part.shape[1] // window.height, part.shape[2] // window.width
         windows = part.unflatten(2, (columns, -1)).unflatten(1, (rows, -1)).transpose(2, 3)
         q, k, v, bias = self._project(windows.flatten(3, 4).flatten(0, 2), position)
         if seen is None:
@@ -320,6 +271,38 @@ class WindowAttention(Attention):
         bias = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias
         bias = torch.where(seen, bias, torch.finfo(q.dtype).min)
         return q, k, v, bias[None, None] if bias.ndim == 2 else bias
+
+
+def _kinds(x: Tensor, windows: Windows) -> list[list[tuple[Tensor, Tensor | None]]]:
+    """Cut the rolled map of tokens x: (B, N, D) into rectangles (B, H, W, D) of one kind of window, with its mask.
+
+    The mask, (M, M), says which tokens of a window see each other; it is None where all do.
+    """
+    y, window = x.unflatten(1, windows.grid.shape), windows.window
+    if any(windows.shift):
+        y = y.roll([-by for by in windows.shift], (1, 2))
+    below, beside = (-side % step for side, step in zip(windows.grid.shape, window.shape, strict=True))
+    if below or beside:
+        y = F.pad(y, (0, 0, 0, beside, 0, below))
+    lower, upper = (
+        [(0, side, 0)] if not shift else [(0, side - step, 0), (side - step, side, shift)]
+        for side, step, shift in zip(y.shape[1:3], window.shape, windows.shift, strict=True)
+    )
+    return [
+        [(y[:, top:end, left:right], _seen(window, down, across, x.device)) for left, right, across in upper if right]
+        for top, end, down in lower
+        if end
+    ]
+
+
+def _seen(window: Grid, down: int, across: int, device: torch.device) -> Tensor | None:
+    """Return the mask of a window whose last `down` rows and `across` columns come from the opposite edge."""
+    if not down and not across:
+        return None
+    y = torch.arange(window.height, device=device) >= window.height - down
+    x = torch.arange(window.width, device=device) >= window.width - across
+    kind = (2 * y[:, None] + x).flatten()
+    return kind[:, None] == kind
 
 
 _POOL = {"pool_size": (7, 7)}

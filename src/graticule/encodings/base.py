@@ -20,8 +20,6 @@ from graticule.specs import Spec
 class Position(nn.Module, ABC):
     """The one thing that a backbone knows of position: `position(grid)` is a list of `LayerPosition`."""
 
-    #: Side of the windows within which it acts, in patches; None where it acts on the whole grid.
-    window: int | None = None
     #: Whether no layer gets anything.
     empty: bool = False
 
@@ -41,12 +39,6 @@ class Position(nn.Module, ABC):
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the parameters are held for."""
-
-    def set_window(self, side: int) -> None:
-        """Set the side of the windows of every part that acts within windows; it takes effect with `set_grid`."""
-        for part in self.modules():
-            if isinstance(part, Position) and part.window is not None:
-                part.window = side
 
     def published_names(self) -> dict[str, str]:
         """Name in published checkpoints of a vision transformer -> name of the parameter here."""
@@ -82,11 +74,10 @@ def _holds_a_grid(module: Any) -> bool:
 class Site:
     """What a backbone says about itself, or a pyramid about one of its stages, when position is built.
 
-    grid: the grid that parameters are held for.
+    grid: the grid that parameters are held for, with the windows of this stage if it has some.
     dim: D.
     depth: number of layers.
     num_heads: h, or the groups of channels of a gated MLP.
-    window: side of the windows within which tokens attend or are mixed, in patches; None for the whole grid.
     causal: whether tokens attend only to those before them.
     absolute: whether an absolute encoding is built; a pyramid may have one in its first stage only.
     merged: whether this stage of a pyramid gets the table of the stage before, merged as its tokens are.
@@ -96,7 +87,6 @@ class Site:
     dim: int
     depth: int
     num_heads: int
-    window: int | None = None
     causal: bool = False
     absolute: bool = True
     merged: bool = False
@@ -104,7 +94,7 @@ class Site:
     @property
     def within(self) -> Grid:
         """The grid within which tokens see each other: that of a window, or the whole one."""
-        return self.grid.window(self.window)
+        return self.grid.within
 
     @property
     def head_dim(self) -> int:
@@ -192,10 +182,9 @@ class PositionBuilder(Protocol):
     def __call__(self, grid: Grid, *, dim: int, depth: int, num_heads: int, **within: Any) -> Position:
         """Build for tokens of `dim` channels on `grid`, `depth` layers of `num_heads` heads or groups.
 
-        `within` is what a family says of the place: `window`, the side of its windows, if it has some;
-        `absolute=False` for stages that have no absolute encoding of their own; `merged=True` for stages that can
-        have the table of the stage before, merged;
-        `causal=True` where tokens attend to those before them alone.
+        `within` are further fields of `Site`: `absolute=False` for stages that have no absolute encoding of their own;
+        `merged=True` for stages that can have the table of the stage before, merged; `causal=True` where tokens attend
+        only to those before them.
         """
 
 

@@ -43,9 +43,9 @@ class BiasEncoding(Encoding):
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
         """Build one per joined layer, or one that they share."""
         if cls.shared:
-            return SharedBiasPosition(cls.build(site, site.within, options), site.depth, joining.joined, site.window)
+            return SharedBiasPosition(cls.build(site, site.within, options), site.depth, joining.joined)
         each = [cls.build(site, site.within, options) for _ in joining.joined]
-        return BiasPosition(each, site.depth, site.window, joining.joined)
+        return BiasPosition(each, site.depth, joining.joined)
 
 
 class PatchBias(BiasEncoding):
@@ -72,7 +72,7 @@ class PatchBias(BiasEncoding):
             bias = cls.build(site, site.within, options)
             norm = {None: None, "keys": NormalizedBias, "heads": HeadNormalizedBias}[joining.bias_norm]
             each.append(bias if norm is None else norm(bias))
-        return BiasPosition(each, site.depth, site.window, joining.joined)
+        return BiasPosition(each, site.depth, joining.joined)
 
 
 class _NormalizedBias(nn.Module):
@@ -165,10 +165,8 @@ class BiasPosition(Position):
     """One relative encoding per joined layer; the others get nothing.
 
     Args:
-        encodings: one per joined layer, of the same grid.
+        encodings: one per joined layer, of the same grid, or of the windows of it.
         depth: number of layers.
-        window: side of the windows within which tokens attend; then the encodings' grid is that of a window, whatever
-            the grid is, until `set_grid`.
         layers: indices of the joined layers; the first ones by default.
     """
 
@@ -176,11 +174,9 @@ class BiasPosition(Position):
         self,
         encodings: Iterable[nn.Module],
         depth: int,
-        window: int | None = None,
         layers: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        self.window = window
         self.depth = depth
         encodings = list(encodings)
         if not 1 <= len(encodings) <= depth:
@@ -189,15 +185,15 @@ class BiasPosition(Position):
         self.encodings = PerLayer(encodings, self.joined)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return what each layer gets for `grid`: (heads, N, N) as `bias`, or what makes it from the queries."""
+        """Return the bias of each layer for `grid`, or for its windows: (heads, N, N), or a function of the queries."""
         each = cast("Iterable[Any]", self.encodings)
-        given = [LayerPosition(bias=encoding(grid if self.window is None else encoding.grid)) for encoding in each]
+        given = [LayerPosition(bias=encoding(grid.within)) for encoding in each]
         return spread(given, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample every table for `grid`."""
+        """Resample every table for `grid`, or for its windows."""
         for encoding in cast("Iterable[Any]", self.encodings):
-            encoding.set_grid(grid.window(self.window))
+            encoding.set_grid(grid.within)
 
     def layer_lists(self) -> list[str]:
         """The biases."""
@@ -232,26 +228,24 @@ class SharedBiasPosition(Position):
         encoding: built for the grid, or for a window of it.
         depth: number of layers.
         layers: how many of the first layers get the bias, or the indices of those that do; all by default.
-        window: side of the windows within which tokens attend, as `BiasPosition`.
     """
 
-    def __init__(self, encoding: nn.Module, depth: int, layers: Layers = None, window: int | None = None) -> None:
+    def __init__(self, encoding: nn.Module, depth: int, layers: Layers = None) -> None:
         super().__init__()
         self.encoding = encoding
         self.depth = depth
         self.joined = joined_layers(depth, layers)
-        self.window = window
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return what each layer gets for `grid`: the same (heads, N, N) as `bias`."""
         encoding: Any = self.encoding
-        given = LayerPosition(bias=encoding(grid if self.window is None else encoding.grid))
+        given = LayerPosition(bias=encoding(grid.within))
         return spread([given] * len(self.joined), self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid`, or a window of it, the one that the encoding is built for."""
         encoding: Any = self.encoding
-        encoding.set_grid(grid.window(self.window))
+        encoding.set_grid(grid.within)
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Bring a bias table of another grid or window to this one."""

@@ -72,6 +72,11 @@ class FoldedPosition(Position):
                 f"the model is folded for a grid of {self.grid.shape} patches with {self.grid.prefix} prefix tokens, "
                 f"got one of {grid.shape} with {grid.prefix}; unfold it, or fold it with `img_size` for this size."
             )
+        if grid.windows != self.grid.windows:
+            raise ValueError(
+                f"the model is folded for windows of {self.grid.windows} patches, got {grid.windows}; call "
+                "set_input_size with them, or unfold it."
+            )
         layout = self._with_functions() if self.stale else self.layout
         if not torch.compiler.is_compiling():  # a tracer's functions are not kept
             self.layout, self.stale = layout, False
@@ -106,10 +111,6 @@ class FoldedPosition(Position):
         self.original.set_grid(grid)
         self.grid = grid
         self.fold()
-
-    def set_window(self, side: int) -> None:
-        """Set the side of the windows of the original."""
-        self.original.set_window(side)
 
     def published_names(self) -> dict[str, str]:
         """The published names of the original."""

@@ -63,7 +63,7 @@ class LogN(Encoding):
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
         """Build the one of the joined layers."""
         encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
-        return LogNPosition(encoding, site.depth, joining.joined, site.window)
+        return LogNPosition(encoding, site.depth, joining.joined)
 
 
 class LogNPosition(Position):
@@ -73,21 +73,19 @@ class LogNPosition(Position):
         encoding: built for the grid, or for a window of it.
         depth: number of layers.
         layers: indices of the joined layers.
-        window: side of the windows within which tokens attend.
     """
 
-    def __init__(self, encoding: LogN, depth: int, layers: Sequence[int], window: int | None = None) -> None:
+    def __init__(self, encoding: LogN, depth: int, layers: Sequence[int]) -> None:
         super().__init__()
         self.encoding = encoding
         self.depth = depth
         self.joined = joined_layers(depth, layers)
-        self.window = window
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the factor for `grid` in each layer."""
-        scale = self.encoding(grid if self.window is None else self.encoding.grid)
+        scale = self.encoding(grid.within)
         return spread([LayerPosition(query_scale=scale)] * len(self.joined), self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid`, or a window of it, the one that it is built for; the reference stays."""
-        self.encoding.grid = grid.window(self.window)
+        self.encoding.grid = grid.within

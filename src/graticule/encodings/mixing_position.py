@@ -27,10 +27,9 @@ class MixingPosition(Position):
     Reference: gMLP (Liu et al., 2021), Eq. 2; PosMLP (Wang et al., 2022), Eq. 15.
 
     Args:
-        encodings: one per layer, of the same grid.
+        encodings: one per layer, of the same grid, or of the windows of it.
         bias: whether each layer has that bias.
         bias_start: what the bias is at the start.
-        window: side of the windows within which tokens are mixed; then the encodings' grid is that of a window.
         product: 'matrix', or 'displacement' where the encoding has a table of displacements (`Displacements`), which
             takes memory that grows with N instead of N^2; 'auto' takes it from 1,024 patches on, where it is faster
             (with 8 samples or more only from some 1,600 on).
@@ -40,14 +39,12 @@ class MixingPosition(Position):
         self,
         encodings: Iterable[MixingEncoding],
         bias: bool = True,
-        window: int | None = None,
         product: Product = "auto",
         bias_start: float = 1.0,
     ) -> None:
         super().__init__()
         if product not in get_args(Product):
             raise ValueError(f"`product` must be one of {', '.join(get_args(Product))}, got {product!r}.")
-        self.window = window
         self.product = product
         self.encodings = nn.ModuleList(encodings)
         if not len(self.encodings):
@@ -57,8 +54,8 @@ class MixingPosition(Position):
         self.biases = nn.ParameterList(nn.Parameter(torch.full((self.grid.patches,), bias_start)) for _ in range(count))
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return what each layer gets for `grid`: weights or their table as `mixing`, (N,) as `gate`."""
-        grid = grid.window(self.window)
+        """Return weights or their table, and the bias (N,), of each layer for `grid`, or for its windows."""
+        grid = grid.within
         gates: list[Tensor | None] = [self._bias_at(bias, grid) for bias in self.biases]
         gates = gates or [None] * len(self.encodings)
         return [
@@ -68,7 +65,7 @@ class MixingPosition(Position):
 
     def set_grid(self, grid: Grid) -> None:
         """Resample or recompute everything for `grid`, or for its windows."""
-        grid = grid.window(self.window)
+        grid = grid.within
         for encoding in cast("Iterable[Any]", self.encodings):
             encoding.set_grid(grid)
         with torch.no_grad():

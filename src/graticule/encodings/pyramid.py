@@ -29,12 +29,11 @@ class PyramidPosition(Position):
 
     Args:
         build: builds the position of a stage.
-        grid: of the first stage.
+        grid: of the first stage, with the windows of all stages if they have some.
         dims: D of each stage.
         depths: layers of each stage.
         num_heads: h of each stage.
         prefix: prefix tokens of the last stage; the others have none.
-        windows: side of each stage's windows, for encodings that act within windows.
         absolute_stages: how many stages, from the first, have an absolute encoding if one is asked for; None for all.
         merge: for every stage but the first, the function that makes a table of that stage, (N, D), from one of the
             stage before and its grid; None where stages have tables of their own.
@@ -50,7 +49,6 @@ class PyramidPosition(Position):
         depths: Sequence[int],
         num_heads: Sequence[int],
         prefix: int = 0,
-        windows: Sequence[int] | None = None,
         absolute_stages: int | None = None,
         merge: Sequence[Callable[[Tensor, Grid], Tensor]] | None = None,
         pad: bool = False,
@@ -62,8 +60,6 @@ class PyramidPosition(Position):
         self.merge = merge
         within: list[dict[str, Any]] = [{} for _ in depths]
         for stage, given in enumerate(within):
-            if windows is not None:
-                given["window"] = windows[stage]
             if absolute_stages is not None and stage >= absolute_stages:
                 given["absolute"] = False
             if stage and merge is not None:

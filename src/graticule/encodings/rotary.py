@@ -66,7 +66,7 @@ class RotaryEncoding(Encoding):
                 raise ValueError(f"`preset` must be left out with {cls.__name__}, which has none, got {preset!r}.")
             options = {**cls.presets[known_name("preset", preset, cls.presets)], **options}
         encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
-        return RotaryPosition(encoding, site.depth, joining.joined, site.window)
+        return RotaryPosition(encoding, site.depth, joining.joined)
 
     @classmethod
     def option_types(cls) -> dict[str, Option]:
@@ -205,20 +205,17 @@ class RotaryPosition(Position):
         encoding: built for the grid, or for a window of it.
         depth: number of layers.
         layers: how many of the first layers are joined, or the indices of those that are; all by default.
-        window: side of the windows within which tokens attend; the encoding's grid stays that of a window, for every
-            grid, until `set_grid`.
     """
 
-    def __init__(self, encoding: RotaryEncoding, depth: int, layers: Layers = None, window: int | None = None) -> None:
+    def __init__(self, encoding: RotaryEncoding, depth: int, layers: Layers = None) -> None:
         super().__init__()
         self.encoding = encoding
         self.depth = depth
         self.joined = joined_layers(depth, layers)
-        self.window = window
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return the rotation of each layer for `grid`."""
-        grid = grid if self.window is None else self.encoding.grid
+        """Return the rotation of each layer for `grid`, or for its windows."""
+        grid = grid.within
         scale = self.encoding.query_scale(grid)
         joined = [LayerPosition(rotary=one, query_scale=scale) for one in self.encoding.rotations(grid)]
         joined = joined * len(self.joined) if len(joined) == 1 else joined
@@ -226,7 +223,7 @@ class RotaryPosition(Position):
 
     def set_grid(self, grid: Grid) -> None:
         """Compute everything for `grid`, or for its windows."""
-        self.encoding.set_grid(grid.window(self.window))
+        self.encoding.set_grid(grid.within)
 
     def published_names(self) -> dict[str, str]:
         """`rope.freqs`, as timm has learned frequencies."""

@@ -43,7 +43,7 @@ class TokenMixing(Encoding):
         """
         each: list[Any] = [cls.build(site, site.within, options) for _ in range(site.depth)]
         start = cls.default_bias(options) if bias_start is None else bias_start
-        return MixingPosition(each, bias, site.window, product, start)
+        return MixingPosition(each, bias, product, start)
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:
