@@ -15,6 +15,29 @@ Function = Callable[[Tensor], Tensor]
 BiasFunction = Callable[..., Tensor]
 
 
+class PositionalAttention(NamedTuple):
+    r"""Blends attention weights P that depend on the grid alone with those of the tokens, A, by a gate per head.
+
+    .. math:: (1 - g)\, A + g\, P
+
+    weights: P, (heads, N, N); rows sum to 1 where the gate is not 0.
+    gate: g in [0, 1], (heads, N, 1).
+    """
+
+    weights: Tensor
+    gate: Tensor
+
+    def blend(self, attention: Tensor) -> Tensor:
+        """Return the blend with the attention weights of the tokens, (B, heads, N, N)."""
+        gate = self.gate.to(attention.dtype)
+        return (1 - gate) * attention + gate * self.weights.to(attention.dtype)
+
+    def mix(self, mixed: Tensor, values: Tensor) -> Tensor:
+        """Return what the blend mixes, (B, heads, N, d), from what A mixes and the values, both (B, heads, N, d)."""
+        gate = self.gate.to(values.dtype)
+        return (1 - gate) * mixed + (gate * self.weights.to(values.dtype)) @ values
+
+
 class LayerPosition(NamedTuple):
     """Holds all that a layer needs to know about position. Every field may be None.
 
@@ -28,6 +51,11 @@ class LayerPosition(NamedTuple):
     bias: (heads, N, N), added to the attention logits; or a function of the scaled queries that makes it,
         (B, heads, N, d) -> (B, heads, N, N). It takes `start` and `stop` as well: then the queries are those of n
         tokens from `start` on, and the bias is for the keys of those before `stop`.
+    key_bias: a function of the scaled keys, (B, heads, N, d), that makes what is added to the attention logits,
+        (B, heads, N, N), queries before keys.
+    value_bias: a function of the attention weights, (B, heads, N, N), that makes what is added to the mixed values,
+        (B, heads, N, d).
+    positional: attention weights that depend on the grid alone, and a gate that blends them with the others.
     rotary: rotates queries and keys by their positions.
     query_scale: (N,), what the queries of each token are multiplied by.
     after: maps the residual stream that leaves the layer, (B, N, D) -> (B, N, D).
@@ -41,6 +69,9 @@ class LayerPosition(NamedTuple):
     pre: Tensor | None = None
     inner: Tensor | None = None
     bias: Tensor | BiasFunction | None = None
+    key_bias: Function | None = None
+    value_bias: Function | None = None
+    positional: PositionalAttention | None = None
     rotary: Rotation | None = None
     query_scale: Tensor | None = None
     before: Function | None = None
@@ -67,7 +98,7 @@ class LayerPosition(NamedTuple):
         Raises:
             ValueError: if something acts on all the tokens at once, and has no part.
         """
-        for field in ("before", "inputs", "after", "mixing", "gate"):
+        for field in ("key_bias", "value_bias", "positional", "before", "inputs", "after", "mixing", "gate"):
             if getattr(self, field) is not None:
                 raise ValueError(f"`{field}` must be None for a part of the tokens: it takes all of them at once.")
         return LayerPosition(
@@ -82,16 +113,19 @@ class LayerPosition(NamedTuple):
         """Combine two: tensors and biases add up, scales multiply, functions of the residual stream are chained.
 
         Raises:
-            ValueError: if both rotate queries and keys, make the inputs, or mix tokens; or if a bias is made from
-                queries whose channels a rotation doubles.
+            ValueError: if both rotate queries and keys, make the inputs, have positional attention, or mix tokens; or
+                if a bias is made from queries or keys whose channels a rotation doubles.
         """
-        for field in ("rotary", "inputs", "mixing"):
+        for field in ("positional", "rotary", "inputs", "mixing"):
             if getattr(self, field) is not None and getattr(other, field) is not None:
                 raise ValueError(f"`{field}` must be given by one encoding at most, got two.")
         merged = LayerPosition(
             pre=_sum(self.pre, other.pre),
             inner=_sum(self.inner, other.inner),
             bias=_sum(self.bias, other.bias),
+            key_bias=_sum(self.key_bias, other.key_bias),
+            value_bias=_sum(self.value_bias, other.value_bias),
+            positional=self.positional if other.positional is None else other.positional,
             rotary=self.rotary if other.rotary is None else other.rotary,
             before=_chain(self.before, other.before),
             inputs=self.inputs if other.inputs is None else other.inputs,
@@ -100,9 +134,9 @@ class LayerPosition(NamedTuple):
             gate=_sum(self.gate, other.gate),
             query_scale=_product(self.query_scale, other.query_scale),
         )
-        if getattr(merged.rotary, "channels", None) is not None and callable(merged.bias):
+        if getattr(merged.rotary, "channels", None) is not None and (callable(merged.bias) or merged.key_bias):
             raise ValueError(
-                "`bias` must not be made from queries whose channels `rotary` doubles; use another of both."
+                "`bias` must not be made from queries or keys whose channels `rotary` doubles; use another of both."
             )
         return merged
 

@@ -138,17 +138,24 @@ def _check_layers(model: Any) -> None:
     shapes: dict[str, tuple[int, ...]] = {
         **{"pre": (n, _DIM), "inner": (n, _DIM), "bias": (_HEADS, n, n), "gate": (n,), "query_scale": (n,)},
         **{"before": (batch, n, _DIM), "after": (batch, n, _DIM)},
+        **{"key_bias": (_HEADS, n, n), "value_bias": (batch, _HEADS, n, _DIM // _HEADS)},
     }
     tokens = torch.randn(batch, n, _DIM)
     for position in positions:
         for field, shape in shapes.items():
             value = getattr(position, field)
-            if field == "bias" and callable(value):
+            if field in ("bias", "key_bias") and callable(value):
                 value, shape = value(torch.randn(batch, _HEADS, n, _DIM // _HEADS)), (batch, *shape)
+            elif field == "value_bias" and callable(value):
+                value = value(torch.rand(batch, _HEADS, n, n))
             elif callable(value) and not isinstance(value, tuple):
                 value = value(tokens)
             if isinstance(value, Tensor):
                 assert tuple(value.shape) == shape, f"`{field}` must be {shape}, got {tuple(value.shape)}"
+        if position.positional is not None:
+            for name, shape in (("weights", (_HEADS, n, n)), ("gate", (_HEADS, n, 1))):
+                found = tuple(getattr(position.positional, name).shape)
+                assert found == shape, f"`positional.{name}` must be {shape}, got {found}"
 
 
 def _check_options(

@@ -59,7 +59,7 @@ def test_a_bias_beside_a_table_and_beside_one_of_the_queries_is_read_and_others_
     both = tiny("shaw+bucketed_bias")
     bias = both.position(both.grid)[0].bias.constant[:, 1:, 1:].detach()
     np.testing.assert_array_equal(bias_maps(both).bias, bias.double()[None])
-    for encoding in ("learnable", "none", "shaw", "contextual_product", "rope", "peg"):
+    for encoding in ("learnable", "none", "shaw", "irpe", "rope", "peg"):
         assert bias_maps(tiny(encoding)) is None
     assert bias_maps(tiny("relative_bias", "default(layers=2)")).layers == ((0,), (1,))
 

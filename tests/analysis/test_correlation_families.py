@@ -342,7 +342,7 @@ def test_a_pyramid_without_an_absolute_encoding_is_refused(encoding, stage):
 
 
 @pytest.mark.parametrize("name", COMPACT)
-@pytest.mark.parametrize("encoding", ["relative_bias", "contextual_product", "rope_mixed", "peg"])
+@pytest.mark.parametrize("encoding", ["relative_bias", "irpe", "rope_mixed", "peg"])
 def test_a_compact_transformer_without_an_absolute_encoding_is_refused(name, encoding):
     with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
         position_correlations(compact(name, encoding=encoding))

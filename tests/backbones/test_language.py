@@ -16,13 +16,13 @@ from tiny import CHOICES, ENCODERS, PAIRS, count, draw, fields
 WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
 SIZE = {"vocab_size": WORDS, "context": CONTEXT, "embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS}
 #: Those that see the tokens around a token, and those of gated MLPs.
-CONDITIONAL = [name for name in ENCODERS if fields(name) & {"before", "inputs", "after"}]
+CONDITIONAL = [name for name in ENCODERS if not fields(name) <= LanguageModel.takes]
 MIXING = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
 #: Every encoding with every joining that a text takes, and some at once.
 TEXTS = [
     *[(encoding, joining) for encoding, joining in CHOICES if not {*encoding.split("+")} & {*CONDITIONAL}],
     ("learnable+shaw", "lape"),
-    ("shaw+contextual_product+relative_bias", "default"),
+    ("shaw+irpe+relative_bias", "default"),
     ("sinusoidal_1d+rope_1d+bucketed_bias", "shared"),
     ("learnable+bucketed_bias", "lape_sharing"),
 ]

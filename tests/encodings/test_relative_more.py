@@ -1,4 +1,4 @@
-"""Laws of the continuous bias, of the contextual product, and of the norms of a bias over keys and over heads."""
+"""Laws of the continuous bias, of iRPE by default, and of the norms of a bias over keys and over heads."""
 
 import copy
 import math
@@ -11,9 +11,10 @@ from timm.models.swin_transformer_v2 import WindowAttention as TimmWindowAttenti
 import graticule
 from graticule import Grid
 from graticule.encodings import (
-    ContextualProduct,
     ContinuousBias,
+    Decomposed,
     HeadNormalizedBias,
+    Irpe,
     NormalizedBias,
     RelativeBias,
     ShawBias,
@@ -39,7 +40,7 @@ def continuous(grid=BUILT, heads=HEADS):
 
 
 def contextual(grid=BUILT, **kwargs):
-    return drawn(ContextualProduct(grid, HEADS, HEAD_DIM, **kwargs))
+    return drawn(Irpe(grid, HEADS, HEAD_DIM, **kwargs))
 
 
 def queries_on(grid, batch=2):
@@ -247,27 +248,28 @@ def naive_buckets(grid, ratio=1.9):
 @pytest.mark.parametrize("ratio", [1.9, 1.0, 2.5, 0.5])
 @pytest.mark.parametrize("grid", [*GRIDS, Grid(14, 14, 1), Grid(1, 40)], ids=str)
 def test_the_buckets_are_those_of_the_published_rule(grid, ratio):
-    assert torch.equal(ContextualProduct(grid, HEADS, HEAD_DIM, ratio).index, naive_buckets(grid, ratio))
+    assert torch.equal(Irpe(grid, HEADS, HEAD_DIM, ratio=ratio).index[0], naive_buckets(grid, ratio))
 
 
 def test_at_the_ratio_of_the_paper_there_are_forty_nine_buckets_and_one_for_prefix_tokens():
-    assert ContextualProduct(Grid(14, 14), 1, 2).lookup_table_weight.shape[-1] == 49
-    assert ContextualProduct(Grid(14, 14, 1), 1, 2).lookup_table_weight.shape[-1] == 50
-    assert ContextualProduct(Grid(14, 14, 1), 1, 2).index.unique().tolist() == list(range(50))
-    row = ContextualProduct(Grid(1, 14), 1, 2).index[0] - 3 * 7 - 3  # the first patch sees displacements 0 to -13
+    assert Irpe(Grid(14, 14), 1, 2).rpe_k[0].shape[-1] == 49
+    assert Irpe(Grid(14, 14, 1), 1, 2).rpe_k[0].shape[-1] == 50
+    assert Irpe(Grid(14, 14, 1), 1, 2).index[0].unique().tolist() == list(range(50))
+    row = Irpe(Grid(1, 14), 1, 2).index[0, 0] - 3 * 7 - 3  # the first patch sees displacements 0 to -13
     assert row.tolist() == [0, -1, -2, -2, -3, -3, -3, -3, -3, -3, -3, -3, -3, -3]
 
 
 @pytest.mark.parametrize("ratio", [1.9, 1.0, 2.5])
 def test_the_buckets_of_opposite_displacements_lie_opposite(ratio):
-    encoding = ContextualProduct(Grid(15, 16), 1, 2, ratio)  # far enough for the last bucket
-    assert torch.equal(encoding.index.T, encoding.side**2 - 1 - encoding.index)
-    assert encoding.index.min() == 0 and encoding.index.max() == encoding.side**2 - 1
+    encoding = Irpe(Grid(15, 16), 1, 2, ratio=ratio)  # far enough for the last bucket
+    index = encoding.index[0]
+    assert torch.equal(index.T, encoding.side**2 - 1 - index)
+    assert index.min() == 0 and index.max() == encoding.side**2 - 1
 
 
 @pytest.mark.parametrize("prefix", [1, 2])
 def test_pairs_with_a_prefix_token_have_a_bucket_of_their_own(prefix):
-    index = ContextualProduct(Grid(3, 4, prefix), 1, 2).index
+    index = Irpe(Grid(3, 4, prefix), 1, 2).index[0]
     assert (index[:prefix] == 49).all() and (index[:, :prefix] == 49).all()
     assert (index[prefix:, prefix:] < 49).all()
 
@@ -276,10 +278,10 @@ def test_pairs_with_a_prefix_token_have_a_bucket_of_their_own(prefix):
 @pytest.mark.parametrize("at", [BUILT, OTHER, Grid(7, 9, prefix=1)], ids=str)
 def test_the_contextual_bias_is_a_product_of_the_query_and_its_buckets_vector(at, shared):
     encoding = contextual(shared_heads=shared)
-    weight = encoding.lookup_table_weight.detach()
+    weight = encoding.rpe_k[0].detach()
     assert weight.shape == (1 if shared else HEADS, HEAD_DIM, 50)
     queries, index = queries_on(at), naive_buckets(at)
-    found = encoding(at)(queries)
+    found = encoding(at).bias(queries)
     assert found.shape == (2, HEADS, at.tokens, at.tokens)
     for head in range(HEADS):
         vectors = weight[0 if shared else head]
@@ -291,7 +293,7 @@ def test_the_contextual_bias_is_a_product_of_the_query_and_its_buckets_vector(at
 def test_the_contextual_bias_is_linear_in_the_queries():
     encoding = contextual()
     a, b = queries_on(BUILT), queries_on(BUILT)
-    bias = encoding(BUILT)
+    bias = encoding(BUILT).bias
     torch.testing.assert_close(bias(2 * a - b), 2 * bias(a) - bias(b), rtol=0, atol=1e-12)
     assert not torch.equal(bias(a), bias(b))
 
@@ -299,55 +301,55 @@ def test_the_contextual_bias_is_linear_in_the_queries():
 def test_heads_that_share_vectors_differ_by_their_queries_alone():
     queries = queries_on(BUILT)
     queries[:, 1] = queries[:, 0]
-    shared, own = (contextual(shared_heads=shared)(BUILT)(queries) for shared in (True, False))
+    shared, own = (contextual(shared_heads=shared)(BUILT).bias(queries) for shared in (True, False))
     assert torch.equal(shared[:, 0], shared[:, 1])
     assert not torch.equal(own[:, 0], own[:, 1])
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_contextual_bias_is_zero_at_the_start(shared):
-    encoding = ContextualProduct(BUILT, HEADS, HEAD_DIM, shared_heads=shared).double()
-    assert not encoding(BUILT)(queries_on(BUILT)).any()
+    encoding = Irpe(BUILT, HEADS, HEAD_DIM, shared_heads=shared).double()
+    assert not encoding(BUILT).bias(queries_on(BUILT)).any()
 
 
 @pytest.mark.parametrize("at", [BUILT, OTHER, Grid(8, 8, prefix=1)], ids=str)
 def test_a_gradient_reaches_every_bucket_that_occurs_and_no_other(at):
     encoding = contextual()
-    (encoding(at)(queries_on(at)) * torch.randn(at.tokens, at.tokens)).sum().backward()
-    reached = (encoding.lookup_table_weight.grad != 0).all(1)[0]
+    (encoding(at).bias(queries_on(at)) * torch.randn(at.tokens, at.tokens)).sum().backward()
+    reached = (encoding.rpe_k[0].grad != 0).all(1)[0]
     assert reached.nonzero()[:, 0].tolist() == naive_buckets(at).unique().tolist()
-    assert not encoding.lookup_table_weight.grad[0, :, ~reached].any()
+    assert not encoding.rpe_k[0].grad[0, :, ~reached].any()
 
 
-def test_setting_a_grid_of_the_contextual_product_is_asking_for_it():
+def test_setting_a_grid_of_the_irpe_is_asking_for_it():
     encoding = contextual()
     queries = queries_on(OTHER)
-    asked = encoding(OTHER)(queries)
+    asked = encoding(OTHER).bias(queries)
     encoding.set_grid(OTHER)
-    assert encoding.grid == OTHER and encoding.index.shape == (25, 25)
-    assert torch.equal(encoding(OTHER)(queries), asked)
+    assert encoding.grid == OTHER and encoding.index.shape == (1, 25, 25)
+    assert torch.equal(encoding(OTHER).bias(queries), asked)
     built = contextual(OTHER)
     built.load_state_dict(encoding.state_dict())
-    assert torch.equal(built(OTHER)(queries), asked)
+    assert torch.equal(built(OTHER).bias(queries), asked)
 
 
 def test_a_ratio_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match=r"`ratio` must be positive, got 0\.0"):
-        ContextualProduct(BUILT, HEADS, HEAD_DIM, 0.0)
+        Irpe(BUILT, HEADS, HEAD_DIM, ratio=0.0)
 
 
-def test_a_model_gives_the_contextual_product_its_scaled_queries():
+def test_a_model_gives_the_irpe_its_scaled_queries():
     """A vector the same in every bucket adds one number to all logits of a query, which a softmax does not feel."""
-    model = draw(tiny("contextual_product")).double().eval()
+    model = draw(tiny("irpe")).double().eval()
     x = images(dtype=torch.float64)
     for encoding in model.position.encodings:
-        torch.nn.init.zeros_(encoding.lookup_table_weight)
+        torch.nn.init.zeros_(encoding.rpe_k[0])
     before = model(x)
     for encoding in model.position.encodings:
-        encoding.lookup_table_weight.data += torch.randn(1, 8, 1)
+        encoding.rpe_k[0].data += torch.randn(1, 8, 1)
     torch.testing.assert_close(model(x), before, rtol=0, atol=1e-10)
     for encoding in model.position.encodings:
-        torch.nn.init.normal_(encoding.lookup_table_weight)
+        torch.nn.init.normal_(encoding.rpe_k[0])
     assert (model(x) - before).abs().max() > 1e-3
 
 
@@ -554,7 +556,7 @@ def test_loading_the_tables_of_other_windows_is_setting_the_windows(tmp_path, ch
     torch.testing.assert_close(other(x), model(x), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "contextual_product"])
+@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "irpe"])
 @pytest.mark.parametrize("size", [(32, 32), (64, 48), (48, 96)])
 def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, size):
     model = draw(swin(encoding=encoding)).double().eval()
@@ -567,11 +569,12 @@ def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, 
 
 
 @pytest.mark.parametrize("grid", [Grid(3, 4), Grid(3, 4, prefix=2), Grid(1, 9)], ids=str)
-@pytest.mark.parametrize("kind", [ShawBias, ContextualProduct])
+@pytest.mark.parametrize("kind", [ShawBias, Irpe, Decomposed])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_part_of_a_bias_that_is_made_from_the_queries_is_that_part_of_the_whole(kind, grid, elsewhere):
     encoding = drawn(kind(Grid(2, 3, grid.prefix) if elsewhere else grid, HEADS, HEAD_DIM))
-    make = encoding(grid)
+    made = encoding(grid)
+    make = made.bias if kind is Irpe else made
     queries = torch.randn(2, HEADS, grid.tokens, HEAD_DIM, dtype=torch.float64)
     whole = make(queries)
     last = grid.tokens

@@ -14,9 +14,10 @@ from graticule.backbones import VisionTransformer
 from graticule.encodings import (
     ENCODINGS,
     BiasPosition,
-    ContextualProduct,
     ConvolutionalProjection,
+    Decomposed,
     FoldedPosition,
+    Irpe,
     JoinedPosition,
     Learnable,
     Peg,
@@ -104,10 +105,12 @@ def test_a_folded_model_refuses_to_be_trained_and_has_no_gradient_but_of_functio
     with pytest.raises(RuntimeError, match=r"the model is folded.*graticule.unfold\(model\).*model.eval\(\)"):
         model(x)
     model.eval()(x).sum().backward()
-    kinds = (Peg, ConvolutionalProjection, ShawBias, ContextualProduct)
+    kinds = (Peg, ConvolutionalProjection, ShawBias, Irpe, Decomposed)
     made = [module for module in model.position.modules() if isinstance(module, kinds)]
     functions = {id(parameter) for module in made for parameter in module.parameters()}
-    assert bool(functions) == any(name in encoding for name in ("peg", "convolutional_projection", "shaw", "product"))
+    assert bool(functions) == any(
+        name in encoding for name in ("peg", "convolutional_projection", "shaw", "irpe", "decomposed")
+    )
     for name, parameter in model.position.named_parameters():
         assert (parameter.grad is not None) == (id(parameter) in functions), name
     assert not any(buffer.requires_grad for buffer in model.position.buffers())

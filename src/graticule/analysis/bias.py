@@ -106,7 +106,7 @@ class BiasMaps:
 def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0) -> BiasMaps | None:
     """Read the bias that every layer adds to its attention logits, as it is after LaPE's norm if that joins it.
 
-    Of an encoding that depends on the queries, too (Shaw's, the contextual product), there is no such map; beside
+    Of an encoding that depends on the queries, too (Shaw's, iRPE), there is no such map; beside
     another, that other's is read. Prefix tokens, which get no bias, are left out. In a language model the keys after a
     query are not seen.
 

@@ -32,7 +32,10 @@ class TokenModel(nn.Module, ABC):
 
     #: The fields of `LayerPosition` that the layers can use.
     takes: ClassVar[frozenset[str]] = frozenset(
-        {"pre", "before", "inner", "inputs", "bias", "rotary", "query_scale", "after"}
+        {
+            *("pre", "before", "inner", "inputs", "after"),
+            *("bias", "key_bias", "value_bias", "positional", "rotary", "query_scale"),
+        }
     )
     #: Those that every layer needs.
     needs: ClassVar[frozenset[str]] = frozenset()

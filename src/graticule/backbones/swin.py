@@ -63,7 +63,7 @@ class SwinTransformer(Pyramid):
         norm_layer: builds a norm from D.
     """
 
-    takes = frozenset({"pre", "before", "inner", "after", "bias", "rotary", "query_scale"})
+    takes = frozenset({"pre", "before", "inner", "after", "bias", "key_bias", "value_bias", "rotary", "query_scale"})
     stage_lists = ("layers",)
     default_encoding = "relative_bias"
     absolute_stages = 1
@@ -225,13 +225,11 @@ class WindowAttention(Attention):
         windows: Windows
         (windows,) = where
         grid, window = windows.grid, windows.window
-        dropout = self.attn_drop if self.training else 0.0
         strips = []
         for strip in _kinds(x, windows):
             row = []
             for part, seen in strip:
-                q, k, v, bias = self._project_windows(part, window, position, seen)
-                y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+                y = self._attend(*self._project_windows(part, window, position, seen), position)
                 y = y.transpose(1, 2).flatten(2).unflatten(1, window.shape)  # (B * windows, h, w, D)
                 rows, columns = part.shape[1] // window.height, part.shape[2] // window.width
                 row.append(y.unflatten(0, (-1, rows, columns)).transpose(2, 3).flatten(3, 4).flatten(1, 2))

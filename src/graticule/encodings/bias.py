@@ -17,7 +17,10 @@ from graticule.layer_position import BiasFunction, LayerPosition
 
 
 class BiasEncoding(Encoding):
-    """Makes a bias on the attention logits of a grid, (heads, N, N), or a function that makes it from the queries."""
+    """Makes a bias on the attention logits of a grid, (heads, N, N), or a function that makes it from the queries.
+
+    One that gives its layers something else as well returns a `LayerPosition`.
+    """
 
     #: The grid that it is built for.
     grid: Grid
@@ -25,8 +28,8 @@ class BiasEncoding(Encoding):
     shared: ClassVar[bool] = False
 
     @abstractmethod
-    def forward(self, grid: Grid) -> Tensor | BiasFunction:
-        """Return the bias for `grid`, (heads, N, N), or a function of the scaled queries."""
+    def forward(self, grid: Grid) -> Tensor | BiasFunction | LayerPosition:
+        """Return the bias for `grid`, (heads, N, N), or a function of the scaled queries; or all that a layer gets."""
 
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
@@ -39,6 +42,10 @@ class BiasEncoding(Encoding):
         """
         return value
 
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return what published checkpoints call the parameter `name`, after `blocks.l.attn.`; the usual name last."""
+        return (name,)
+
     @classmethod
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
         """Build one per joined layer, or one that they share."""
@@ -49,7 +56,7 @@ class BiasEncoding(Encoding):
 
 
 class PatchBias(BiasEncoding):
-    """A bias between patches that depends on parameters and grid alone; prefix tokens get none."""
+    """A bias between patches that depends on parameters and grid alone; prefix tokens get none by default."""
 
     joined: ClassVar[Literal["table", "bias"] | None] = "bias"
     num_heads: int
@@ -58,9 +65,13 @@ class PatchBias(BiasEncoding):
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid` alone, (heads, H * W, H * W)."""
 
+    def with_prefix(self, bias: Tensor, grid: Grid) -> Tensor:
+        """Put rows and columns for the prefix tokens before a bias of the patches: (heads, N, N), here of zeros."""
+        return grid.with_prefix_bias(bias)
+
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for `grid`, (heads, N, N)."""
-        return grid.with_prefix_bias(self.patch_bias(grid))
+        return self.with_prefix(self.patch_bias(grid), grid)
 
     @classmethod
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
@@ -91,6 +102,11 @@ class _NormalizedBias(nn.Module):
         """Make `value` of a checkpoint fit the parameter `name`, as `BiasEncoding.fit` does."""
         return self.bias.fit(name.removeprefix("bias."), value, shape) if name.startswith("bias.") else value
 
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return what published checkpoints call the parameter `name`; `pe_norm` is LaPE's name of the norm."""
+        kind, _, leaf = name.partition(".")
+        return (f"pe_norm.{leaf}",) if kind == "norm" else self.bias.published_names(leaf)
+
 
 class NormalizedBias(_NormalizedBias):
     """LaPE for a relative bias: a LayerNorm of its own over the keys of every query.
@@ -107,10 +123,10 @@ class NormalizedBias(_NormalizedBias):
         self.norm = nn.LayerNorm(bias.grid.patches, eps)
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the normalised bias for `grid`, (num_heads, N, N); prefix rows and columns are zero."""
+        """Return the bias for `grid`, (num_heads, N, N), normalised between patches."""
         weight, shift = (self._map_at(p, grid) for p in (self.norm.weight, self.norm.bias))
         bias = F.layer_norm(self.bias.patch_bias(grid), (grid.patches,), weight, shift, self.norm.eps)
-        return grid.with_prefix_bias(bias)
+        return self.bias.with_prefix(bias, grid)
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for, for good."""
@@ -153,8 +169,8 @@ class HeadNormalizedBias(_NormalizedBias):
         self.norm = nn.LayerNorm(bias.num_heads, eps)
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the normalised bias for `grid`, (num_heads, N, N); prefix rows and columns are zero."""
-        return grid.with_prefix_bias(self.norm(self.bias.patch_bias(grid).permute(1, 2, 0)).permute(2, 0, 1))
+        """Return the bias for `grid`, (num_heads, N, N), normalised between patches."""
+        return self.bias.with_prefix(self.norm(self.bias.patch_bias(grid).permute(1, 2, 0)).permute(2, 0, 1), grid)
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for, for good."""
@@ -187,7 +203,7 @@ class BiasPosition(Position):
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the bias of each layer for `grid`, or for its windows: (heads, N, N), or a function of the queries."""
         each = cast("Iterable[Any]", self.encodings)
-        given = [LayerPosition(bias=encoding(grid.within)) for encoding in each]
+        given = [_layer(encoding(grid.within)) for encoding in each]
         return spread(given, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
@@ -200,18 +216,12 @@ class BiasPosition(Position):
         return ["encodings"]
 
     def published_names(self) -> dict[str, str]:
-        """`blocks.l.attn.` and the name in the code of LaPE, Swin, Swin V2 and iRPE; `pe_norm` for LaPE's norm."""
+        """`blocks.l.attn.` and the name of the encoding's parameter in published code; `pe_norm` for LaPE's norm."""
         names = {}
         for own, _ in self.encodings.named_parameters():
-            layer, *rest = own.split(".")
-            kind, *more = rest
-            if kind == "norm":
-                leaf = f"pe_norm.{more[-1]}"
-            elif kind == "lookup_table_weight":
-                leaf = "rpe_k.lookup_table_weight"
-            else:
-                leaf = ".".join(more if kind == "bias" and more else rest)
-            names[f"blocks.{layer}.attn.{leaf}"] = f"encodings.{own}"
+            layer, _, name = own.partition(".")
+            encoding: Any = self.encodings.get_submodule(layer)
+            names |= {f"blocks.{layer}.attn.{leaf}": f"encodings.{own}" for leaf in encoding.published_names(name)}
         return names
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
@@ -239,7 +249,7 @@ class SharedBiasPosition(Position):
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return what each layer gets for `grid`: the same (heads, N, N) as `bias`."""
         encoding: Any = self.encoding
-        given = LayerPosition(bias=encoding(grid.within))
+        given = _layer(encoding(grid.within))
         return spread([given] * len(self.joined), self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
@@ -247,7 +257,22 @@ class SharedBiasPosition(Position):
         encoding: Any = self.encoding
         encoding.set_grid(grid.within)
 
+    def published_names(self) -> dict[str, str]:
+        """`rel_pos_bias.` as BEiT, or `shared_rel_pos.` as timm, and the name of the encoding's parameter there."""
+        encoding: Any = self.encoding
+        return {
+            f"{module}.{leaf.removeprefix('rel_pos.')}": f"encoding.{own}"
+            for own, _ in self.encoding.named_parameters()
+            for module in ("rel_pos_bias", "shared_rel_pos")
+            for leaf in encoding.published_names(own)
+        }
+
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Bring a bias table of another grid or window to this one."""
         encoding: Any = self.encoding
         return encoding.fit(name.removeprefix("encoding."), value, shape)
+
+
+def _layer(given: Any) -> LayerPosition:
+    """Return what a layer gets, from a bias alone or from all of it."""
+    return given if isinstance(given, LayerPosition) else LayerPosition(bias=given)

@@ -22,7 +22,8 @@ class ContinuousBias(PatchBias):
     is asked about other displacements, which the logarithm keeps near those that it has seen.
 
     Reference: Swin Transformer V2 (Liu et al., 2022), Eq. 3-4 and section 3.3; the sigmoid and the sixteen are
-    those of its code. Its attention by cosine is not part of the encoding.
+    those of its code. Its attention by cosine is not part of the encoding (`Attention(cosine=True)`). In timm's
+    `vit_relpos` models it is the type 'mlp' with 'swin'.
 
     Args:
         grid: the grid that the encoding is built for.
@@ -59,6 +60,12 @@ class ContinuousBias(PatchBias):
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for; no parameter depends on it."""
         self.grid = grid
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return the names of a parameter in timm's `vit_relpos` models and in Swin V2."""
+        layers = {"0": "fc1", "2": "fc2"}
+        _, layer, leaf = name.split(".")
+        return f"rel_pos.mlp.{layers[layer]}.{leaf}", name
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}"

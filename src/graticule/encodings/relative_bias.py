@@ -1,4 +1,4 @@
-"""Swin's relative bias: a learnable table over the offsets of two patches."""
+"""Swin's relative bias: a learnable table over the offsets of two patches, with rows for the class token as in BEiT."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from graticule.encodings.base import register_encoding
 from graticule.encodings.bias import PatchBias
 from graticule.grid import Grid, resize_map
 
+#: Numbers per head that prefix tokens have: prefix to patch, patch to prefix, prefix to prefix (query to key).
+_PREFIX_ROWS = 3
+
 
 @register_encoding("relative_bias")
 class RelativeBias(PatchBias):
@@ -18,20 +21,31 @@ class RelativeBias(PatchBias):
 
     .. math:: b_{h, i, j} = T_h[p_i - p_j]
 
-    Prefix tokens get no bias, neither as queries nor as keys. At another grid the table is resampled
-    bicubically over the offsets.
+    Prefix tokens get no bias, neither as queries nor as keys, unless `prefix_rows`: then the table has three more
+    rows, for the class token as query, as key, and as both, as in BEiT. Several prefix tokens share them. At another
+    grid the table is resampled bicubically over the offsets; these rows stay. Tables of MaxViT and CoAtNet, (heads,
+    2H-1, 2W-1) by key minus query, are turned into this one when they are loaded.
 
-    Reference: Swin Transformer (Liu et al., 2021), Eq. 4; in a ViT as in LaPE's released code (2D_RPE).
+    Reference: Swin Transformer (Liu et al., 2021), Eq. 4; in a ViT as in LaPE's released code (2D_RPE); with
+    `prefix_rows` BEiT (Bao et al., 2022), and timm's `vit_relpos` models.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        num_heads: h.
+        prefix_rows: whether prefix tokens have a learned bias; `grid` must have one at least.
     """
 
     resampled = True
 
     @checked
-    def __init__(self, grid: Grid, num_heads: int) -> None:
+    def __init__(self, grid: Grid, num_heads: int, prefix_rows: bool = False) -> None:
         super().__init__()
+        if prefix_rows and not grid.prefix:
+            raise ValueError("`prefix_rows` must be False where there is no prefix token, got True.")
         self.grid = grid
         self.num_heads = num_heads
-        rows = (2 * grid.height - 1) * (2 * grid.width - 1)
+        self.prefix_rows = prefix_rows
+        rows = (2 * grid.height - 1) * (2 * grid.width - 1) + _PREFIX_ROWS * prefix_rows
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, num_heads))
         self.register_buffer("index", grid.offset_index(), persistent=False)
         self.index: Tensor
@@ -50,6 +64,16 @@ class RelativeBias(PatchBias):
         # index_select and its backward pass are several times as fast here as indexing
         return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
 
+    def with_prefix(self, bias: Tensor, grid: Grid) -> Tensor:
+        """Put rows and columns for the prefix tokens before a bias of the patches: (heads, N, N)."""
+        if not self.prefix_rows:
+            return super().with_prefix(bias, grid)
+        to_patch, from_patch, within = self.relative_position_bias_table[-_PREFIX_ROWS:, :, None, None].to(bias.dtype)
+        count = grid.prefix
+        above = torch.cat([within.expand(-1, count, count), to_patch.expand(-1, count, grid.patches)], 2)
+        left = from_patch.expand(-1, grid.patches, count)
+        return torch.cat([above, torch.cat([left, bias], 2)], 1)
+
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for, for good."""
         learned = self.relative_position_bias_table.requires_grad
@@ -59,27 +83,49 @@ class RelativeBias(PatchBias):
         self.grid = grid
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Resample a table of another grid or window, ((2H'-1)(2W'-1), heads), for this one."""
-        if not name.endswith("relative_position_bias_table") or value.ndim != 2 or value.shape[1] != self.num_heads:
+        """Resample a table of another grid or window, ((2H'-1)(2W'-1), heads), for this one.
+
+        Rows for prefix tokens stay as they are. A table of MaxViT, (heads, 2H'-1, 2W'-1), is turned into one of these.
+        """
+        if not name.endswith("relative_position_bias_table"):
             return value
+        if value.ndim == 3 and value.shape[0] == self.num_heads and not self.prefix_rows:
+            shape = (value.shape[1] + 1) // 2, (value.shape[2] + 1) // 2
+            value = value.flip(1, 2).flatten(1).T
+        if value.ndim != 2 or value.shape[1] != self.num_heads:
+            return value
+        patches, prefix = self._split(value)
         height, width = self.grid.shape
         displacements = Grid(2 * height - 1, 2 * width - 1, sequence=self.grid.sequence)
-        old = displacements.alike(value.shape[0], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
+        old = displacements.alike(patches.shape[0], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
         if old is None or old.shape == displacements.shape or not (old.height % 2 and old.width % 2):
             return value
-        return resize_map(value.T.unflatten(1, old.shape), displacements.shape).flatten(1).T
+        return torch.cat([resize_map(patches.T.unflatten(1, old.shape), displacements.shape).flatten(1).T, prefix])
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return the names of the table in timm's `vit_relpos` models and in Swin and BEiT."""
+        return f"rel_pos.{name}", name
+
+    def _split(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Cut a table into the rows of offsets and those of prefix tokens."""
+        rows = table.shape[0] - _PREFIX_ROWS * self.prefix_rows
+        return table[:rows], table[rows:]
 
     def _table_at(self, grid: Grid) -> Tensor:
         old, new = ((2 * g.height - 1, 2 * g.width - 1) for g in (self.grid, grid))
-        return resize_map(self.relative_position_bias_table.T.unflatten(-1, old), new).flatten(1).T
+        patches, prefix = self._split(self.relative_position_bias_table)
+        return torch.cat([resize_map(patches.T.unflatten(-1, old), new).flatten(1).T, prefix])
 
     def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, num_heads={self.num_heads}"
+        return f"grid={self.grid.shape}, num_heads={self.num_heads}, prefix_rows={self.prefix_rows}"
 
 
 @register_encoding("shared_relative_bias")
 class SharedRelativeBias(RelativeBias):
-    """Shares one table of `relative_bias` among all layers, as CPVT's Table 8 counts: 37,824 + 3 * 27 * 27 = 40,011."""
+    """Shares one table of `relative_bias` among all layers, as CPVT's Table 8 counts: 37,824 + 3 * 27 * 27 = 40,011.
+
+    BEiT can share its table as well, with `prefix_rows`.
+    """
 
     joined = None
     shared = True

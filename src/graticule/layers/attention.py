@@ -50,17 +50,30 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not needed."""
-        q, k, v, bias = self._project(x, position)
-        dropout = self.attn_drop if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+        x = self._attend(*self._project(x, position), position)
         out: Tensor = self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
         return out
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""
         q, k, _, bias = self._project(x, position)
+        return self._weights(q, k, bias, position)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
+        """Mix the values: (B, h, N, d)."""
+        dropout = self.attn_drop if self.training else 0.0
+        if position.value_bias is not None or (dropout and position.positional is not None):
+            weights = F.dropout(self._weights(q, k, bias, position), dropout)
+            mixed = weights @ v
+            return mixed if position.value_bias is None else mixed + position.value_bias(weights)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+        return mixed if position.positional is None else position.positional.mix(mixed, v)
+
+    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
+        """Compute the attention weights, (B, h, N, N)."""
         logits = q * self.scale @ k.transpose(-2, -1)
-        return (logits if bias is None else logits + bias).softmax(-1)
+        weights = (logits if bias is None else logits + bias).softmax(-1)
+        return weights if position.positional is None else position.positional.blend(weights)
 
     def _project(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return queries, keys and values, (B, h, N, d) each, and the bias, if there is one."""
@@ -81,8 +94,11 @@ class Attention(nn.Module):
             q, k = position.rotary(q, k)
         if position.query_scale is not None:
             q = (q * position.query_scale[:, None]).type_as(v)
-        if position.bias is None:
+        bias = None if position.bias is None else bias_of(position.bias, q * self.scale).to(q.dtype)
+        if position.key_bias is not None:
+            of_keys = position.key_bias(k * self.scale).to(q.dtype)
+            bias = of_keys if bias is None else bias + of_keys
+        if bias is None:
             return q, k, v, None
-        bias = bias_of(position.bias, q * self.scale).to(q.dtype)
         # with an axis for the samples the fused kernel takes it; without, PyTorch falls back on one half as fast
         return q, k, v, bias[None] if bias.ndim == 3 else bias

@@ -1,0 +1,112 @@
+"""Decomposed relative positions of MViTv2 and SAM: products of the query with a vector per row and per column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import BiasEncoding
+from graticule.grid import Grid
+
+
+@register_encoding("decomposed")
+class Decomposed(BiasEncoding):
+    r"""Adds the product of the query with a learned vector per offset of rows and another per offset of columns.
+
+    .. math:: b_{h, i, j} = q_{h, i} \cdot (R^h_{y_i - y_j} + R^w_{x_i - x_j})
+
+    All heads of a layer share the tables, of 2H - 1 and 2W - 1 vectors. The queries are not scaled, in MViTv2 and in
+    SAM alike: only :math:`q \cdot k` is divided by :math:`\sqrt d`. Prefix tokens get no bias. At another grid each
+    table is resampled linearly, as in their code. The products are of H + W vectors per query, not of H W.
+
+    Reference: MViTv2 (Li et al., 2022), Eq. 4; Segment Anything (Kirillov et al., 2023), in its global layers and
+    windows. MViTv2 has tables for keys that are pooled, which do not occur here, and draws them from a normal of std
+    0.02; SAM's start at zero.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        num_heads: h.
+        head_dim: d.
+        scaled: whether the product is divided by :math:`\sqrt d` too, as Shaw's.
+    """
+
+    resampled = True
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, head_dim: int, scaled: bool = False) -> None:
+        super().__init__()
+        self.grid = grid
+        self.num_heads, self.head_dim, self.scaled = num_heads, head_dim, scaled
+        self.rel_pos_h = nn.Parameter(torch.empty(2 * grid.height - 1, head_dim))
+        self.rel_pos_w = nn.Parameter(torch.empty(2 * grid.width - 1, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw both tables anew: a normal of std 0.02, cut at 2 (absolute)."""
+        trunc_normal_(self.rel_pos_h, std=0.02)
+        trunc_normal_(self.rel_pos_w, std=0.02)
+
+    def forward(self, grid: Grid) -> Callable[[Tensor], Tensor]:
+        """Return what makes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
+        return partial(self.bias, grid=grid)
+
+    def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
+        """Make the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
+
+        M keys: those of the tokens before `stop`, or of all N.
+        """
+        stop = grid.tokens if stop is None else stop
+        queries = queries if self.scaled else queries * math.sqrt(self.head_dim)
+        rows, columns = (
+            resampled(table, 2 * side - 1).to(queries.dtype)
+            for table, side in zip((self.rel_pos_h, self.rel_pos_w), grid.shape, strict=True)
+        )
+        # offsets of the queries' patches from every row and column
+        first = max(start - grid.prefix, 0)
+        last = max(start + queries.shape[-2] - grid.prefix, first)
+        own = queries[..., queries.shape[-2] - (last - first) :, :]  # (B, h, n, d)
+        y, x = grid.coordinates(queries.device)[first:last].unbind(-1)
+        by_row = self._products(own, rows, y, grid.height)  # (B, h, n, H)
+        by_column = self._products(own, columns, x, grid.width)  # (B, h, n, W)
+        bias = (by_row[..., :, None] + by_column[..., None, :]).flatten(-2)[..., : max(stop - grid.prefix, 0)]
+        return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
+
+    @staticmethod
+    def _products(queries: Tensor, table: Tensor, place: Tensor, side: int) -> Tensor:
+        """Products of queries (B, h, n, d) at `place` on an axis, (n,), with the vectors to all `side` places."""
+        offset = place[:, None] - torch.arange(side, device=place.device) + side - 1  # (n, side), query - key
+        return (queries @ table.T).gather(-1, offset.expand(*queries.shape[:2], -1, -1))
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for, for good."""
+        for name, side in (("rel_pos_h", grid.height), ("rel_pos_w", grid.width)):
+            table = getattr(self, name)
+            new = resampled(table, 2 * side - 1).detach().clone()
+            setattr(self, name, nn.Parameter(new, requires_grad=table.requires_grad))
+        self.grid = grid
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Resample a table of another grid or window, (2H' - 1, d), for this one."""
+        side = dict(zip(("rel_pos_h", "rel_pos_w"), self.grid.shape, strict=True)).get(name)
+        if side is None or value.ndim != 2 or value.shape[1] != self.head_dim or value.shape[0] % 2 == 0:
+            return value
+        return resampled(value, 2 * side - 1)
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, num_heads={self.num_heads}, head_dim={self.head_dim}, scaled={self.scaled}"
+
+
+def resampled(table: Tensor, rows: int) -> Tensor:
+    """Resample a table of vectors over the offsets of an axis, (2H' - 1, d), linearly to (rows, d)."""
+    if table.shape[0] == rows:
+        return table
+    wide = table.T[None].to(torch.promote_types(table.dtype, torch.float32))
+    return F.interpolate(wide, size=rows, mode="linear", align_corners=False)[0].T.to(table.dtype)

@@ -1,0 +1,86 @@
+"""ConViT's gated positional self-attention: each head chooses between content and position."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import BiasEncoding
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition, PositionalAttention
+
+
+@register_encoding("gpsa")
+class Gpsa(BiasEncoding):
+    r"""Blends attention by content with attention by position, by a learned gate per head (ConViT).
+
+    .. math:: A = (1 - \sigma(\lambda_h))\, softmax(q k^T / \sqrt d) + \sigma(\lambda_h)\, softmax(v_h^T r_{ij}), \quad
+              r_{ij} = (\delta_x, \delta_y, |\delta|^2), \quad \delta = p_j - p_i
+
+    It begins as a convolution: head (m, n) of the largest square of heads attends around the displacement
+    :math:`\Delta` = (m - c, n - c), with :math:`v_h = \alpha (2 \Delta_x, 2 \Delta_y, -1)`. Further heads are drawn
+    from a normal of std 0.02, times alpha. Prefix tokens attend by content alone, and position attends to patches
+    alone. In ConViT the class token joins the patches after the layers with gates, the first ten of twelve
+    ('default(layers=10)'), the projection of the values starts as the identity, and scores have a bias per head, which
+    a softmax cancels; none of that is done here. At another grid it is computed anew.
+
+    Reference: ConViT (d'Ascoli et al., 2021), Eq. 4-7.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        num_heads: h.
+        locality: alpha, how narrow the attention by position begins.
+        gate: the initial lambda; at 1 position has a share of 0.73.
+    """
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, locality: float = 1.0, gate: float = 1.0) -> None:
+        super().__init__()
+        if locality <= 0:
+            raise ValueError(f"`locality` must be positive, got {locality}.")
+        self.grid = grid
+        self.num_heads, self.locality, self.gate = num_heads, locality, gate
+        self.pos_proj = nn.Linear(3, num_heads, bias=False)
+        self.gating_param = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the heads to the displacements of a convolution, and the gates to their initial value."""
+        nn.init.constant_(self.gating_param, self.gate)
+        weight = self.pos_proj.weight
+        nn.init.trunc_normal_(weight, std=0.02, a=-2, b=2)
+        side = math.isqrt(self.num_heads)
+        place = torch.arange(side, device=weight.device, dtype=weight.dtype) - (side - 1) / 2
+        y, x = torch.meshgrid(place, place, indexing="ij")
+        centers = torch.stack([2 * x, 2 * y, torch.full_like(x, -1)], -1).flatten(0, 1)  # (side^2, 3)
+        weight[: side**2] = centers
+        weight.mul_(self.locality)
+
+    def forward(self, grid: Grid) -> LayerPosition:
+        """Return the attention by position for `grid` and its gate."""
+        weight = self.pos_proj.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        delta = -grid.offsets(weight.device).to(wide)  # (H * W, H * W, 2), key minus query
+        dy, dx = delta.unbind(-1)
+        # elementwise products of coordinates, which no autocast computes with fewer digits
+        along_x, along_y, squared = weight.to(wide).T[..., None, None]  # (h, 1, 1) each
+        weights = (along_x * dx + along_y * dy + squared * (dy * dy + dx * dx)).softmax(-1)
+        gate = self.gating_param.to(wide).sigmoid()[:, None, None].expand(-1, grid.patches, 1)
+        return LayerPosition(
+            positional=PositionalAttention(
+                grid.with_prefix_bias(weights).to(weight.dtype), F.pad(gate, (0, 0, grid.prefix, 0)).to(weight.dtype)
+            )
+        )
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
+        self.grid = grid
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, num_heads={self.num_heads}, locality={self.locality}, gate={self.gate}"

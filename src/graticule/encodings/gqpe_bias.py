@@ -1,0 +1,63 @@
+"""PosMLP's Gaussian around a learned displacement, as a bias on attention logits."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import PatchBias
+from graticule.encodings.mixing import Form, QuadraticMixing, Start
+from graticule.grid import Grid
+
+
+@register_encoding("gqpe_bias")
+class GqpeBias(PatchBias):
+    r"""Adds a quadratic form of the displacement, six numbers per head, to the attention logits.
+
+    .. math:: b_{h, i, j} = -\tfrac12 (\delta_{ij} - \Delta_h)^T M_h (\delta_{ij} - \Delta_h) + const_h, \quad
+              \delta_{ij} = p_j - p_i
+
+    With queries of zero a head attends with GQPE's weights. Forms and initial values are those of `QuadraticMixing`;
+    the constant, which a softmax cancels, is such that the bias of a patch to itself is 0. Prefix tokens get no bias.
+    Nothing depends on the size of the grid.
+
+    Reference: PosMLP (Wang et al., 2022), Eq. 5, whose authors say that it is made for attention too; in attention,
+    Cordonnier et al. (2020).
+
+    Args:
+        grid: the grid or window that the initial widths of 'spread' are for.
+        num_heads: h.
+        form: what M is made of.
+        shift: whether Delta is learned; it is frozen at 0 if not.
+        start: initial values, 'released' or 'spread'.
+    """
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        num_heads: int,
+        form: Form = "gamma_gamma_t",
+        shift: bool = True,
+        start: Start = "spread",
+    ) -> None:
+        super().__init__()
+        self.grid = grid
+        self.num_heads = num_heads
+        self.gaussian = QuadraticMixing(Grid(*grid.shape), num_heads, form, shift, start)
+
+    def patch_bias(self, grid: Grid) -> Tensor:
+        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+        # the table counts displacements key minus query, so its mirror image counts query minus key
+        table = self.gaussian.logits(grid).flip(1, 2).flatten(1).to(self.gaussian.center.dtype)
+        index = grid.offset_index(table.device)
+        return table.index_select(1, index.flatten()).unflatten(1, index.shape)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that it is for; no parameter depends on it."""
+        self.grid = grid
+        self.gaussian.set_grid(Grid(*grid.shape))
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, num_heads={self.num_heads}"

@@ -1,0 +1,203 @@
+"""iRPE: a learned vector, or a number per head, for every bucket of displacements of two patches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import BiasEncoding
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition
+
+#: How a displacement in two dimensions becomes a bucket.
+Method = Literal["product", "cross", "euclidean", "quant"]
+#: What a vector or number is for.
+On = Literal["q", "k", "v", "qk", "qv", "kv", "qkv"]
+
+
+@register_encoding("irpe")
+class Irpe(BiasEncoding):
+    r"""Adds products of queries, keys or attention weights with a learned vector per bucket of displacements (iRPE).
+
+    With the vectors :math:`r^k, r^q, r^v` of the bucket of the pair (i, j), the logits get
+
+    .. math:: \frac{q_i \cdot r^k_{ij} + k_j \cdot r^q_{ij}}{\sqrt d}
+
+    and the output of the query i gets :math:`\sum_j A_{ij} r^v_{ij}`, for those of the three that `on` names. With the
+    mode 'bias' each of q and k adds one learned number per head and bucket instead. Displacements are query minus key,
+    but key minus query for :math:`r^q`, as in the code. Buckets are made by
+
+    .. math:: g(t) = \begin{cases} [t] & |t| \le \alpha \\
+              sign(t) \min(\beta, [\alpha + \frac{\ln(|t| / \alpha)}{\ln(\gamma / \alpha)}
+              (\beta - \alpha)]) & |t| > \alpha \end{cases}
+
+    with alpha, beta, gamma = ratio, 2 ratio, 8 ratio, cut to whole numbers:
+
+    - 'product': one bucket per pair (g(dy), g(dx)), 49 of them at the ratio of 1.9;
+    - 'cross': a bucket g(dy) and another g(dx), with a table each, whose vectors add up;
+    - 'euclidean': g of the distance, rounded;
+    - 'quant': g of the squared distance, which tells near distances apart that 'euclidean' rounds to one.
+
+    The last two never use the buckets of negative displacements, which their tables hold as published. Pairs with a
+    prefix token have a bucket of their own. All vectors start at zero; nothing is resampled at another grid.
+
+    Reference: Rethinking and Improving Relative Position Encoding for Vision Transformer (iRPE, Wu et al., 2021),
+    Eq. 11-20 and its code; by default the contextual product on the keys, shared by the heads, as its code recommends.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        num_heads: h.
+        head_dim: d.
+        method: how a displacement becomes a bucket.
+        on: what vectors are for: any of 'q', 'k' and 'v', in this order.
+        mode: 'contextual' for vectors, 'bias' for numbers (on q and k alone).
+        ratio: alpha.
+        shared_heads: whether all heads have the same vectors or numbers.
+    """
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        num_heads: int,
+        head_dim: int,
+        method: Method = "product",
+        on: On = "k",
+        mode: Literal["contextual", "bias"] = "contextual",
+        ratio: float = 1.9,
+        shared_heads: bool = True,
+    ) -> None:
+        super().__init__()
+        if ratio <= 0:
+            raise ValueError(f"`ratio` must be positive, got {ratio}.")
+        if mode == "bias" and "v" in on:
+            raise ValueError(f"`on` must be 'q', 'k' or 'qk' with the mode 'bias': values take vectors, got {on!r}.")
+        self.grid = grid
+        self.num_heads, self.head_dim, self.ratio = num_heads, head_dim, ratio
+        self.method, self.on, self.mode = method, on, mode
+        self.side = 2 * int(2 * ratio) + 1
+        buckets = (self.side**2 if method == "product" else self.side) + bool(grid.prefix)
+        heads = 1 if shared_heads else num_heads
+        shapes = {"q": (heads, head_dim, buckets), "k": (heads, head_dim, buckets), "v": (heads, buckets, head_dim)}
+        tables = 2 if method == "cross" else 1
+        for letter in on:
+            shape = shapes[letter] if mode == "contextual" else (heads, buckets)
+            each = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in range(tables))
+            self.register_module(f"rpe_{letter}", each)
+        self.register_buffer("index", self._buckets(grid), persistent=False)
+        self.index: Tensor
+
+    rpe_q: nn.ParameterList
+    rpe_k: nn.ParameterList
+    rpe_v: nn.ParameterList
+
+    def forward(self, grid: Grid) -> LayerPosition:
+        """Return what makes the additions on `grid` from queries, keys and attention weights; numbers as a bias."""
+        if self.mode == "bias":
+            index = self._index(grid)
+            each = [self._numbers(self.rpe_k, index)] if "k" in self.on else []
+            each += [self._numbers(self.rpe_q, index).mT] if "q" in self.on else []
+            return LayerPosition(bias=_sum(each))
+        return LayerPosition(
+            bias=partial(self.bias, grid=grid) if "k" in self.on else None,
+            key_bias=partial(self.key_bias, grid=grid) if "q" in self.on else None,
+            value_bias=partial(self.value_bias, grid=grid) if "v" in self.on else None,
+        )
+
+    def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
+        """Make the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
+
+        M keys: those of the tokens before `stop`, or of all N.
+        """
+        index = self._index(grid)[:, start : start + queries.shape[-2], :stop]
+        return self._products(self.rpe_k, queries, index)
+
+    def key_bias(self, keys: Tensor, grid: Grid) -> Tensor:
+        """Make what is added to the logits, (B, h, N, N), from scaled keys, (B, h, N, d)."""
+        return self._products(self.rpe_q, keys, self._index(grid)).mT
+
+    def value_bias(self, weights: Tensor, grid: Grid) -> Tensor:
+        """Make what is added to the mixed values, (B, h, N, d), from attention weights, (B, h, N, N)."""
+        added = weights.new_zeros(())
+        for table, index in zip(self.rpe_v, self._index(grid), strict=True):
+            # the weights of each bucket, (B, h, N, buckets), instead of a vector for every pair
+            sums = weights.new_zeros(*weights.shape[:-1], table.shape[1])
+            sums = sums.scatter_add(-1, index.expand_as(weights), weights)
+            added = added + sums @ table.to(weights.dtype)
+        return added
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
+        self.index = self._buckets(grid, self.index.device)
+        self.grid = grid
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return the name of a table in iRPE's code."""
+        module, table = name.split(".")
+        leaf = f"lookup_table_{'bias' if self.mode == 'bias' else 'weight'}"
+        return (
+            f"{module}.{('rp_rows', 'rp_cols')[int(table)]}.{leaf}" if self.method == "cross" else f"{module}.{leaf}",
+        )
+
+    def _index(self, grid: Grid) -> Tensor:
+        return self.index if grid == self.grid else self._buckets(grid, self.index.device)
+
+    @staticmethod
+    def _products(tables: nn.ParameterList, vectors: Tensor, index: Tensor) -> Tensor:
+        """Products of vectors (B, h, n, d) with those of the buckets, (B, h, n, M)."""
+        each = [
+            (vectors @ table.to(vectors.dtype)).gather(-1, at.expand(*vectors.shape[:2], -1, -1))
+            for table, at in zip(tables, index, strict=True)
+        ]
+        return _sum(each)
+
+    def _numbers(self, tables: nn.ParameterList, index: Tensor) -> Tensor:
+        """The number of every pair, (h, N, N)."""
+        each = [
+            table.index_select(1, at.flatten()).unflatten(1, at.shape) for table, at in zip(tables, index, strict=True)
+        ]
+        return _sum(each).expand(self.num_heads, -1, -1)
+
+    def _buckets(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        """Bucket of every pair of tokens in every table, (tables, N, N), int64."""
+        offsets = grid.offsets(device)
+        dy, dx = offsets.unbind(-1)
+        middle = self.side // 2
+        if self.method == "product":
+            each = [(self._bucket(dy) + middle) * self.side + self._bucket(dx) + middle]
+        elif self.method == "cross":
+            each = [self._bucket(dy) + middle, self._bucket(dx) + middle]
+        else:
+            squares = offsets.square().sum(-1)
+            each = [self._bucket(squares if self.method == "quant" else squares.double().sqrt().round()) + middle]
+        patches = torch.stack(each)
+        if not grid.prefix:
+            return patches
+        last = self.side**2 if self.method == "product" else self.side
+        index = patches.new_full((len(each), grid.tokens, grid.tokens), last)
+        index[:, grid.prefix :, grid.prefix :] = patches
+        return index
+
+    def _bucket(self, offset: Tensor) -> Tensor:
+        alpha, beta, gamma = self.ratio, 2 * self.ratio, 8 * self.ratio
+        t = offset.double()
+        far = alpha + torch.log(t.abs().clamp(min=alpha) / alpha) / math.log(gamma / alpha) * (beta - alpha)
+        # towards zero
+        return torch.where(t.abs() <= alpha, t.round(), t.sign() * far.round().clamp(max=beta)).long()
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_heads={self.num_heads}, head_dim={self.head_dim}, method={self.method}, on={self.on}, "
+            f"mode={self.mode}, ratio={self.ratio}"
+        )
+
+
+def _sum(each: Sequence[Tensor]) -> Tensor:
+    return sum(each[1:], each[0])

@@ -1,0 +1,68 @@
+"""The relative bias of timm's `vit_relpos` models: a small network of logarithmic displacements."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import PatchBias
+from graticule.grid import Grid
+
+
+@register_encoding("mlp_bias")
+class MlpBias(PatchBias):
+    r"""Adds a bias that a small MLP computes from the logarithm of the displacement, in patches.
+
+    .. math:: b_{h, i, j} = G_h(s(y_i - y_j), s(x_i - x_j)), \quad s(t) = sign(t) \ln(1 + |t|)
+
+    Unlike `continuous_bias` the displacement is not divided by the size of the grid, and the bias is not bounded: at
+    another grid near displacements mean the same, and far ones are extrapolated. Prefix tokens get no bias.
+
+    Reference: timm's `vit_relpos` models (Wightman, 2022), type 'mlp' with mode 'cr'. Its dropout of 0.125 on the
+    hidden units is left out.
+
+    Args:
+        grid: the grid that the encoding is built for; nothing depends on it.
+        num_heads: h.
+        hidden: units between the two layers.
+    """
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, hidden: int = 128) -> None:
+        super().__init__()
+        self.grid = grid
+        self.num_heads = num_heads
+        self.fc1 = nn.Linear(2, hidden)
+        self.fc2 = nn.Linear(hidden, num_heads)
+
+    def patch_bias(self, grid: Grid) -> Tensor:
+        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+        weight = self.fc1.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        sides = (torch.arange(1 - side, side, device=weight.device, dtype=wide) for side in grid.shape)
+        scaled = [t.sign() * t.abs().log1p() for t in sides]
+        place = torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).flatten(0, 1).to(weight.dtype)
+        table = self.fc2(self.fc1(place).relu())  # (displacements, heads)
+        index = grid.offset_index(weight.device)
+        return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
+        self.grid = grid
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return the name of a parameter in timm."""
+        return (f"rel_pos.mlp.{name}",)
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, num_heads={self.num_heads}"
+
+
+@register_encoding("shared_mlp_bias")
+class SharedMlpBias(MlpBias):
+    """Shares the network of `mlp_bias` among all layers, as timm's `vit_srelpos` models."""
+
+    joined = None
+    shared = True
