@@ -14,12 +14,13 @@ from graticule.studies.matrix import SMALL, build, combinations, encodings_table
 from tiny import fields, takes
 
 BETWEEN = {"pre", "before", "after"}
+ATTENTION = {"bias", "key_bias", "value_bias", "rotary", "query_scale"}
 MIXING = {*BETWEEN, "mixing", "gate"}
 #: The fields of `LayerPosition` that the layers of a family can use; PVT's keys are fewer than its queries, and the
 #: windows of Swin have borders inside of the image.
-USES = {family: {*BETWEEN, "inner", "inputs", "bias", "rotary", "query_scale"} for family in SMALL} | {
+USES = {family: {*BETWEEN, *ATTENTION, "inner", "inputs", "positional"} for family in SMALL} | {
     "PVT": {*BETWEEN, "inner"},
-    "Swin": {*BETWEEN, "inner", "bias", "rotary", "query_scale"},
+    "Swin": {*BETWEEN, *ATTENTION, "inner"},
     "gMLP": MIXING,
     "PosMLP": MIXING,
 }
