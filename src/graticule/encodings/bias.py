@@ -217,7 +217,7 @@ class BiasPosition(Position):
 
     def published_names(self) -> dict[str, str]:
         """`blocks.l.attn.` and the name of the encoding's parameter in published code; `pe_norm` for LaPE's norm."""
-        names = {}
+        names: dict[str, str] = {}
         for own, _ in self.encodings.named_parameters():
             layer, _, name = own.partition(".")
             encoding: Any = self.encodings.get_submodule(layer)
