@@ -1,4 +1,4 @@
-"""What the tests of training share."""
+"""Fixtures of the tests of training."""
 
 import os
 
@@ -7,8 +7,8 @@ import torch
 
 
 @pytest.fixture
-def shared_out():
-    """Let a test train with strategy fsdp in this process, and leave no trace of its group of one."""
+def single_process_group():
+    """Let a test train with strategy fsdp in this process, and leave no trace of its process group."""
     before = dict(os.environ)
     yield
     if torch.distributed.is_initialized():

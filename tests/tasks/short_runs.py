@@ -1,4 +1,4 @@
-"""Runs of seconds for tests: two epochs of three steps, and something that happens at one of them."""
+"""Short runs for tests: two epochs of three steps, and something that happens at one of them."""
 
 import csv
 import os
@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from graticule.checkpoints import read_checkpoint
 from graticule.data import Augmentation
 from graticule.tasks import Mixing, Recipe
-from graticule.training import Preempted, Run, train
+from graticule.training import Preempted, Run, TrainingRecipe, train
 from graticule.training.module import TrainingModule
 
-#: All that draws random numbers or keeps state of its own.
+#: Everything that draws random numbers or has its own state.
 RICH: dict[str, Any] = {
     "joining": "lape",
     "drop_path_rate": 0.2,
@@ -37,7 +37,7 @@ def short(**options: Any) -> Recipe:
 
 
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Any, method: str = "training_step") -> None:
-    """Call `action` once, where `method` of the task is called with so many steps behind it."""
+    """Call `action` once, when `method` of the training module is called after `step` steps."""
     inner, done = getattr(TrainingModule, method), []
 
     def outer(self: Any, *arguments: Any) -> Any:
@@ -53,8 +53,8 @@ def signal_itself(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
-def stopped(recipe: Recipe, folder: Path, step: int) -> Run:
-    """Train until a signal comes in the step behind `step`."""
+def stopped(recipe: TrainingRecipe, folder: Path, step: int) -> Run:
+    """Train until a signal comes in the step after `step`."""
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, step, signal_itself)
         with pytest.raises(Preempted):
@@ -63,7 +63,7 @@ def stopped(recipe: Recipe, folder: Path, step: int) -> Run:
 
 
 def copied(run: Run, folder: Path) -> Run:
-    """Copy a run, to go on from the copy."""
+    """Copy a run, to resume the copy."""
     return Run(Path(shutil.copytree(run.folder, folder)))
 
 
@@ -74,13 +74,13 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 
 
 def rows(run: Run) -> list[dict[str, str]]:
-    """Read the history, but for what a clock says."""
+    """Read the history without its seconds."""
     with run.metrics_file.open(newline="") as file:
         return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
 
 
 def assert_same_end(ours: Run, theirs: Run) -> None:
-    """Check that two runs came to the same weights, averages, optimiser and history, bit for bit."""
+    """Check that two runs have the same weights, averages, optimizer and history, bit for bit."""
     assert_same(load_file(ours.weights), load_file(theirs.weights))
     last = [read_checkpoint(run.last) for run in (ours, theirs)]
     assert last[0]["global_step"] == last[1]["global_step"]

@@ -1,4 +1,4 @@
-"""What a run may change of its machines, and what is said where they fail it."""
+"""The options of a run that may change when it is resumed, and the errors of failing machines."""
 
 import functools
 import json
@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from PIL import Image
 from short_runs import assert_same, assert_same_end, at_step, copied, short, stopped
 from torch import nn
 
+from forked import forked
 from graticule.checkpoints import read_checkpoint
 from graticule.cli import main
 from graticule.data import Augmentation
@@ -26,10 +26,11 @@ from graticule.files import locked
 from graticule.tasks import Recipe
 from graticule.training import Run, task_of, train
 from graticule.training.loop import build_trainer
+from graticule.training.module import TrainingModule
 
 # of Python from 3.12 on, about the processes that load images
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-#: Something at random that is not done for a whole batch, so that there is work for other processes.
+#: Random augmentation of single images, so that there is work for other processes.
 EACH = Augmentation(erasing=0.3)
 
 
@@ -47,7 +48,7 @@ def whole(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def between(tmp_path_factory) -> Run:
-    """The same, stopped behind the first epoch."""
+    """The same, stopped after the first epoch."""
     return stopped(short(augmentation=EACH), tmp_path_factory.mktemp("between") / "run", step=2)
 
 
@@ -65,14 +66,14 @@ def command(capsys, *arguments: object) -> tuple[int, str]:
     return code, said
 
 
-# Going on
+# Resuming
 
 
 @pytest.mark.parametrize(
     "options",
     ["--workers 1", "--eval-batch-size 7", "--keep 3", "--checkpoint-steps 1 --keep 2", "--grad-checkpointing"],
 )
-def test_a_run_goes_on_with_other_machine_options_to_the_same_end(tmp_path, capsys, within, whole, options):
+def test_a_run_resumed_with_other_machine_options_has_the_same_end(tmp_path, capsys, within, whole, options):
     run = copied(within, tmp_path / "run")
     assert command(capsys, "train", "--resume", run.folder, *options.split())[0] == 0
     if "eval" in options:  # the validation loss is summed in another order
@@ -82,7 +83,7 @@ def test_a_run_goes_on_with_other_machine_options_to_the_same_end(tmp_path, caps
     assert run.recipe() == within.recipe()  # as it was started
 
 
-def test_parts_of_a_batch_can_change_between_epochs_and_not_within_one(tmp_path, capsys, between, within, whole):
+def test_micro_batches_can_change_between_epochs_and_not_within_one(tmp_path, capsys, between, within, whole):
     run = copied(between, tmp_path / "between")
     assert command(capsys, "train", "--resume", run.folder, "--accumulate", 2)[0] == 0
     ours, theirs = (read_checkpoint(one.last)["state_dict"] for one in (run, whole))
@@ -113,7 +114,7 @@ def test_anything_else_is_refused_by_name(tmp_path, capsys, within, options, nam
 
 
 @pytest.mark.parametrize("options", ["--output elsewhere", "--auto-resume", "--quick"])
-def test_what_means_nothing_to_a_run_that_goes_on_is_refused(capsys, within, options):
+def test_an_option_that_has_no_effect_on_a_resumed_run_is_refused(capsys, within, options):
     code, said = command(capsys, "train", "--resume", within.folder, *options.split())
     assert code == 1 and "`--resume` must come without --output" in said
 
@@ -149,28 +150,21 @@ def test_what_is_wrong_in_the_file_of_a_recipe_is_named(tmp_path, capsys, within
 
 # Two runs in one folder
 
-#: Trains with two processes that load images, so slowly that it does not end.
-SLOW = """
-import json, sys, time
-from graticule.tasks import Recipe
-from graticule.training.module import TrainingModule
-from graticule.training import train
-step = TrainingModule.training_step
-def slow(self, *arguments):
-    time.sleep(1)
-    return step(self, *arguments)
-TrainingModule.training_step = slow
-train(Recipe.from_dict(json.loads(sys.argv[1])), sys.argv[2], progress=False)
-"""
 
-
-def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_go_with_it(tmp_path):
+def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_it(tmp_path, monkeypatch):
     run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=2, epochs=9)
-    arguments = [sys.executable, "-c", SLOW, json.dumps(recipe.to_dict()), str(run.folder)]
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    step = TrainingModule.training_step
+
+    def slow(self, *arguments):  # so that it does not end
+        time.sleep(1)
+        return step(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingModule, "training_step", slow)
+        process = forked(functools.partial(train, recipe, run.folder, progress=False))
     try:
         while not (run.log_file.exists() and "starts" in run.log_file.read_text()):
-            assert process.poll() is None, process.communicate()[1]
+            assert process.is_alive(), "the run ended by itself"
             time.sleep(0.05)
         time.sleep(0.5)
         assert run.running
@@ -181,13 +175,12 @@ def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_go_with_i
             train(recipe, run.folder, resume=True, progress=False)
         assert sorted(run.folder.rglob("*")) == before
     finally:
-        process.send_signal(signal.SIGKILL)
-    process.wait()
+        process.kill()
+    process.join()
     killed = time.time()
     while run.running:  # what loads images holds the lock, too
         assert time.time() - killed < 4
         time.sleep(0.05)
-    process.stderr.close()
 
 
 def test_a_folder_that_is_held_is_refused_in_a_line(tmp_path, capsys, within):
@@ -209,8 +202,8 @@ def kill_a_loader(number: int = signal.SIGKILL) -> None:
     time.sleep(0.5)
 
 
-def test_a_loader_that_is_killed_is_named_and_the_last_checkpoint_goes_on(tmp_path, capsys, monkeypatch, whole):
-    # PyTorch listens to the end of its processes once only, and Lightning undoes that behind the first training
+def test_a_loader_that_is_killed_is_named_and_the_last_checkpoint_is_resumed(tmp_path, capsys, monkeypatch, whole):
+    # PyTorch listens to the end of its processes once only, and Lightning undoes that after the first training
     monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
     run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=1)
     with pytest.MonkeyPatch.context() as patch:
@@ -311,7 +304,7 @@ def test_activations_that_are_computed_again_give_the_same_weights(tmp_path, who
     assert_same_end(ours, theirs)
 
 
-def test_a_compiled_model_is_trained_saved_under_the_same_names_and_goes_on(tmp_path, monkeypatch, whole):
+def test_a_compiled_model_is_trained_saved_under_the_same_names_and_resumed(tmp_path, monkeypatch, whole):
     inner, compiled = nn.Module.compile, []
 
     def compile(module: nn.Module) -> None:

@@ -1,5 +1,6 @@
-"""A loss that is no number: the run stops and names the images, or leaves the step out and counts it."""
+"""A loss that is not finite: the run stops and names the images, or skips the step and counts it."""
 
+import contextlib
 import functools
 import itertools
 import json
@@ -8,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from short_runs import assert_same, at_step, rows, short, signal_itself
-from test_parallel import PLAIN, SCRIPT, start
+from test_parallel import PLAIN
 
+from forked import two_processes
 from graticule.checkpoints import read_checkpoint
 from graticule.cli import main
 from graticule.data.digits import digits
@@ -31,7 +33,7 @@ def _digits_are_unpacked_once():
 
 @pytest.fixture
 def spoil(monkeypatch):
-    """Make training images with these indices no numbers."""
+    """Make the training images with these indices NaN."""
 
     def plant(*bad: int) -> None:
         found = TensorImages.__getitems__
@@ -47,7 +49,7 @@ def spoil(monkeypatch):
 
 
 def images_of(recipe: Recipe, epoch: int, step: int, part: int = 0) -> list[int]:
-    """Which images a part of a step has, counted by hand from the order of the epoch."""
+    """Return the images of a micro-batch, counted by hand from the order of the epoch."""
     order = list(build_data(recipe).train_order().sampler.indices(epoch))
     size = recipe.batch_size
     return [int(index) for index in order[step * size : (step + 1) * size]][part :: recipe.accumulate]
@@ -71,7 +73,7 @@ def test_the_run_stops_and_names_the_images_of_the_batch(tmp_path, capsys, spoil
     assert batch[3] in kept["images"] and len(kept["images"]) == 20 // accumulate
 
 
-def test_the_command_says_it_in_a_line_and_the_last_checkpoint_is_there_to_go_on_from(tmp_path, capsys, spoil):
+def test_the_command_reports_it_in_one_line_and_leaves_the_last_checkpoint_to_resume_from(tmp_path, capsys, spoil):
     recipe, run = short(checkpoint_steps=1), Run(tmp_path / "run")
     spoil(images_of(recipe, 0, 2)[0])
     with pytest.raises(FloatingPointError):
@@ -89,9 +91,7 @@ def test_the_command_says_it_in_a_line_and_the_last_checkpoint_is_there_to_go_on
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"optimizer": "sgd"}, {"optimizer": "lamb"}])
 @pytest.mark.parametrize("part", ["first", "last"])
-def test_a_step_that_is_left_out_changes_nothing_but_the_place_in_the_schedule(
-    tmp_path, monkeypatch, spoil, options, part
-):
+def test_a_skipped_step_changes_nothing_but_the_position_in_the_schedule(tmp_path, monkeypatch, spoil, options, part):
     recipe = short(nonfinite="skip", clip_grad=1.0, **NORMS, **options)
     spoil(images_of(recipe, 0, 1, 0 if part == "first" else recipe.accumulate - 1)[0])
     states, rates = {}, []
@@ -113,7 +113,7 @@ def test_a_step_that_is_left_out_changes_nothing_but_the_place_in_the_schedule(
         before(self, batch, batch_idx)
 
     def stepping(self, *arguments):
-        states.setdefault(f"behind {self.global_step}", state(self))
+        states.setdefault(f"after {self.global_step}", state(self))
         after(self, *arguments)
 
     monkeypatch.setattr(TrainingModule, "on_train_batch_start", starting)
@@ -121,18 +121,18 @@ def test_a_step_that_is_left_out_changes_nothing_but_the_place_in_the_schedule(
     run = train(recipe, tmp_path / "run", progress=False)
     assert any(name.endswith("running_mean") for name in states[1])
     assert_same(states[1], states[2])
-    assert_same(states[1], states["behind 2"])
+    assert_same(states[1], states["after 2"])
     assert not torch.equal(states[2]["head.weight"], states[3]["head.weight"])
     monkeypatch.undo()
     clean = train(short(**NORMS, **options), tmp_path / "clean", progress=False)
     assert [row["lr"] for row in rows(run)] == [row["lr"] for row in rows(clean)]
-    assert len(set(rates)) == 6  # every step has a rate of its own, the one left out as well
+    assert len(set(rates)) == 6  # every step has its own rate, the skipped one as well
     assert all(value.isfinite().all() for value in load_file(run.weights).values())
     assert run.result()["skipped_steps"] == 2  # it comes in each epoch
     assert all(float(row["train_loss"]) < 10 for row in rows(run))
 
 
-def test_steps_left_out_are_counted_over_a_resume_and_said_in_the_end(tmp_path, monkeypatch, capsys, spoil):
+def test_skipped_steps_are_counted_over_a_resume_and_reported_at_the_end(tmp_path, monkeypatch, capsys, spoil):
     recipe = short(nonfinite="skip")
     spoil(images_of(recipe, 0, 1)[0])
     command = ["train", "digits_quick", "--nonfinite", "skip", "--output", str(tmp_path / "run"), "--auto-resume"]
@@ -180,7 +180,7 @@ def test_single_ones_never_stop(tmp_path, monkeypatch, spoil):
     assert _MOST_SKIPPED > 4
 
 
-def test_shared_out_parameters_are_left_alone_too(tmp_path, monkeypatch, spoil, shared_out):
+def test_a_skipped_step_leaves_sharded_parameters_alone_too(tmp_path, monkeypatch, spoil, single_process_group):
     recipe = short(nonfinite="skip", strategy="fsdp")
     spoil(images_of(recipe, 0, 1)[0])
     run = train(recipe, tmp_path / "run", progress=False)
@@ -188,33 +188,28 @@ def test_shared_out_parameters_are_left_alone_too(tmp_path, monkeypatch, spoil, 
     assert all(value.isfinite().all() for value in load_file(run.weights).values())
 
 
-#: The second process alone meets a bad image, in the second step of each epoch.
-BAD = SCRIPT.replace(
-    "if __name__",
-    "import torch\n"
-    "from graticule.training.module import TrainingModule\n"
-    "step = TrainingModule.training_step\n"
-    "def bad(self, batch, batch_idx):\n"
-    "    hit = self.global_rank == 1 and self.global_step % 3 == 1\n"
-    "    return step(self, [batch[0] * torch.nan, batch[1]] if hit else batch, batch_idx)\n"
-    "TrainingModule.training_step = bad\n"
-    "if __name__",
-)
-
-
 @pytest.mark.parametrize("nonfinite", ["skip", "stop"])
-def test_what_one_process_meets_all_leave_out_or_stop_at(tmp_path, nonfinite):
+def test_a_loss_that_is_not_finite_in_one_process_is_skipped_or_stopped_at_by_all(tmp_path, monkeypatch, nonfinite):
     recipe = Recipe(**(PLAIN | {"devices": 2, "nonfinite": nonfinite, "keep": 9, "checkpoint_steps": 1}))
-    process = start(tmp_path / "run", recipe, BAD)
-    _, errors = process.communicate(timeout=300)
     run = Run(tmp_path / "run")
+    step = TrainingModule.training_step
+
+    def bad(self, batch, batch_idx):  # the second process alone meets a bad image, in the second step of each epoch
+        hit = self.global_rank == 1 and self.global_step % 3 == 1
+        return step(self, [batch[0] * torch.nan, batch[1]] if hit else batch, batch_idx)
+
+    def trained() -> None:
+        stops = pytest.raises(FloatingPointError, match=r"(nan|another process is not finite) in epoch 1, batch 2")
+        with stops if nonfinite == "stop" else contextlib.nullcontext():
+            train(recipe, run.folder, progress=False)
+
+    monkeypatch.setattr(TrainingModule, "training_step", bad)
+    two_processes(trained)
     if nonfinite == "stop":
-        assert process.returncode != 0 and "FloatingPointError: the loss is nan in epoch 1, batch 2" in errors
         assert run.last.name == "step-000000001.ckpt"
         kept = json.loads((run.folder / "nonfinite-epoch1-batch2-process1.json").read_text())
         assert kept["images"] == images_of(Recipe(**PLAIN), 0, 1)[1::2]
         return
-    assert process.returncode == 0, errors
     assert run.result()["skipped_steps"] == 2
     assert {path.name for path in run.folder.glob("nonfinite-*")} == {
         f"nonfinite-epoch{epoch}-batch2-process1.json" for epoch in (1, 2)
@@ -225,7 +220,7 @@ def test_what_one_process_meets_all_leave_out_or_stop_at(tmp_path, nonfinite):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="16-mixed is for GPUs")
-def test_a_step_that_is_left_out_leaves_the_scale_of_half_precision(tmp_path, spoil):
+def test_a_skipped_step_leaves_the_scale_of_half_precision(tmp_path, spoil):
     recipe = short(nonfinite="skip", precision="16-mixed", accelerator="gpu")
     spoil(images_of(recipe, 0, 1)[0])
     run = train(recipe, tmp_path / "run", progress=False)

@@ -1,22 +1,28 @@
 """Several processes do what one does."""
 
-import json
+import functools
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from short_runs import at_step, signal_itself
 
+from forked import two_processes
 from graticule.checkpoints import read_checkpoint
+from graticule.data.digits import digits
 from graticule.tasks import Recipe
-from graticule.training import Run, train
+from graticule.training import Preempted, Run, train
 from graticule.training.devices import check_shards, read_shards
 
-#: Plain gradient descent in float64, so that a sum in another order stays as small as it is; 3 steps an epoch, the
+#: Plain gradient descent in float64, so that a sum in another order stays as small as it is; 3 steps per epoch, the
 #: last of them not full, and a number of test images that two does not divide.
 PLAIN = {
+    "model_kwargs": ("depth=2",),
     "limit_train": 50,
     "limit_test": 21,
     "batch_size": 20,
@@ -29,29 +35,21 @@ PLAIN = {
     "accelerator": "cpu",
 }
 FLOAT32 = {"precision": "32-true"}
-SHARED_OUT = {"strategy": "fsdp", "checkpoint_steps": 2, "keep": 2} | FLOAT32
-#: A process starts itself again for every further device, so it must be a script.
-SCRIPT = """
-import json, sys
-from graticule.tasks import Recipe
-from graticule.training import train
-if __name__ == "__main__":
-    train(Recipe.from_dict(json.loads(sys.argv[1])), sys.argv[2], resume=True, progress=False)
-"""
+SHARDED = {"strategy": "fsdp", "checkpoint_steps": 2, "keep": 2} | FLOAT32
 
 
-def start(folder, recipe, script=SCRIPT):
-    path = folder.parent / "script.py"
-    path.write_text(script)
-    command = [sys.executable, str(path), json.dumps(recipe.to_dict()), str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def together(folder, script=SCRIPT, **options) -> Run:
-    process = start(folder, Recipe(**(PLAIN | {"devices": 2} | options)), script)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+def both(folder: Path, **options: Any) -> Run:
+    """Train with two processes, or resume."""
+    recipe = Recipe(**(PLAIN | {"devices": 2} | options))
+    two_processes(lambda: train(recipe, folder, resume=True, progress=False))
     return Run(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _digits_are_unpacked_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graticule.data.module.digits", functools.cache(digits))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,7 @@ def alone(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def alone_in_float32(tmp_path_factory) -> Run:
-    """What a shared-out run is held against: Lightning shares out in float32 and bfloat16 only."""
+    """The run that a sharded one is compared with: Lightning shards in float32 and bfloat16 only."""
     return train(Recipe(**(PLAIN | FLOAT32)), tmp_path_factory.mktemp("alone32") / "run", progress=False)
 
 
@@ -78,22 +76,45 @@ def assert_equal_runs(run: Run, other: Run, atol: float = 1e-10) -> None:
     assert [row[3] for row in rows[0]] == pytest.approx([row[3] for row in rows[1]], abs=1e-9)  # top-1, to the image
 
 
-def test_parts_of_a_batch_add_up_to_the_step_of_the_whole(tmp_path, alone):
+def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):
     assert_equal_runs(train(Recipe(**PLAIN, accumulate=2), tmp_path / "run", progress=False), alone)
 
 
-def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone):
-    run = together(tmp_path / "run")
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["graticule.cli"],  # Lightning starts the second process
+        [
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "graticule.cli",
+        ],  # torchrun starts both
+    ],
+    ids=["command", "torchrun"],
+)
+def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone, launcher):
+    file = tmp_path / "mine.py"
+    file.write_text(f"import graticule\n\ndef recipe():\n    return graticule.Recipe(**{PLAIN | {'devices': 2}})\n")
+    command = [sys.executable, "-m", *launcher, "train", str(file), "--output", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    run = Run(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
     assert_equal_runs(run, alone)
     assert "on 2 devices, cpu" in run.log_file.read_text()
 
 
-def test_two_processes_with_two_parts_each_make_the_steps_of_one(tmp_path, alone):
-    assert_equal_runs(together(tmp_path / "run", accumulate=2), alone)
+def test_two_processes_with_two_micro_batches_each_make_the_steps_of_one(tmp_path, alone):
+    run = both(tmp_path / "run", accumulate=2)
+    assert_equal_runs(run, alone)
+    sums = read_checkpoint(run.last)["progress"]["sums"]  # of several processes, and yet plain data in one file
+    assert [images for _, images in sums] == [25, 25]
 
 
-def test_shared_out_parameters_are_trained_saved_and_put_together_again(tmp_path, alone_in_float32):
-    run = together(tmp_path / "run", **SHARED_OUT)
+def test_sharded_parameters_are_trained_saved_and_put_together_again(tmp_path, alone_in_float32):
+    run = both(tmp_path / "run", **SHARDED)
     assert_equal_runs(run, alone_in_float32, atol=1e-6)
     assert run.last is not None and run.last.is_dir()
     assert len(list(run.last.glob("*.distcp"))) == 2  # each process wrote its share
@@ -102,37 +123,31 @@ def test_shared_out_parameters_are_trained_saved_and_put_together_again(tmp_path
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_shared_out_run_that_was_interrupted_goes_on(tmp_path, alone_in_float32):
-    stop = SCRIPT.replace(
-        "if __name__",
-        "import os, signal\n"
-        "from graticule.training.module import TrainingModule\n"
-        "step = TrainingModule.training_step\n"
-        "def stopping(self, batch, batch_idx):\n"
-        "    if self.current_epoch == 1 and batch_idx == 1 and self.global_rank == 1:\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return step(self, batch, batch_idx)\n"
-        "TrainingModule.training_step = stopping\n"
-        "if __name__",
-    )
-    folder = tmp_path / "run"
-    process = start(folder, Recipe(**(PLAIN | {"devices": 2} | SHARED_OUT)), stop)
-    _, errors = process.communicate(timeout=300)
+def test_a_sharded_run_that_was_interrupted_resumes(tmp_path, alone_in_float32):
+    recipe, folder = Recipe(**(PLAIN | {"devices": 2} | SHARDED)), tmp_path / "run"
+
+    def interrupted() -> None:
+        if os.environ["RANK"] == "1":
+            at_step(pytest.MonkeyPatch(), 4, signal_itself)
+        with pytest.raises(Preempted):
+            train(recipe, folder, progress=False)
+
+    two_processes(interrupted)
     run = Run(folder)
-    assert process.returncode != 0 and "Preempted" in errors and not run.finished
+    assert not run.finished
     assert run.last is not None and run.last.name == "step-000000005.ckpt"  # the first epoch's 3, and 2
-    assert_equal_runs(together(folder, **SHARED_OUT), alone_in_float32, atol=1e-6)
+    assert_equal_runs(both(folder, **SHARDED), alone_in_float32, atol=1e-6)
     assert "resumed after step 5" in run.log_file.read_text()
 
 
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path, alone):
-    folder = tmp_path / "run"
-    recipe = Recipe(**PLAIN)
-    first = train(recipe, folder, progress=False)
-    for path in (first.result_file, first.weights, first.last):
+def test_a_run_resumes_with_another_number_of_processes(tmp_path, alone):
+    run = Run(tmp_path / "run")
+    train(Recipe(**PLAIN), run.folder, progress=False)
+    assert run.last is not None
+    for path in (run.result_file, run.weights, run.last):
         path.unlink()  # as if it had been killed in the second epoch
-    assert first.last is not None and first.last.name == "step-000000003.ckpt"
-    assert_equal_runs(together(folder), alone)
+    assert run.last is not None and run.last.name == "step-000000003.ckpt"
+    assert_equal_runs(both(run.folder), alone)
 
 
 def test_what_cannot_work_together_is_refused_before_any_work(tmp_path):
@@ -145,7 +160,7 @@ def test_what_cannot_work_together_is_refused_before_any_work(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_shared_out_checkpoint_that_is_not_whole_or_would_run_code_is_not_read(tmp_path):
+def test_a_sharded_checkpoint_that_is_not_whole_or_would_run_code_is_not_read(tmp_path):
     import pickle
 
     with pytest.raises(ValueError, match=r"lacks \.metadata"):
@@ -161,9 +176,3 @@ def test_a_shared_out_checkpoint_that_is_not_whole_or_would_run_code_is_not_read
     (tmp_path / ".metadata").write_bytes(b"\x80\x04")
     with pytest.raises(ValueError, match="damaged"):
         check_shards(tmp_path)
-
-
-def test_one_checkpoint_of_several_processes_is_read_as_plain_data(tmp_path):
-    run = together(tmp_path / "run", epochs=1)
-    assert run.last is not None
-    assert [images for _, images in read_checkpoint(run.last)["progress"]["sums"]] == [25, 25]

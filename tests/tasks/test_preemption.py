@@ -1,23 +1,22 @@
-"""A machine that is taken away: the run saves, says so with its exit code, and goes on as if nothing had been."""
+"""A machine that is taken away: the run saves, says so with its exit code, and is resumed as if never interrupted."""
 
 import functools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
+from forked import forked, run_command
 from graticule.cli import main
 from graticule.data.digits import digits
 from graticule.training import Interrupted, Preempted, Run, train
 from graticule.training.checkpoints import saved_checkpoints
 from graticule.training.module import TrainingModule
 
-#: All that draws random numbers or keeps state of its own: two epochs of three steps, in two parts each.
+#: Everything that draws random numbers or has its own state: two epochs of three steps of two micro-batches.
 TYPED = """
     digits_quick --limit-train 60 --limit-test 20 --batch-size 20 --epochs 2 --accelerator cpu --model-kwargs depth=2
     --joining lape --drop-path-rate 0.2 --augmentation.random-crop-padding 2 --augmentation.erasing 0.3
@@ -52,29 +51,30 @@ def steps(run: Run) -> list[int]:
     return [int(path.name[5:14]) for path in saved_checkpoints(run.checkpoints)]
 
 
-def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_goes_on_bit_for_bit(tmp_path, rich):
-    folder = tmp_path / "run"
+def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_resumes_bit_for_bit(
+    tmp_path, monkeypatch, rich
+):
+    folder, errors = tmp_path / "run", tmp_path / "errors"
     command = ["train", *TYPED.split(), "--workers", "2", "--output", str(folder), "--auto-resume"]
-    # each step takes so long that the signal comes within one, while both workers wait or load
-    slow = (
-        "import sys, time\nfrom graticule.cli import main\nfrom graticule.training.module import TrainingModule\n"
-        "step = TrainingModule.training_step\n"
-        "def slow(self, *arguments):\n    time.sleep(0.4)\n    return step(self, *arguments)\n"
-        "TrainingModule.training_step = slow\nsys.exit(main(sys.argv[1:]))\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", slow, *command], start_new_session=True, stderr=subprocess.PIPE, text=True
-    )
+    step = TrainingModule.training_step
+
+    def slow(self, *arguments):  # so that the signal comes within a step, while both workers wait or load
+        time.sleep(0.2)
+        return step(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingModule, "training_step", slow)
+        process = forked(run_command, command, errors)
     log = Run(folder).log_file
     while not (log.exists() and "starts" in log.read_text()):
-        assert process.poll() is None, process.communicate()[1]
+        assert process.is_alive(), errors.read_text()
         time.sleep(0.05)
-    time.sleep(0.6)
+    time.sleep(0.3)
     os.killpg(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
-    run = Run.open(folder)
-    assert process.returncode == 75, errors
-    assert f"resume with: graticule train --resume {folder}" in errors and "Traceback" not in errors
+    process.join(120)
+    run, said = Run.open(folder), errors.read_text()
+    assert process.exitcode == 75, said
+    assert f"resume with: graticule train --resume {folder}" in said and "Traceback" not in said
     assert len(steps(run)) == 1 and 1 <= steps(run)[0] <= 3 and not run.finished
     saved = steps(run)[0]
     assert "stopped by Preempted" in run.log_file.read_text()
@@ -84,7 +84,7 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_goes_on_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_the_step_under_way_is_ended_and_saved(tmp_path, capsys, monkeypatch, rich, number):
+def test_the_current_step_is_completed_and_saved(tmp_path, capsys, monkeypatch, rich, number):
     command = ["train", *TYPED.split(), "--output", str(tmp_path / "run"), "--auto-resume"]
     monkeypatch.setenv("GRATICULE_REQUEUE_CODE", "99")
     with pytest.MonkeyPatch.context() as patch:
@@ -116,7 +116,7 @@ def test_an_exit_code_that_cannot_be_is_refused_before_any_work(tmp_path, capsys
         ("validation_step", 6, 6),
     ],
 )
-def test_within_the_last_step_or_validation_the_run_stops_behind_the_epoch(tmp_path, method, step, saved, rich):
+def test_within_the_last_step_or_validation_the_run_stops_after_the_epoch(tmp_path, method, step, saved, rich):
     run = Run(tmp_path / "run")
     recipe = rich.recipe()
     with pytest.MonkeyPatch.context() as patch:
@@ -148,7 +148,7 @@ def test_two_signals_in_a_row_are_one(tmp_path, monkeypatch):
 def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tmp_path, monkeypatch, capsys, at):
     def signalled(*arguments):
         signal_itself()
-        raise AssertionError("it goes on")
+        raise AssertionError("it continues")
 
     room = "tasks.classification" if at.startswith("Classification") else "training.loop"
     monkeypatch.setattr(f"graticule.{room}.{at}", signalled)
@@ -196,10 +196,10 @@ def test_in_a_thread_a_run_trains_without_listening(tmp_path):
 
 def test_an_error_gives_the_handlers_back_too(tmp_path, monkeypatch):
     def fail():
-        raise ValueError("of its own")
+        raise ValueError("its own")
 
     at_step(monkeypatch, 1, fail)
-    with pytest.raises(ValueError, match="of its own"):
+    with pytest.raises(ValueError, match="its own"):
         train(short(), tmp_path / "run", progress=False)
 
 

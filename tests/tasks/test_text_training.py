@@ -1,22 +1,21 @@
-"""A language model is trained, saved, resumed and shared out by the same engine as a backbone."""
+"""A language model is trained, saved, resumed and sharded by the same engine as a backbone."""
 
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from short_runs import assert_same_end, rows
+from short_runs import assert_same_end, rows, stopped
 
+from forked import two_processes
 from graticule.checkpoints import read_checkpoint
 from graticule.data import PADDING, BytePairTokenizer, TextModule
 from graticule.tasks import LanguageModeling, Recipe, TextRecipe, tokenizer_of
 from graticule.tasks.text_scores import token_nats
-from graticule.training import Preempted, Run, build_data, build_model, read_recipe, train
+from graticule.training import Run, build_data, build_model, read_recipe, train
 from graticule.training.module import TrainingModule
 from graticule.training.validation import held_out
 
@@ -35,13 +34,6 @@ SHORT = {
 }
 PLAIN = SHORT | {"optimizer": "sgd", "lr": 0.05, "precision": "64-true"}
 RICH = SHORT | {"drop_rate": 0.1, "drop_path_rate": 0.1, "ema_decay": 0.8, "warmup_epochs": 1, "accumulate": 2}
-SCRIPT = """
-import json, sys
-from graticule.training import train
-from graticule.training import read_recipe
-if __name__ == "__main__":
-    train(read_recipe(json.loads(sys.argv[1])), sys.argv[2], resume=True, progress=False)
-"""
 
 
 def short(**options) -> TextRecipe:
@@ -166,25 +158,6 @@ def test_training_makes_the_held_out_text_cheaper(tmp_path):
 # The engine
 
 
-def stopped(recipe: TextRecipe, folder, step: int) -> Run:
-    """Train until a signal comes in the step behind `step`."""
-    inner = TrainingModule.training_step
-
-    def stopping(self, batch, batch_idx):
-        if self.global_step == step:
-            import os
-            import signal
-
-            os.kill(os.getpid(), signal.SIGTERM)
-        return inner(self, batch, batch_idx)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingModule, "training_step", stopping)
-        with pytest.raises(Preempted):
-            train(recipe, folder, progress=False)
-    return Run.open(folder)
-
-
 def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_path):
     recipe = TextRecipe(**RICH)
     whole = train(recipe, tmp_path / "whole", progress=False)
@@ -193,7 +166,7 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_pat
     assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), whole)
 
 
-def test_what_does_not_decide_the_result_may_change_when_a_run_goes_on(tmp_path, texts):
+def test_what_does_not_decide_the_result_may_change_when_a_run_is_resumed(tmp_path, texts):
     recipe = short(dataset="text_folder", data_root=texts)
     run = stopped(recipe, tmp_path / "run", step=2)
     moved = texts.rename(tmp_path / "moved")
@@ -201,7 +174,7 @@ def test_what_does_not_decide_the_result_may_change_when_a_run_goes_on(tmp_path,
     assert train(recipe, run.folder, resume=True, progress=False).finished
 
 
-def test_parts_of_a_batch_add_up_to_the_step_of_the_whole(tmp_path, alone):
+def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):
     assert_equal_runs(train(TextRecipe(**PLAIN, accumulate=2), tmp_path / "run", progress=False), alone)
 
 
@@ -214,31 +187,28 @@ def assert_equal_runs(run: Run, other: Run, atol: float = 1e-10) -> None:
         assert {k: float(v) for k, v in row.items()} == pytest.approx({k: float(v) for k, v in expected.items()}, 1e-5)
 
 
-def together(folder, **options) -> Run:
-    path = folder.parent / "script.py"
-    path.write_text(SCRIPT)
+def both(folder, **options) -> Run:
+    """Train with two processes."""
     recipe = TextRecipe(**(PLAIN | {"devices": 2} | options))
-    command = [sys.executable, str(path), json.dumps(recipe.to_dict()), str(folder)]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    two_processes(lambda: train(recipe, folder, progress=False))
     return Run(folder)
 
 
 def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone):
-    assert_equal_runs(together(tmp_path / "run"), alone)
+    assert_equal_runs(both(tmp_path / "run"), alone)
 
 
-def test_shared_out_parameters_make_the_steps_and_the_scores_of_one(tmp_path):
+def test_sharded_parameters_make_the_steps_and_the_scores_of_one(tmp_path):
     options = {"precision": "32-true", "tied": False}
     alone = train(TextRecipe(**(PLAIN | options)), tmp_path / "alone", progress=False)
-    run = together(tmp_path / "run", strategy="fsdp", **options)
+    run = both(tmp_path / "run", strategy="fsdp", **options)
     assert run.last is not None and run.last.is_dir()
     assert_equal_runs(run, alone, atol=1e-6)
 
 
-def test_tied_weights_are_shared_out_too(tmp_path):
+def test_tied_weights_are_sharded_too(tmp_path):
     alone = train(TextRecipe(**(PLAIN | {"precision": "32-true"})), tmp_path / "alone", progress=False)
-    assert_equal_runs(together(tmp_path / "run", strategy="fsdp", precision="32-true"), alone, atol=1e-6)
+    assert_equal_runs(both(tmp_path / "run", strategy="fsdp", precision="32-true"), alone, atol=1e-6)
 
 
 def test_checkpointed_activations_change_nothing(tmp_path, alone):
@@ -338,7 +308,7 @@ def test_arguments_of_the_model_reach_it():
 def texts(tmp_path):
     """A folder of texts in which few words come again and again."""
     folder = tmp_path / "texts"
-    for split, times in (("train", 300), ("val", 60)):
+    for split, times in (("train", 60), ("val", 20)):
         (folder / split).mkdir(parents=True)
         (folder / split / "a.txt").write_text("the grid of latitude and longitude is a graticule. " * times)
     return folder
@@ -355,13 +325,13 @@ def test_a_learned_vocabulary_stays_with_the_run(tmp_path, texts):
     own = BytePairTokenizer.load(run.tokenizer_file)
     assert own.fingerprint == tokenizer_of(run).fingerprint and own.vocab_size == 280 == run.model().vocab_size
     assert run.result()["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
-    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 300)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
     assert run.data().info.vocabulary == own.fingerprint  # what is there now is read with what was learned then
 
 
-def test_a_run_goes_on_with_the_vocabulary_that_it_learned(tmp_path, texts):
+def test_a_run_is_resumed_with_the_vocabulary_that_it_learned(tmp_path, texts):
     run = stopped(byte_pairs(texts), tmp_path / "run", step=2)
-    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 400)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 80)
     again = train(run.recipe(), run.folder, resume=True, progress=False)
     assert tokenizer_of(again).fingerprint == tokenizer_of(run).fingerprint
     # the tokens of another vocabulary, of as many, would cost another number of bits
@@ -370,7 +340,7 @@ def test_a_run_goes_on_with_the_vocabulary_that_it_learned(tmp_path, texts):
 
 def test_the_vocabulary_of_another_run_is_refused(tmp_path, texts):
     run = train(byte_pairs(texts), tmp_path / "run", progress=False)
-    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 300)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
     other = train(byte_pairs(texts), tmp_path / "other", progress=False)
     run.tokenizer_file.write_bytes(other.tokenizer_file.read_bytes())
     with pytest.raises(ValueError, match=r"`tokenizer` must have the vocabulary of .*run, bpe-280-\w+, got bpe-280-"):
@@ -404,7 +374,7 @@ def test_what_a_run_starts_from_must_be_there_and_on_text(tmp_path):
 
 def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
     first = train(byte_pairs(texts), tmp_path / "first", progress=False)
-    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 300)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
     with pytest.raises(ValueError, match=f"--tokenizer {first.tokenizer_file} takes that of the run"):
         train(byte_pairs(texts, start_from=first.folder), tmp_path / "second", progress=False)
     options = {"tokenizer": str(first.tokenizer_file), "vocab_size": None, "start_from": first.folder}

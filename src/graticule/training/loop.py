@@ -39,11 +39,12 @@ from graticule.training.start import start
 from graticule.training.surroundings import surroundings
 from graticule.training.task import Task, TaskData, recipe_plugins, task_of
 
-#: What Lightning warns of and is meant here: a resumed run, small images without workers, its own use of torch.
+#: Warnings of Lightning about what is intended here: a resumed run, small images without workers, its use of torch.
 _EXPECTED_WARNINGS = (
     r"Checkpoint directory .* exists and is not empty",
     r"The '.*_dataloader' does not have many workers",
     r".isinstance\(treespec, LeafSpec\). is deprecated",
+    r"torch\.distributed\.nn\.functional\.all_gather is deprecated",
     r"It is recommended to use `self.log\(.*, sync_dist=True\)`",
     r"You're resuming from a checkpoint that ended before the epoch ended",
 )

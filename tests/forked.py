@@ -1,0 +1,59 @@
+"""Processes forked from this one: they begin with everything imported, where a new interpreter needs seconds."""
+
+import multiprocessing
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from torch.multiprocessing import start_processes
+
+
+def forked(work: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """Start `work(*arguments)` in a process of its own."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)  # Python 3.12 and later
+        process.start()
+    return process
+
+
+def run_command(arguments: list[str], errors: Path) -> None:
+    """Run the command `graticule` in a forked process that leads a process group, its standard error in a file."""
+    from graticule.cli import main
+
+    os.setsid()
+    with errors.open("w") as sys.stderr:
+        code = main(arguments)
+    os._exit(code)
+
+
+def two_processes(work: Callable[..., Any], *arguments: Any) -> None:
+    """Call `work(*arguments)` in two processes that train together, as torchrun starts them.
+
+    Raises the error of a process that fails.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+        start_processes(_member, (port, work, arguments), nprocs=2, start_method="fork")
+
+
+def _member(rank: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        GROUP_RANK="0",
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_RUN_ID="test",
+    )
+    work(*arguments)
