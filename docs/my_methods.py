@@ -1,6 +1,6 @@
 """Two encodings, a joining, a backbone, a task and recipes in a file of your own; docs/extending.md walks through it.
 
-graticule train digits_quick --plugin docs/my_methods.py --encoding "fourier(frequencies=16)" --joining decayed
+graticule train digits_quick --plugin docs/my_methods.py --encoding "random_fourier(frequencies=16)" --joining decayed
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from graticule.data import PADDING, DataModule
 from graticule.tasks import build_backbone
 
 
-@graticule.register_encoding("fourier")
-class Fourier(graticule.AbsoluteEncoding):
+@graticule.register_encoding("random_fourier")
+class RandomFourier(graticule.AbsoluteEncoding):
     r"""Random Fourier features of the position, projected to the channels by a learned matrix.
 
     .. math:: w = W [\cos 2 \pi B p; \sin 2 \pi B p], \quad B \sim N(0, \sigma^2), \quad p \in [0, 1]^2
@@ -102,7 +102,7 @@ def fourier_digits(joining: str) -> graticule.Recipe:
     """A small ViT with Fourier features on the embedded digits."""
     return graticule.Recipe(
         model="vit_nano_patch4_28",
-        encoding="fourier(frequencies=16)",
+        encoding="random_fourier(frequencies=16)",
         joining=joining,
         dataset="digits",
         epochs=10,
@@ -180,4 +180,4 @@ class Slant(graticule.Task[SlantRecipe, DataModule]):
 @graticule.register_recipe("slant_digits")
 def slant_digits() -> SlantRecipe:
     """A small ViT that learns the slant of the embedded digits."""
-    return SlantRecipe(encoding="fourier(frequencies=16)", epochs=10, warmup_epochs=1, batch_size=50, lr=3e-3)
+    return SlantRecipe(encoding="random_fourier(frequencies=16)", epochs=10, warmup_epochs=1, batch_size=50, lr=3e-3)

@@ -11,7 +11,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 FLOORS = [
     {"files", "lazy", "memory", "metric", "names", "plugins"},
     {"checks", "recipe_registry", "run_folder", "specs"},
-    {"grid", "registries"},
+    {"registries"},
+    {"resampling"},
+    {"grid"},
     {"typed"},
     {"displacement", "rotation"},
     {"layer_position"},

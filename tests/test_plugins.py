@@ -26,14 +26,17 @@ def methods(my_methods):
 def test_it_is_imported_once(methods):
     assert graticule.load_plugin(str(FILE)) is methods
     assert plugins.registered_plugins()[FILE.name] == plugins._hash(FILE)
-    assert plugins.source_of(methods.Fourier) == FILE
+    assert plugins.source_of(methods.RandomFourier) == FILE
     assert plugins.source_of(graticule.AbsoluteEncoding) is None
 
 
 @pytest.mark.parametrize(
     ("encoding", "joining"),
     [
-        *[("fourier(frequencies=8)", joining) for joining in ("default", "unshared", "lape", "decayed(rate=0.9)")],
+        *[
+            ("random_fourier(frequencies=8)", joining)
+            for joining in ("default", "unshared", "lape", "decayed(rate=0.9)")
+        ],
         ("distance", "default"),
         ("distance(scale=2.0)", "lape(over='heads')"),
     ],
@@ -48,24 +51,26 @@ def test_its_joining_passes_the_contract_with_every_table():
 
 
 def test_its_backbone_passes_the_contract():
-    check_backbone("convolutional_vit", encoding="fourier+distance", joining="decayed", compiled=False)
+    check_backbone("convolutional_vit", encoding="random_fourier+distance", joining="decayed", compiled=False)
 
 
 def test_the_joining_does_what_its_formula_says():
-    model = graticule.create_model("convolutional_vit", encoding="fourier", joining="decayed(rate=0.5, layers=2)")
+    model = graticule.create_model(
+        "convolutional_vit", encoding="random_fourier", joining="decayed(rate=0.5, layers=2)"
+    )
     first, second, third = model.position(model.grid)
     torch.testing.assert_close(second.pre, first.pre / 2)
     assert first.pre.shape == (model.grid.tokens, 48) and third == graticule.LayerPosition()
 
 
 def test_the_names_are_known_everywhere(capsys):
-    assert {"fourier", "distance"} <= set(graticule.list_encodings())
+    assert {"random_fourier", "distance"} <= set(graticule.list_encodings())
     assert "decayed" in graticule.list_joinings() and "convolutional_vit" in graticule.list_models()
     assert type(timm.create_model("graticule_convolutional_vit", num_classes=3)).__name__ == "ConvolutionalVit"
     code, out, _ = run_command(capsys, "models", "convolutional_*")
-    assert code == 0 and "convolutional_vit" in out and "fourier" in out and "decayed" in out
+    assert code == 0 and "convolutional_vit" in out and "random_fourier" in out and "decayed" in out
     with pytest.raises(ValueError, match=r"must not have the option 'frequency'; did you mean 'frequencies'\?"):
-        graticule.create_model("convolutional_vit", encoding="fourier(frequency=3)")
+        graticule.create_model("convolutional_vit", encoding="random_fourier(frequency=3)")
     with pytest.raises(ValueError, match="`patches` is no argument of convolutional_vit"):
         graticule.create_model("convolutional_vit", patches=3)
 
@@ -82,9 +87,9 @@ def test_the_names_are_known_everywhere(capsys):
             "`name` must be new, got 'learnable', which is the encoding Learnable",
         ),
         (
-            "import graticule\n@graticule.register_encoding('fourier')\n"
+            "import graticule\n@graticule.register_encoding('random_fourier')\n"
             "class Fourier2(graticule.AbsoluteEncoding):\n    pass\n",
-            r"got 'fourier', which is the encoding Fourier of .*my_methods.py",
+            r"got 'random_fourier', which is the encoding RandomFourier of .*my_methods.py",
         ),
         (
             "import graticule\n@graticule.register_joining('mine')\nclass Mine:\n    pass\n",

@@ -606,7 +606,7 @@ def test_a_recipe_of_a_plugin_is_trained_by_its_name_and_its_run_opened_as_docum
     (block,) = re.findall(r"```python\n(.*?)```", (PLUGIN.parent / "extending.md").read_text(), flags=re.DOTALL)
     shown: dict = {}
     exec(compile(block, "extending.md", "exec"), shown)
-    assert capsys.readouterr().out.startswith("fourier(frequencies=16) ")
+    assert capsys.readouterr().out.startswith("random_fourier(frequencies=16) ")
     run = shown["run"]
     assert run.recipe() == load_recipe("fourier_digits").quick() and run.recipe().joining == "decayed"
     assert run.plugins == {PLUGIN.name: plugins._hash(PLUGIN)}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from graticule.metric import Metric
     from graticule.plugins import load_plugin
     from graticule.recipe_registry import register_recipe
+    from graticule.resampling import Resampler, register_resampler
     from graticule.specs import Spec
     from graticule.surgery import fold, unfold
     from graticule.tasks import Distillation, Mixing, Recipe, TextRecipe
@@ -57,6 +58,7 @@ _HOMES = {
     "PatchBias": "encodings",
     "PositionBuilder": "encodings",
     "Recipe": "tasks",
+    "Resampler": "resampling",
     "RotaryEncoding": "encodings",
     "Run": "training",
     "Spec": "specs",
@@ -82,6 +84,7 @@ _HOMES = {
     "register_encoding": "encodings",
     "register_joining": "joining",
     "register_recipe": "recipe_registry",
+    "register_resampler": "resampling",
     "register_task": "training",
     "train": "training",
     "transfer": "checkpoints",
@@ -102,6 +105,7 @@ __all__ = [
     "PatchBias",
     "PositionBuilder",
     "Recipe",
+    "Resampler",
     "RotaryEncoding",
     "Run",
     "Spec",
@@ -127,6 +131,7 @@ __all__ = [
     "register_encoding",
     "register_joining",
     "register_recipe",
+    "register_resampler",
     "register_task",
     "train",
     "transfer",

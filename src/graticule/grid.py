@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.memory import check_memory
+from graticule.resampling import Bicubic, Resampler
 
-#: How tables are resampled for another grid.
-Interpolation = Literal["bicubic", "bilinear"]
+#: How tables are resampled for another grid if nothing else is said: as timm does it.
+BICUBIC = Bicubic()
 #: Tokens that no machine can hold the pairs of.
 _MOST = 2**24
 
@@ -214,7 +215,7 @@ class Grid:
         """Put zero rows and columns for the prefix tokens before a bias, (..., H * W, H * W) -> (..., N, N)."""
         return F.pad(bias, (self.prefix, 0, self.prefix, 0))
 
-    def resize(self, table: Tensor, new: Grid, interpolation: Interpolation = "bicubic") -> Tensor:
+    def resize(self, table: Tensor, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
         """Resample a table of this grid, (N, D), for another one, (N', D).
 
         The grid rows go through `resize_map`; prefix rows are kept as they are.
@@ -227,9 +228,7 @@ class Grid:
         if new == self:
             return table
         prefix, patches = self.split(table)
-        return torch.cat(
-            [prefix, resize_map(patches.T.unflatten(-1, self.shape), new.shape, interpolation).flatten(1).T]
-        )
+        return torch.cat([prefix, resize_map(patches.T.unflatten(-1, self.shape), new.shape, resampler).flatten(1).T])
 
 
 class Tile(NamedTuple):
@@ -292,11 +291,6 @@ def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
     return [(at, part) for at, part in cuts if at.stop > at.start]
 
 
-def resize_map(image: Tensor, size: tuple[int, int], interpolation: Interpolation = "bicubic") -> Tensor:
-    """Resample (C, H, W) to (C, H', W'), half-pixel centers, in float32 (in float64 if the map is).
-
-    'bicubic' with antialias, as timm does it; 'bilinear' without, as PVT's code does it.
-    """
-    wide = image[None].to(torch.promote_types(image.dtype, torch.float32))
-    antialias = interpolation == "bicubic"
-    return F.interpolate(wide, size=size, mode=interpolation, antialias=antialias)[0].to(image.dtype)
+def resize_map(image: Tensor, size: tuple[int, int], resampler: Resampler = BICUBIC) -> Tensor:
+    """Resample (C, H, W) to (C, H', W') by `resampler`; bicubic with antialias, as timm does it, by default."""
+    return resampler(image, size)

@@ -329,11 +329,11 @@ def test_tables_are_resampled_bilinearly_on_the_way_as_in_pvts_code(size):
     wide.load_state_dict(state)
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     torch.testing.assert_close(model(x), wide(x), rtol=0, atol=1e-12)
-    bicubic = pvt(encoding="learnable(interpolation='bicubic')").double().eval()
+    bicubic = pvt(encoding="learnable(resampler='bicubic')").double().eval()
     bicubic.load_state_dict(model.state_dict())
     assert (bicubic(x) - model(x)).abs().max() > 1e-6
 
 
-def test_an_unknown_interpolation_is_refused():
-    with pytest.raises(ValueError, match=r"`interpolation` of encoding .*'bicubic' or 'bilinear'.*got 'nearest'"):
-        pvt(encoding="learnable(interpolation='nearest')")
+def test_an_unknown_resampler_is_refused():
+    with pytest.raises(ValueError, match=r"`resampler` must be one of bicubic, .*got 'nearest'"):
+        pvt(encoding="learnable(resampler='nearest')")

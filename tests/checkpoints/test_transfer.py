@@ -217,7 +217,7 @@ def test_dtype_and_what_is_trained_stay():
 
 
 def test_an_own_encoding_that_holds_no_table_is_transferred(my_methods):
-    first, model = (graticule.create_model("convolutional_vit", encoding="fourier") for _ in range(2))
+    first, model = (graticule.create_model("convolutional_vit", encoding="random_fourier") for _ in range(2))
     assert set(told(model, first.state_dict()).totals) == {"loaded"}
     assert_unchanged(model, first.state_dict())
 

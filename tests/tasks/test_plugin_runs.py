@@ -30,7 +30,7 @@ def run(methods, tmp_path_factory):
     """A run of the command line with everything from the file: model, encoding, joining."""
     folder = tmp_path_factory.mktemp("plugins") / "run"
     command = ["train", "digits_quick", "--plugin", FILE, "--quick", "--output", folder, "--model", "convolutional_vit"]
-    chosen = ["--encoding", "fourier(frequencies=4) + distance", "--joining", "decayed(rate=0.9)"]
+    chosen = ["--encoding", "random_fourier(frequencies=4) + distance", "--joining", "decayed(rate=0.9)"]
     assert main([str(word) for word in [*command, *chosen]]) == 0
     return Run.open(folder)
 
@@ -38,7 +38,7 @@ def run(methods, tmp_path_factory):
 def test_a_run_keeps_text_file_and_hash(run):
     described = json.loads(run.recipe_file.read_text())
     assert described["plugins"] == {FILE.name: plugins._hash(FILE)}
-    assert described["recipe"]["encoding"] == "fourier(frequencies=4) + distance"
+    assert described["recipe"]["encoding"] == "random_fourier(frequencies=4) + distance"
     model = run.model()
     assert type(model).__name__ == "ConvolutionalVit" and model.position.parts[0].joining.rate == 0.9
     images = torch.randn(2, 1, 28, 28)
@@ -83,7 +83,7 @@ def test_a_run_is_resumed_bit_for_bit_and_not_with_a_changed_plugin(run, tmp_pat
 
 def test_a_comparison_takes_it(run, tmp_path, capsys):
     command = ["compare", "digits_quick", "--plugin", FILE, "--quick", "--seeds", 0, "--output", tmp_path / "compared"]
-    choices = ["encoding=learnable", "encoding=fourier(frequencies=4, sigma=1.0),joining=lape(layers=2)"]
+    choices = ["encoding=learnable", "encoding=random_fourier(frequencies=4, sigma=1.0),joining=lape(layers=2)"]
     code, out, _ = run_command(capsys, *command, "--choices", *choices)
     assert code == 0 and choices[1] in out
 

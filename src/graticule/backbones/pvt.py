@@ -59,7 +59,7 @@ class PyramidVisionTransformer(Pyramid):
     prefix_names = ("cls_token",)
     stage_lists = ("patch_embeds", "blocks")
     first_conv = "patch_embeds.0.proj"
-    encoding_options: ClassVar = {"learnable": {"interpolation": "bilinear"}}  # as in its code
+    encoding_options: ClassVar = {"learnable": {"resampler": "bilinear(antialias=False)"}}  # as in its code
 
     @checked
     def __init__(

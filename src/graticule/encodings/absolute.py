@@ -57,6 +57,14 @@ class AbsoluteEncoding(Encoding):
         """Bring a table of a checkpoint, (N', D), made for `old`, to this grid; None where there is nothing to load."""
         return None
 
+    def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name`, another one than `pos_embed`.
+
+        `shape` is the (H, W) of the grid that the value is for, if the checkpoint says so. What cannot be made to fit
+        is returned as it is.
+        """
+        return value
+
     @classmethod
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
         """Build the table, or one per layer, and join it.
@@ -156,11 +164,13 @@ class JoinedPosition(Position):
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Bring a table to this grid: a learnable one is resampled, a formula needs none."""
-        if not name.endswith("pos_embed") or value.ndim < 2:
+        owner, _, own = name.rpartition(".")
+        encoding = self.get_submodule(owner)
+        if not isinstance(encoding, AbsoluteEncoding):
             return value
-        encoding = self.get_submodule(name.rpartition(".")[0])
-        assert isinstance(encoding, AbsoluteEncoding)
-        if value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
+        if own != "pos_embed":
+            return encoding.fit_parameter(own, value, shape)
+        if value.ndim < 2 or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
             return value
         value = value.reshape(1, -1, encoding.dim)  # some are stored without the axis of one
         grid = encoding.grid

@@ -9,15 +9,16 @@ from torch import Tensor, nn
 from graticule.checks import checked
 from graticule.encodings.absolute import AbsoluteEncoding
 from graticule.encodings.base import register_encoding
-from graticule.grid import Grid, Interpolation
+from graticule.grid import Grid
+from graticule.resampling import build_resampler
 
 
 @register_encoding("learnable")
 class Learnable(AbsoluteEncoding):
     """Learns one row per token, prefix tokens included; drawn from a normal of `std`, cut at 2 (absolute).
 
-    At another grid the rows of the patches are resampled, bicubically with antialias unless `interpolation` says
-    otherwise, and the prefix rows kept.
+    At another grid the rows of the patches are resampled, bicubically with antialias unless `resampler` names another
+    way, and the prefix rows kept.
 
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
     """
@@ -25,10 +26,10 @@ class Learnable(AbsoluteEncoding):
     resampled = True
 
     @checked
-    def __init__(self, grid: Grid, dim: int, std: float = 0.02, interpolation: Interpolation = "bicubic") -> None:
+    def __init__(self, grid: Grid, dim: int, std: float = 0.02, resampler: str = "bicubic") -> None:
         super().__init__(grid, dim)
         self.std = std
-        self.interpolation: Interpolation = interpolation
+        self.resampler = build_resampler(resampler)
         self.pos_embed = nn.Parameter(torch.empty(1, grid.tokens, dim))
         self.reset_parameters()
 
@@ -38,8 +39,8 @@ class Learnable(AbsoluteEncoding):
 
     def fit(self, table: Tensor, old: Grid) -> Tensor | None:
         """Resample a table of a checkpoint, (N', D), made for `old`, for this grid."""
-        return old.resize(table, self.grid, self.interpolation)
+        return old.resize(table, self.grid, self.resampler)
 
     def at(self, grid: Grid) -> Tensor:
         """Return the table resampled for `grid`, (N, D); the gradient reaches the original rows."""
-        return self.grid.resize(self.pos_embed[0], grid, self.interpolation)
+        return self.grid.resize(self.pos_embed[0], grid, self.resampler)

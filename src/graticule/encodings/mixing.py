@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from graticule.checks import checked
 from graticule.displacement import Displacements
-from graticule.grid import Grid, resize_map
+from graticule.grid import BICUBIC, Grid, resize_map
+from graticule.resampling import Resampler, build_resampler
 
 #: How the quadratic form is made from what is learned (PosMLP, Table 6); `_released` is the authors' code where it
 #: computes another function than the paper.
@@ -63,7 +64,7 @@ class DenseMixing(MixingEncoding):
 
     It starts near zero (std 1e-6), so that with a bias of one the unit starts as the identity. In PosMLP's released
     code it starts as any linear layer does (std 0.02, with a bias of zero). At another grid the matrix is resampled
-    bicubically, over the keys and then over the queries, and scaled by N / N', so that a row keeps its sum.
+    by `resampler`, over the keys and then over the queries, and scaled by N / N', so that a row keeps its sum.
 
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021), section 2.1.
     """
@@ -71,9 +72,10 @@ class DenseMixing(MixingEncoding):
     resampled = True
 
     @checked
-    def __init__(self, grid: Grid, std: float = 1e-6) -> None:
+    def __init__(self, grid: Grid, std: float = 1e-6, resampler: str = "bicubic") -> None:
         super().__init__(grid, 1)
         self.std = std
+        self.resampler = build_resampler(resampler)
         self.weight = nn.Parameter(torch.empty(grid.patches, grid.patches))
         self.reset_parameters()
 
@@ -83,7 +85,7 @@ class DenseMixing(MixingEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the matrix for `grid`, (1, N, N)."""
-        return (self.weight if grid == self.grid else resize_pairs(self.weight, self.grid, grid))[None]
+        return (self.weight if grid == self.grid else resize_pairs(self.weight, self.grid, grid, self.resampler))[None]
 
     def set_grid(self, grid: Grid) -> None:
         """Resample the matrix for `grid`."""
@@ -99,7 +101,7 @@ class LearnableMixing(MixingEncoding):
     .. math:: W_{g, ij} = r_g[p_j - p_i]
 
     (2H - 1)(2W - 1) numbers per group; no softmax is applied to them. At another grid the table is resampled
-    bicubically over the displacements and scaled by N / N', so that a row keeps its sum (`resize_displacements`).
+    by `resampler` over the displacements and scaled by N / N', so that a row keeps its sum (`resize_displacements`).
 
     Reference: PosMLP (Wang et al., 2022), Eq. 11. Its appendix 4 counts 4 s N - 4 s sqrt(N) + 4 s numbers; by
     construction they are s (2 sqrt(N) - 1)^2 = 4 s N - 4 s sqrt(N) + s. The authors' code indexes the table by
@@ -110,9 +112,10 @@ class LearnableMixing(MixingEncoding):
     resampled = True
 
     @checked
-    def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02) -> None:
+    def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02, resampler: str = "bicubic") -> None:
         super().__init__(grid, groups)
         self.std = std
+        self.resampler = build_resampler(resampler, "displacements")
         rows = (2 * grid.height - 1) * (2 * grid.width - 1)
         self.relative_position_table = nn.Parameter(torch.empty(groups, rows))
         self.reset_parameters()
@@ -129,7 +132,7 @@ class LearnableMixing(MixingEncoding):
         """Return the tables for `grid`."""
         table: Tensor = self.relative_position_table
         if grid.shape != self.grid.shape:
-            table = resize_displacements(table, self.grid, grid)
+            table = resize_displacements(table, self.grid, grid, self.resampler)
         return Displacements(table.unflatten(-1, (2 * grid.height - 1, -1)), softmax=False)
 
     def set_grid(self, grid: Grid) -> None:
@@ -302,15 +305,15 @@ class MixingSum(MixingEncoding):
         self.grid = grid
 
 
-def resize_pairs(matrix: Tensor, old: Grid, new: Grid) -> Tensor:
+def resize_pairs(matrix: Tensor, old: Grid, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
     """Resample a matrix over pairs of patches, (N, N) -> (N', N'), and scale it so that a row keeps its sum."""
-    keys = resize_map(matrix.unflatten(1, old.shape), new.shape).flatten(1)  # (N, N')
-    both = resize_map(keys.T.unflatten(1, old.shape), new.shape).flatten(1).T  # (N', N')
+    keys = resize_map(matrix.unflatten(1, old.shape), new.shape, resampler).flatten(1)  # (N, N')
+    both = resize_map(keys.T.unflatten(1, old.shape), new.shape, resampler).flatten(1).T  # (N', N')
     return both * (old.patches / new.patches)
 
 
-def resize_displacements(table: Tensor, old: Grid, new: Grid) -> Tensor:
+def resize_displacements(table: Tensor, old: Grid, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
     """Resample tables of displacements, (groups, (2H - 1)(2W - 1)), and scale them so that a row keeps its sum."""
     maps = table.unflatten(1, (2 * old.height - 1, 2 * old.width - 1))
-    resized = resize_map(maps, (2 * new.height - 1, 2 * new.width - 1)).flatten(1)
+    resized = resize_map(maps, (2 * new.height - 1, 2 * new.width - 1), resampler).flatten(1)
     return resized * (old.patches / new.patches)

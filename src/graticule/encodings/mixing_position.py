@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from graticule.displacement import LARGE, Displacements
 from graticule.encodings.base import Position
 from graticule.encodings.mixing import MixingEncoding, resize_displacements, resize_pairs
-from graticule.grid import Grid, resize_map
+from graticule.grid import BICUBIC, Grid, resize_map
 from graticule.layer_position import LayerPosition
 
 #: How tokens are mixed: by the matrix of all pairs, or as a convolution over displacements that never makes it.
@@ -116,13 +116,14 @@ class MixingPosition(Position):
             if old is not None and old.shape != grid.shape:
                 return resize_map(value.view(1, *old.shape), grid.shape).flatten()
             return value
+        resampler = getattr(self.get_submodule(name.rpartition(".")[0]), "resampler", BICUBIC)
         if leaf == "weight":
             old = grid.alike(len(value), shape) if value.ndim == 2 and value.shape[0] == value.shape[1] else None
-            return value if old is None or old.shape == grid.shape else resize_pairs(value, old, grid)
+            return value if old is None or old.shape == grid.shape else resize_pairs(value, old, grid, resampler)
         if leaf == "relative_position_table" and value.ndim == 2:
             sides = Grid(2 * grid.height - 1, 2 * grid.width - 1)
             old = sides.alike(value.shape[1], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
             if old is not None and old.shape != sides.shape and old.height % 2 and old.width % 2:
                 half = Grid((old.height + 1) // 2, (old.width + 1) // 2)
-                return resize_displacements(value, half, grid)
+                return resize_displacements(value, half, grid, resampler)
         return value

@@ -66,8 +66,8 @@ class Lrpe(TokenMixing, LearnableMixing):
     """Mixes tokens by one learned number per displacement of two tokens."""
 
     @checked
-    def __init__(self, grid: Grid, std: float = 0.02) -> None:
-        super().__init__(grid, 1, std)
+    def __init__(self, grid: Grid, std: float = 0.02, resampler: str = "bicubic") -> None:
+        super().__init__(grid, 1, std, resampler)
 
 
 @register_encoding("glrpe")
@@ -75,16 +75,17 @@ class Glrpe(TokenMixing, LearnableMixing):
     """Mixes tokens by one learned number per displacement and group of channels."""
 
     @checked
-    def __init__(self, grid: Grid, num_heads: int, std: float = 0.02) -> None:
-        super().__init__(grid, num_heads, std)
+    def __init__(self, grid: Grid, num_heads: int, std: float = 0.02, resampler: str = "bicubic") -> None:
+        super().__init__(grid, num_heads, std, resampler)
 
 
 @register_encoding("lrpe_m")
 class LrpeM(TokenMixing, MixingSum):
-    """Mixes tokens by the sum of a dense matrix and one number per displacement."""
+    """Mixes tokens by the sum of a dense matrix and one number per displacement; `resampler` is that of both."""
 
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(DenseMixing(grid), LearnableMixing(grid))
+    @checked
+    def __init__(self, grid: Grid, resampler: str = "bicubic") -> None:
+        super().__init__(DenseMixing(grid, resampler=resampler), LearnableMixing(grid, resampler=resampler))
 
 
 class _Quadratic(TokenMixing, QuadraticMixing):

@@ -1,0 +1,76 @@
+"""An MLP of the coordinates, which are augmented in training as in CAPE."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.computed import ComputedEncoding
+from graticule.encodings.coordinates import Coordinates, Factor, Noise
+from graticule.grid import Grid
+from graticule.typed import NotNegative
+
+
+@register_encoding("coordinates")
+class CoordinateMlp(ComputedEncoding):
+    r"""Maps the coordinates of a patch in [-1, 1] to the channels by an MLP; in training they are augmented.
+
+    .. math:: w(p) = W_2\, \mathrm{GELU}(W_1 p' + b_1) + b_2, \quad p' = \lambda (p + \Delta + \epsilon_p)
+
+    with a global shift :math:`\Delta`, uniform in [-`shift`, `shift`] on each axis; a local shift :math:`\epsilon_p` of
+    each patch, uniform in [-`local_shift`, `local_shift`] patches on each axis; and a global scale :math:`\lambda` in
+    [1 / `rescale`, `rescale`], uniform in its logarithm. In evaluation p' = p. So absolute coordinates matter less, and
+    densities and extents vary, as they do at other grids. Rows of prefix tokens are zero, and another grid is computed.
+
+    Reference: CAPE: Encoding Relative Positions with Continuous Augmented Positional Embeddings (Likhomanenko et al.,
+    2021), section 3. It draws for every image, and here one draw is for all images of a forward pass, which share a
+    table; and its embedding of p' is a formula of sines. The ranges are its ranges for images.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        dim: D.
+        hidden: channels of the hidden layer.
+        shift: the largest global shift; None for no shift.
+        local_shift: the largest local shift, in patches; from 1/2 on patches may change places. None for no shift.
+        rescale: the largest scale; None for 1.
+    """
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        dim: int,
+        hidden: int = 64,
+        shift: NotNegative | None = 0.5,
+        local_shift: NotNegative | None = 0.5,
+        rescale: Factor | None = 1.4,
+    ) -> None:
+        super().__init__(grid, dim)
+        self.coordinates = Coordinates("separate")
+        self.noise = Noise(shift, None, rescale)
+        self.local_shift = 0.0 if local_shift is None else local_shift
+        if self.local_shift < 0:
+            raise ValueError(f"`local_shift` must be at least 0, got {local_shift}.")
+        self.mlp = nn.Sequential(nn.Linear(2, hidden), nn.GELU(), nn.Linear(hidden, dim))
+
+    def reset_parameters(self) -> None:
+        """Draw the MLP anew."""
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+
+    def rows(self, grid: Grid) -> Tensor:
+        """Compute the rows of the patches of `grid`, (H * W, D); in training at augmented coordinates."""
+        weight = self.mlp[0].weight
+        place = self.augmented(grid) if self.training else self.coordinates(grid, weight.device)
+        return self.mlp(place.to(weight.dtype))
+
+    def augmented(self, grid: Grid) -> Tensor:
+        """Draw coordinates for training from PyTorch's generator, (H * W, 2), float64."""
+        place = self.coordinates(grid, self.mlp[0].weight.device)
+        if self.local_shift:
+            local = torch.empty_like(place).uniform_(-self.local_shift, self.local_shift)
+            place = place + local * (2 / place.new_tensor(grid.shape))
+        return self.noise(place)

@@ -1,0 +1,100 @@
+"""Factorized tables: a row per row of the grid and one per column, added."""
+
+from __future__ import annotations
+
+import torch
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.absolute import AbsoluteEncoding
+from graticule.encodings.base import register_encoding
+from graticule.grid import Grid
+from graticule.resampling import build_resampler
+
+Size = tuple[int, int]
+
+
+@register_encoding("factorized")
+class Factorized(AbsoluteEncoding):
+    r"""Learns a table of the rows of the grid and one of its columns, and adds or multiplies them.
+
+    .. math:: w_{(y, x)} = Y_y + X_x
+
+    (H + W) D numbers instead of H W D. At another grid each table is resampled along its axis. Rows of prefix tokens
+    are zero.
+
+    Reference: Patch n' Pack: NaViT (Dehghani et al., 2023), section 2.1, which compares sums and products; names,
+    sum and linear resampling are those of timm's NaFlexVit, whose `pos_embed_ar_preserving` is
+    `resampler="crop(mode='bilinear', antialias=False)"`.
+
+    Args:
+        grid: the grid that the tables are held for.
+        dim: D.
+        std: of the normal that the tables are drawn from, cut at 2 (absolute).
+        product: multiply the tables instead of adding them.
+        resampler: how the tables are resampled at another grid.
+    """
+
+    resampled = True
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        dim: int,
+        std: float = 0.02,
+        product: bool = False,
+        resampler: str = "bilinear(antialias=False)",
+    ) -> None:
+        super().__init__(grid, dim)
+        self.std, self.product = std, product
+        self.resampler = build_resampler(resampler)
+        self.pos_embed_y = nn.Parameter(torch.empty(1, grid.height, dim))
+        self.pos_embed_x = nn.Parameter(torch.empty(1, grid.width, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the tables anew."""
+        for table in (self.pos_embed_y, self.pos_embed_x):
+            trunc_normal_(table, std=self.std)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return w for `grid`, (N, D)."""
+        y, x = (self._axis(table, axis, self.grid.shape, grid.shape) for axis, table in enumerate(self._tables()))
+        rows = y[0, :, None] * x[0, None] if self.product else y[0, :, None] + x[0, None]  # (H, W, D)
+        return grid.with_prefix_rows(rows.flatten(0, 1))
+
+    def at(self, grid: Grid) -> Tensor:
+        """Return w for a grid other than the one it was built for, (N, D)."""
+        return self(grid)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample both tables for `grid`, for good."""
+        for axis, (name, table) in enumerate(zip(("pos_embed_y", "pos_embed_x"), self._tables(), strict=True)):
+            resized = self._axis(table.detach(), axis, self.grid.shape, grid.shape).clone()
+            setattr(self, name, nn.Parameter(resized, requires_grad=table.requires_grad))
+        self.grid = grid
+
+    def fit_parameter(self, name: str, value: Tensor, shape: Size | None = None) -> Tensor:
+        """Resample the table of an axis, (1, n, D), for this grid; without `shape` it is of a square grid."""
+        axis = ("pos_embed_y", "pos_embed_x").index(name)
+        if value.ndim != 3 or value.shape[::2] != (1, self.dim) or not value.shape[1]:
+            return value
+        length = value.shape[1]
+        if shape is None or shape[axis] != length:
+            if length == self.grid.shape[axis]:
+                return value
+            shape = (length, length)
+        return self._axis(value, axis, shape, self.grid.shape)
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        return self.pos_embed_y, self.pos_embed_x
+
+    def _axis(self, table: Tensor, axis: int, old: Size, new: Size) -> Tensor:
+        """Resample the table of an axis, (1, n, D) -> (1, n', D), in float32 at least."""
+        if old == new:
+            return table
+        wide = torch.promote_types(table.dtype, torch.float32)
+        matrix = self.resampler.matrices(old, new, table.device)[axis].to(wide)
+        return (matrix @ table.to(wide)).to(table.dtype)
