@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -136,7 +137,8 @@ class _Filter(Resampler):
         # PyTorch places the centers of the antialiased filter like this whether corners are aligned or not
         center = spacing * (index + 0.5) - 0.5
         entries = torch.arange(old, device=device, dtype=torch.float64)
-        weights = self.filter((entries - center[:, None]).abs() / torch.sym_max(spacing, 1.0), antialias=True)
+        width: Any = torch.sym_max(spacing, 1.0)
+        weights = self.filter((entries - center[:, None]).abs() / width, antialias=True)
         return weights / weights.sum(1, keepdim=True)
 
     def at(self, center: Tensor, old: int) -> Tensor:
@@ -322,10 +324,14 @@ def _filter(mode: str, antialias: bool) -> _Filter:
     return {"bicubic": Bicubic, "bilinear": Bilinear}[mode](antialias)
 
 
-@torch.compiler.assume_constant_result
-def _spline(knots: tuple[float, ...], reach: int, mode: str) -> Tensor:
+def _spline_matrix(knots: tuple[float, ...], reach: int, mode: str) -> Tensor:
     """Return the matrix of a spline through 0 and +-knots at the displacements -reach, ..., reach."""
     x = np.array([*(-k for k in reversed(knots)), 0.0, *knots])
     at = np.arange(-reach, reach + 1).clip(x[0], x[-1])
     degree = min(3 if mode == "cubic" else 1, len(x) - 1)
     return torch.from_numpy(np.asarray(make_interp_spline(x, np.eye(len(x)), k=degree)(at), dtype=np.float64))
+
+
+_compiler: Any = torch.compiler
+#: The same for the compiler, which calls it and does not trace into it.
+_spline: Callable[[tuple[float, ...], int, str], Tensor] = _compiler.assume_constant_result(_spline_matrix)

@@ -19,11 +19,11 @@ class ComputedEncoding(AbsoluteEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return w for `grid`, (N, D)."""
-        return grid.with_prefix_rows(self.rows(grid))
+        return self.at(grid)
 
     def at(self, grid: Grid) -> Tensor:
-        """Return w for a grid other than the one it was built for, (N, D)."""
-        return self(grid)
+        """Return w for any grid, (N, D)."""
+        return grid.with_prefix_rows(self.rows(grid))
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for; no parameter depends on it."""

@@ -61,13 +61,13 @@ class Factorized(AbsoluteEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return w for `grid`, (N, D)."""
+        return self.at(grid)
+
+    def at(self, grid: Grid) -> Tensor:
+        """Return w for any grid, (N, D)."""
         y, x = (self._axis(table, axis, self.grid.shape, grid.shape) for axis, table in enumerate(self._tables()))
         rows = y[0, :, None] * x[0, None] if self.product else y[0, :, None] + x[0, None]  # (H, W, D)
         return grid.with_prefix_rows(rows.flatten(0, 1))
-
-    def at(self, grid: Grid) -> Tensor:
-        """Return w for a grid other than the one it was built for, (N, D)."""
-        return self(grid)
 
     def set_grid(self, grid: Grid) -> None:
         """Resample both tables for `grid`, for good."""

@@ -59,7 +59,7 @@ class Fourier(ComputedEncoding):
         self.std = std
         self.coordinates = Coordinates(coordinates)
         self.directions = nn.Parameter(torch.empty(frequencies, 2), requires_grad=learned)
-        layers = [nn.Linear(2 * frequencies, dim)]
+        layers: list[nn.Module] = [nn.Linear(2 * frequencies, dim)]
         if hidden is not None:
             layers = [nn.Linear(2 * frequencies, hidden), nn.GELU(), nn.Linear(hidden, dim)]
         self.mlp = nn.Sequential(*layers)
@@ -74,7 +74,8 @@ class Fourier(ComputedEncoding):
 
     def rows(self, grid: Grid) -> Tensor:
         """Compute the rows of the patches of `grid`, (H * W, D)."""
-        return self.mlp(self.features(grid).to(self.directions.dtype))
+        table: Tensor = self.mlp(self.features(grid).to(self.directions.dtype))
+        return table
 
     def features(self, grid: Grid) -> Tensor:
         """Compute r of the patches of `grid`, (H * W, 2F), in float32 at least."""

@@ -10,6 +10,7 @@ from graticule.checks import checked
 from graticule.encodings.base import register_encoding
 from graticule.encodings.bias import PatchBias
 from graticule.grid import Grid, resize_map
+from graticule.resampling import build_resampler
 
 #: Numbers per head that prefix tokens have: prefix to patch, patch to prefix, prefix to prefix (query to key).
 _PREFIX_ROWS = 3
@@ -23,7 +24,7 @@ class RelativeBias(PatchBias):
 
     Prefix tokens get no bias, neither as queries nor as keys, unless `prefix_rows`: then the table has three more
     rows, for the class token as query, as key, and as both, as in BEiT. Several prefix tokens share them. At another
-    grid the table is resampled bicubically over the offsets; these rows stay. Tables of MaxViT and CoAtNet, (heads,
+    grid the table is resampled over the offsets by `resampler`; these rows stay. Tables of MaxViT and CoAtNet, (heads,
     2H-1, 2W-1) by key minus query, are turned into this one when they are loaded.
 
     Reference: Swin Transformer (Liu et al., 2021), Eq. 4; in a ViT as in LaPE's released code (2D_RPE); with
@@ -33,18 +34,20 @@ class RelativeBias(PatchBias):
         grid: the grid that the encoding is built for.
         num_heads: h.
         prefix_rows: whether prefix tokens have a learned bias; `grid` must have one at least.
+        resampler: how the table is resampled at another grid: 'geometric' as BEiT's code does it.
     """
 
     resampled = True
 
     @checked
-    def __init__(self, grid: Grid, num_heads: int, prefix_rows: bool = False) -> None:
+    def __init__(self, grid: Grid, num_heads: int, prefix_rows: bool = False, resampler: str = "bicubic") -> None:
         super().__init__()
         if prefix_rows and not grid.prefix:
             raise ValueError("`prefix_rows` must be False where there is no prefix token, got True.")
         self.grid = grid
         self.num_heads = num_heads
         self.prefix_rows = prefix_rows
+        self.resampler = build_resampler(resampler, "displacements")
         rows = (2 * grid.height - 1) * (2 * grid.width - 1) + _PREFIX_ROWS * prefix_rows
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, num_heads))
         self.register_buffer("index", grid.offset_index(), persistent=False)
@@ -100,7 +103,7 @@ class RelativeBias(PatchBias):
         old = displacements.alike(patches.shape[0], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
         if old is None or old.shape == displacements.shape or not (old.height % 2 and old.width % 2):
             return value
-        return torch.cat([resize_map(patches.T.unflatten(1, old.shape), displacements.shape).flatten(1).T, prefix])
+        return torch.cat([self._resampled(patches, old.shape, displacements.shape), prefix])
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the names of the table in timm's `vit_relpos` models and in Swin and BEiT."""
@@ -114,7 +117,11 @@ class RelativeBias(PatchBias):
     def _table_at(self, grid: Grid) -> Tensor:
         old, new = ((2 * g.height - 1, 2 * g.width - 1) for g in (self.grid, grid))
         patches, prefix = self._split(self.relative_position_bias_table)
-        return torch.cat([resize_map(patches.T.unflatten(-1, old), new).flatten(1).T, prefix])
+        return torch.cat([self._resampled(patches, old, new), prefix])
+
+    def _resampled(self, rows: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+        """Resample rows of offsets, (offsets, heads)."""
+        return resize_map(rows.T.unflatten(1, old), new, self.resampler).flatten(1).T
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, prefix_rows={self.prefix_rows}"
