@@ -335,7 +335,7 @@ def test_places_that_are_no_whole_numbers_are_refused(places):
         ({"kernel_size": 3}, r"option 'kernel_size'; did you mean 'kernel'\?"),
         ({"kernel": 3, "xyzzy": 3}, r"option 'xyzzy': the options are kernel, convolution, .*frozen\.$"),
         ({"acts_on": "values"}, r"`acts_on` of encoding peg .*'tokens' or 'queries_keys'.*got 'values'"),
-        ({"kernel": 4}, r"`kernel` must be odd, so that it has a centre, got 4"),
+        ({"kernel": 4}, r"`kernel` must be odd, so that it has a center, got 4"),
         ({"convolution": "sparse"}, r"`convolution` of encoding peg .*'separable' or 'dense'.*got 'sparse'"),
         ({"padding": "same"}, r"`padding` of encoding peg .*got 'same'"),
         ({"layers": 0}, r"`layers` must be at least 1, got 0"),

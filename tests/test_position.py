@@ -188,7 +188,7 @@ def test_places_are_from_before_the_first_layer_to_the_last_that_has_a_meaning(k
             ValueError, match=f"`places` must be from -1, before the first of the 3 layers, to {last}, got {place}"
         ):
             kind({0: build(), place: build()}, depth=3)
-    with pytest.raises(ValueError, match="`places` must name at least one place, got none"):
+    with pytest.raises(ValueError, match="`places` must name at least one insert position, got none"):
         kind({}, depth=3)
 
 

@@ -22,7 +22,7 @@ _WORKSPACE = 1 << 20
 
 
 class Displacements(NamedTuple):
-    r"""Weights (groups, N, N) that depend on where j is as seen from i, and on nothing else but i's normaliser.
+    r"""Weights (groups, N, N) that depend only on the displacement of j from i, and on the normalizer of row i.
 
     .. math:: W_{g, ij} = t_g[p_j - p_i] \quad or \quad softmax_j(t_g[p_j - p_i])
 
@@ -65,19 +65,19 @@ class Displacements(NamedTuple):
         return part if self.weights is None else part.with_weights()
 
     def mix(self, x: Tensor) -> Tensor:
-        r"""Return what the product of the weights with x: (B, N, C) is, without making them.
+        r"""Return the product of the weights with x: (B, N, C), without computing the weights.
 
         .. math:: y_i = \frac{\sum_j K[p_j - p_i] x_j}{\sum_j K[p_j - p_i]}, \quad K = e^{t - \max t}
 
-        (or the numerator alone, with K = t) are convolutions with a kernel of all displacements, which are done
+        (or the numerator alone, with K = t) are convolutions with a kernel of all displacements, computed
         by Fourier transform: O(C N log N) time and O(C N) memory for O(C N^2) and O(groups N^2). The convolution is
         exact, not truncated. Its rounding error is the same for all rows, whatever they are themselves: about 1e-15
         times the norm of the kernel, over the row's normalizer, and the norm of a channel of x, since the transform
-        is done in float64 whatever x is. So tokens of very different sizes do not show in each other in float32, and a
-        gradient that vanishes, as that of a saturated softmax does, is zero up to 1e-15 of what cancels in it.
+        is computed in float64 whatever the dtype of x. So tokens of very different norms do not disturb each other in
+        float32, and a gradient that vanishes, as that of a saturated softmax, is zero up to 1e-15 of its terms.
 
-        Rows that this would spoil, whose tokens are all far from the kernel's largest displacements so that K
-        all but vanishes on them, are computed pair by pair, a few at a time; all rows are where these are so many that
+        Rows for which this is not exact enough, since K almost vanishes on all their displacements, are computed pair
+        by pair, a few at a time; all rows are if there are so many of them that
         it is faster. In a channel of a sample in which a number is infinite or NaN all tokens become NaN. There is a
         backward pass, and none of the backward pass.
 
@@ -96,14 +96,14 @@ class Displacements(NamedTuple):
 
 
 def displacement_index(grid: Grid, rows: Tensor | None = None) -> Tensor:
-    """Return the place in a flattened table of p_j - p_i, for every j and the tokens i in `rows` (all by default).
+    """Return the index of p_j - p_i in a flattened table, for every j and the tokens i in `rows` (all by default).
 
     (rows, N), int64.
     """
     y, x = grid.coordinates(None if rows is None else rows.device).unbind(-1)
-    place = y * (2 * grid.width - 1) + x  # in a table; so are its differences, from the middle on
-    start = (place if rows is None else place[rows]) - (2 * grid.height * grid.width - grid.height - grid.width)
-    return place[None] - start[:, None]
+    index = y * (2 * grid.width - 1) + x  # in a table; so are its differences, from the middle on
+    start = (index if rows is None else index[rows]) - (2 * grid.height * grid.width - grid.height - grid.width)
+    return index[None] - start[:, None]
 
 
 # One operator forward and one backward, opaque to the compiler: which rows are unsafe depends on the data.

@@ -182,18 +182,20 @@ class Grid:
 
     def offsets(self, device: torch.device | str | None = None) -> Tensor:
         """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), int64, as (dy, dx)."""
-        place = self.coordinates(device)
-        check_memory("grid", f"what is said of every pair of its {self.patches:,} patches", 16 * self.patches**2)
-        return place[:, None] - place[None, :]
+        patch = self.coordinates(device)
+        check_memory("grid", f"the values of all pairs of its {self.patches:,} patches", 16 * self.patches**2)
+        return patch[:, None] - patch[None, :]
 
     def offset_index(self, device: torch.device | str | None = None) -> Tensor:
         """Return the row of p_i - p_j in a table of all (2H-1)(2W-1) offsets, (H * W, H * W), int64."""
         dy, dx = self.offsets(device).unbind(-1)
-        return (dy + self.height - 1) * (2 * self.width - 1) + dx + self.width - 1
+        index: Tensor = (dy + self.height - 1) * (2 * self.width - 1) + dx + self.width - 1
+        return index
 
     def distances(self, device: torch.device | str | None = None) -> Tensor:
         """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches."""
-        return self.offsets(device).float().norm(dim=-1)
+        distances: Tensor = self.offsets(device).float().norm(dim=-1)
+        return distances
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Cut tokens (..., N, D) into prefix (..., prefix, D) and patches (..., H * W, D)."""
@@ -201,7 +203,8 @@ class Grid:
 
     def to_map(self, tokens: Tensor) -> Tensor:
         """Lay the patches of tokens (B, N, D) out as a feature map, (B, D, H, W); prefix tokens are left out."""
-        return self.split(tokens)[1].transpose(-2, -1).unflatten(-1, self.shape)
+        features: Tensor = self.split(tokens)[1].transpose(-2, -1).unflatten(-1, self.shape)
+        return features
 
     def from_map(self, features: Tensor) -> Tensor:
         """Flatten a feature map (B, D, H, W) into patches (B, H * W, D); the inverse of `to_map`."""

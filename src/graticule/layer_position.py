@@ -1,4 +1,4 @@
-"""`LayerPosition`, which holds all that a layer needs to know about position."""
+"""`LayerPosition`: the position information of one layer, in every form that a layer can use."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class PositionalAttention(NamedTuple):
 
 
 class LayerPosition(NamedTuple):
-    """Holds all that a layer needs to know about position. Every field may be None.
+    """Holds the position information of one layer. Every field may be None.
 
-    What depends on parameters and grid alone is a tensor; what depends on the tokens is a function of them.
+    A field that depends on parameters and grid only is a tensor; one that depends on the tokens is a function of them.
 
     pre: (N, D), added to the residual stream before the layer.
     before: maps the residual stream that enters the layer, `pre` added, (B, N, D) -> (B, N, D).
     inner: (N, D), added after the layer's first norm, before attention.
-    inputs: makes what queries, keys and values are projected from, (B, N, D) -> three of (B, N, D), out of the
-        normalised tokens.
+    inputs: makes the inputs of the projections to queries, keys and values, (B, N, D) -> three of (B, N, D), from the
+        normalized tokens.
     bias: (heads, N, N), added to the attention logits; or a function of the scaled queries that makes it,
         (B, heads, N, d) -> (B, heads, N, N). It takes `start` and `stop` as well: then the queries are those of n
         tokens from `start` on, and the bias is for the keys of those before `stop`.
@@ -57,13 +57,14 @@ class LayerPosition(NamedTuple):
         (B, heads, N, d).
     positional: attention weights that depend on the grid alone, and a gate that blends them with the others.
     rotary: rotates queries and keys by their positions.
-    query_scale: (N,), what the queries of each token are multiplied by.
+    query_scale: (N,), the factor of the queries of each token.
     after: maps the residual stream that leaves the layer, (B, N, D) -> (B, N, D).
-    mixing: the weights by which a gating unit mixes the patches of its grid or window: (groups, N, N), or
-        `Displacements` where they depend on displacements alone.
+    mixing: the weights by which a gating unit mixes the patches of its grid or window: (groups, N, N), with groups of
+        channels, one if all channels are mixed by the same weights; or `Displacements` if they depend on displacements
+        only.
     gate: (N,), added to every channel of the mixed tokens.
 
-    `pre`, `before` and `after` stand between blocks: `enter` and `leave` apply them.
+    `pre`, `before` and `after` act between blocks: `enter` and `leave` apply them.
     """
 
     pre: Tensor | None = None
@@ -81,7 +82,7 @@ class LayerPosition(NamedTuple):
     gate: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:
-        """Turn the residual stream x: (B, N, D) into what enters the layer."""
+        """Turn the residual stream x: (B, N, D) into the input of the layer."""
         if self.pre is not None:
             x = x + self.pre
         return x if self.before is None else self.before(x)
@@ -93,10 +94,10 @@ class LayerPosition(NamedTuple):
     def part(self, start: int, stop: int) -> LayerPosition:
         """Return the position of the tokens from `start` on in a text that ends before `stop`.
 
-        So a text that grows gets, token by token, what the whole one gets.
+        So a text that grows gets the same, token by token, as the whole text.
 
         Raises:
-            ValueError: if something acts on all the tokens at once, and has no part.
+            ValueError: if a field acts on all tokens at once and cannot be sliced.
         """
         for field in ("key_bias", "value_bias", "positional", "before", "inputs", "after", "mixing", "gate"):
             if getattr(self, field) is not None:
@@ -114,7 +115,7 @@ class LayerPosition(NamedTuple):
 
         Raises:
             ValueError: if both rotate queries and keys, make the inputs, have positional attention, or mix tokens; or
-                if a bias is made from queries or keys whose channels a rotation doubles.
+                if a bias is computed from queries or keys whose channels a rotation doubles.
         """
         for field in ("positional", "rotary", "inputs", "mixing"):
             if getattr(self, field) is not None and getattr(other, field) is not None:
@@ -164,7 +165,7 @@ def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def _sum(a: Any, b: Any) -> Any:
-    """Add what is there: two tensors, or two biases of which one at least is a function."""
+    """Add two tensors, or two biases of which one at least is a function; either may be None."""
     if a is None or b is None:
         return b if a is None else a
     constants = [x.constant if isinstance(x, BiasSum) else x for x in (a, b) if isinstance(x, Tensor | BiasSum)]
@@ -180,7 +181,7 @@ def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: A
 
 
 def _part(bias: Any, start: int, stop: int) -> Any:
-    """Rows from `start` to `stop` of a bias, and columns up to there."""
+    """Return the rows of a bias from `start` to `stop`, and the columns up to `stop`."""
     if isinstance(bias, Tensor):
         return bias[:, start:stop, :stop]
     if isinstance(bias, BiasSum):

@@ -44,8 +44,8 @@ class PairRotation(NamedTuple):
         return self._rotated(queries), self._rotated(keys)
 
     def _rotated(self, x: Tensor) -> Tensor:
-        turned: Tensor = apply_rot_embed_cat(x, self.table, half=self.half)
-        return turned.type_as(x)
+        rotated: Tensor = apply_rot_embed_cat(x, self.table, half=self.half)
+        return rotated.type_as(x)
 
     def part(self, start: int, stop: int) -> PairRotation:
         """Return the rotation of the tokens from `start` to `stop`."""
@@ -72,7 +72,8 @@ class BlockRotation(NamedTuple):
     def _rotated(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):  # which would round the matrices
             blocks = x.unflatten(-1, self.matrices.shape[-3:-1])[..., None]  # (B, h, N, d / b, b, 1)
-            return (self.matrices @ blocks.to(self.matrices.dtype)).squeeze(-1).flatten(-2).type_as(x)
+            rotated: Tensor = self.matrices @ blocks.to(self.matrices.dtype)
+            return rotated.squeeze(-1).flatten(-2).type_as(x)
 
     def part(self, start: int, stop: int) -> BlockRotation:
         """Return the rotation of the tokens from `start` to `stop`."""
@@ -80,7 +81,7 @@ class BlockRotation(NamedTuple):
 
 
 class PolarRotation(NamedTuple):
-    r"""Takes softplus of each channel as a magnitude, and the position alone as its angle.
+    r"""Takes softplus of each channel as a magnitude, and its angle from the position only.
 
     The channels double: :math:`\mu \cos \theta` of all, then :math:`\mu \sin \theta`.
 

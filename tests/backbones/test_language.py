@@ -94,6 +94,19 @@ def test_a_short_text_is_the_beginning_of_a_long_one(encoding, joining):
         torch.testing.assert_close(model(tokens[:, :length]), whole[:, :length], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("encoding", ["liere", "rope_golden_gate"])
+@pytest.mark.parametrize("coordinates", ["separate", "min", "max", "corners", "area", "unit"])
+@torch.no_grad()
+def test_tokens_keep_their_coordinates_as_a_text_grows_beyond_the_context(encoding, coordinates):
+    model, tokens = drawn(f"{encoding}(coordinates={coordinates!r})"), texts(2 * CONTEXT + 1)
+    longer = model(tokens)
+    for length in (1, CONTEXT, CONTEXT + 1, 2 * CONTEXT):
+        torch.testing.assert_close(model(tokens[:, :length]), longer[:, :length], rtol=0, atol=1e-12)
+    model.set_context(2 * CONTEXT)
+    # now measured by the new context; the shorter side is one token in any
+    assert torch.allclose(model(tokens), longer) == (coordinates == "min")
+
+
 @every
 def test_a_text_longer_than_the_context_is_computed_or_refused_with_the_choices(encoding, joining):
     model, tokens = small(encoding, joining), texts(2 * CONTEXT + 1)

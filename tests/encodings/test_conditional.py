@@ -450,7 +450,7 @@ def test_one_peg_serves_every_grid():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"kernel": 2}, "`kernel` must be odd, so that it has a centre, got 2"),
+        ({"kernel": 2}, "`kernel` must be odd, so that it has a center, got 2"),
         ({"kernel": 0}, "`kernel` must be odd.*got 0"),
         ({"kernel": -1}, "`kernel` must be odd.*got -1"),
         ({"convolution": "depth"}, "`convolution` must be one of depthwise, separable, dense; got 'depth'"),

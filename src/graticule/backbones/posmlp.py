@@ -18,7 +18,7 @@ from graticule.encodings import PositionBuilder
 from graticule.grid import Grid, Windows
 from graticule.layers.gating import Combine, GatedBlock
 
-#: What normalizes the output of a convolution: over the batch for each channel, or over the channels of each place.
+#: What normalizes the output of a convolution: over the batch for each channel, or over the channels of each position.
 ConvNorm = Literal["batch", "layer"]
 #: Which blocks shift their windows, and where: as Swin, or as the authors' code.
 Shift = Literal["swin", "released"]

@@ -47,14 +47,14 @@ class AbsoluteEncoding(Encoding):
         """Return w for a grid other than the one it was built for, (N, D)."""
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for, for good."""
+        """Make `grid` the one that the encoding is built for."""
         with torch.no_grad():
             table = self(grid)[None].clone()
         self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
         self.grid = grid
 
     def fit(self, table: Tensor, old: Grid) -> Tensor | None:
-        """Bring a table of a checkpoint, (N', D), made for `old`, to this grid; None where there is nothing to load."""
+        """Bring a table of a checkpoint, (N', D), made for `old`, to this grid; None if nothing has to be loaded."""
         return None
 
     def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
@@ -111,7 +111,7 @@ class FixedEncoding(AbsoluteEncoding):
 class JoinedPosition(Position):
     """An absolute encoding, or one per layer, and the joining that brings it to the layers.
 
-    A later stage of a pyramid can have no encoding of its own: it joins the table of the stage before (`stage`).
+    A later stage of a pyramid can be without an encoding: it joins the table of the stage before (`stage`).
     """
 
     def __init__(self, encodings: Iterable[AbsoluteEncoding], joining: Joining) -> None:
@@ -144,7 +144,7 @@ class JoinedPosition(Position):
             encoding.set_grid(grid)
 
     def layer_lists(self) -> list[str]:
-        """The norms of LaPE, and the tables where each layer has one."""
+        """Return the names of the lists of LaPE's norms, and of tables if each layer has one."""
         norms = ["joining.norms"] if hasattr(self.joining, "norms") else []
         return norms + ["encodings"] * self.joining.per_layer
 

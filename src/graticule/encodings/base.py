@@ -1,4 +1,4 @@
-"""What every encoding has in common, and what a backbone knows of it: a grid in, one `LayerPosition` per layer out."""
+"""The interfaces of encodings and positions: a position maps a grid to one `LayerPosition` per layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graticule.specs import Spec
 
 
 class Position(nn.Module, ABC):
-    """The one thing that a backbone knows of position: `position(grid)` is a list of `LayerPosition`."""
+    """The interface of a backbone to position: `position(grid)` returns a list with one `LayerPosition` per layer."""
 
     #: Whether no layer gets anything.
     empty: bool = False
@@ -49,7 +49,7 @@ class Position(nn.Module, ABC):
         return []
 
     def resampled_encodings(self) -> list[str]:
-        """Names of the kinds of encoding that hold values for their grid, which another grid has to resample."""
+        """Return the names of the encodings that hold values for their grid, which are resampled for another."""
         return sorted({type(module).__name__ for module in self.modules() if getattr(module, "resampled", False)})
 
     def table_shapes(self) -> dict[str, tuple[int, int]]:
@@ -60,8 +60,8 @@ class Position(nn.Module, ABC):
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Make `value` of a checkpoint fit the parameter `name`; None leaves the parameter as it is.
 
-        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint says so. What cannot be
-        made to fit is returned as it is.
+        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it. A value that
+        cannot be made to fit is returned unchanged.
         """
         return value
 
@@ -72,7 +72,7 @@ def _holds_a_grid(module: Any) -> bool:
 
 @dataclass(frozen=True)
 class Site:
-    """What a backbone says about itself, or a pyramid about one of its stages, when position is built.
+    """Describes a backbone, or a stage of a pyramid, to the encoding whose position is built for it.
 
     grid: the grid that parameters are held for, with the windows of this stage if it has some.
     dim: D.
@@ -107,10 +107,10 @@ FROM_SITE = frozenset({"self", "grid", "dim", "depth", "num_heads", "head_dim", 
 
 
 class Encoding(nn.Module, ABC):
-    """Makes position information for a grid. Its subclasses say in which form: `AbsoluteEncoding`, `BiasEncoding`, ...
+    """Makes position information for a grid, in a form that its subclasses fix: `AbsoluteEncoding`, `BiasEncoding`, ...
 
-    The parameters of the constructor called `grid`, `dim`, `depth`, `num_heads`, `head_dim` or `causal` are filled with
-    what the backbone says; all others are the options of the encoding, as in `shaw(clip=4)`.
+    The parameters of the constructor called `grid`, `dim`, `depth`, `num_heads`, `head_dim` or `causal` are filled from
+    the `Site`; all others are the options of the encoding, as in `shaw(clip=4)`.
     """
 
     #: How a joining other than 'default' can bring it to the layers: as a table, as a bias, or not at all.
@@ -191,12 +191,12 @@ class PositionBuilder(Protocol):
 def check_fields(
     given: Sequence[LayerPosition], takes: Collection[str], needs: Collection[str], family: str, why: str = ""
 ) -> None:
-    """Check that a family's layers can use all that they are given, and are given all that they need.
+    """Check that a family's layers can use all fields that they get, and get all fields that they need.
 
     `why` is a sentence that says why the family takes no others.
 
     Raises:
-        ValueError: naming the first layer and field where it is not so.
+        ValueError: naming the first layer and field that violate it.
     """
     for layer, position in enumerate(given):
         for field, value in zip(position._fields, position, strict=True):
@@ -229,7 +229,7 @@ class NoPosition(Position):
 
 
 class CombinedPosition(Position):
-    """Several positions at once, each saying what it has to say to every layer."""
+    """Several positions at once, merged layer by layer."""
 
     def __init__(self, parts: Sequence[Position]) -> None:
         super().__init__()

@@ -11,12 +11,12 @@ from graticule.encodings.base import Position
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 
-#: Layers after which something stands: one, or several.
+#: Insert positions: the layers after which a module is inserted, one or several.
 Places = int | tuple[int, ...]
 
 
 def each_place(places: Places) -> tuple[int, ...]:
-    """Return places as a tuple.
+    """Return insert positions as a tuple.
 
     Raises:
         ValueError: if there is none, or one comes twice.
@@ -27,17 +27,17 @@ def each_place(places: Places) -> tuple[int, ...]:
     return found
 
 
-#: Key of what stands before the first layer, place -1.
+#: Key of the module before the first layer, at insert position -1.
 _FIRST = "first"
 
 
 class BetweenBlocks(Position):
-    """Applies PEGs to the residual stream: the one at place l after layer l; place -1 is before the first.
+    """Applies PEGs to the residual stream, the one at insert position l after layer l; -1 is before the first.
 
     Reference: CPVT (Chu et al., 2023), section 5.2, "position index".
 
     Args:
-        pegs: place -> PEG; places are from -1 to depth - 1.
+        pegs: insert position -> PEG; insert positions are from -1 to depth - 1.
         depth: number of layers.
     """
 
@@ -75,13 +75,13 @@ class BetweenBlocks(Position):
 
 
 class BeforeProjections(Position):
-    """Makes the inputs of queries, keys and values: at place l, those of the next layer, l + 1.
+    """Makes the inputs of queries, keys and values: at insert position l, those of the next layer, l + 1.
 
-    So a place means the same as between blocks, and place -1 is the first layer's. CPVT's Table 16 says
-    "position 0, as in our method" of CvT's projection; should it mean the first layer, that is place -1 here.
+    So an insert position means the same as between blocks, and -1 is that of the first layer. CPVT's Table 16 says
+    "position 0, as in our method" of CvT's projection; should it mean the first layer, that is -1 here.
 
     Args:
-        inputs: place -> module; places are from -1 to depth - 2.
+        inputs: insert position -> module; insert positions are from -1 to depth - 2.
         depth: number of layers.
     """
 
@@ -92,7 +92,7 @@ class BeforeProjections(Position):
         self.depth = depth
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Say what each layer gets for `grid`: functions of its normalised tokens."""
+        """Return the position of each layer for `grid`: functions of its normalized tokens."""
         given = [LayerPosition()] * self.depth
         for key, module in self.inputs.items():
             given[int(key)] = LayerPosition(inputs=partial(module, grid=grid))
@@ -112,7 +112,7 @@ def _key(place: int) -> str:
 
 def _check(places: Mapping[int, nn.Module], last: int, depth: int) -> None:
     if not places:
-        raise ValueError("`places` must name at least one place, got none.")
+        raise ValueError("`places` must name at least one insert position, got none.")
     for place in places:
         if not -1 <= place <= last:
             raise ValueError(

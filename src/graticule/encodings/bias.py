@@ -56,14 +56,14 @@ class BiasEncoding(Encoding):
 
 
 class PatchBias(BiasEncoding):
-    """A bias between patches that depends on parameters and grid alone; prefix tokens get none by default."""
+    """A bias between patches that depends on parameters and grid only; prefix tokens get none by default."""
 
     joined: ClassVar[Literal["table", "bias"] | None] = "bias"
     num_heads: int
 
     @abstractmethod
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid` alone, (heads, H * W, H * W)."""
+        """Return the bias between the patches of `grid`, without prefix tokens, (heads, H * W, H * W)."""
 
     def with_prefix(self, bias: Tensor, grid: Grid) -> Tensor:
         """Put rows and columns for the prefix tokens before a bias of the patches: (heads, N, N), here of zeros."""
@@ -123,13 +123,13 @@ class NormalizedBias(_NormalizedBias):
         self.norm = nn.LayerNorm(bias.grid.patches, eps)
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the bias for `grid`, (num_heads, N, N), normalised between patches."""
+        """Return the bias for `grid`, (num_heads, N, N), normalized between patches."""
         weight, shift = (self._map_at(p, grid) for p in (self.norm.weight, self.norm.bias))
         bias = F.layer_norm(self.bias.patch_bias(grid), (grid.patches,), weight, shift, self.norm.eps)
         return self.bias.with_prefix(bias, grid)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for, for good."""
+        """Make `grid` the one that the encoding is built for."""
         norm = nn.LayerNorm(grid.patches, self.norm.eps).to(self.norm.weight)
         with torch.no_grad():
             norm.weight.copy_(self._map_at(self.norm.weight, grid))
@@ -140,7 +140,7 @@ class NormalizedBias(_NormalizedBias):
         self.bias.set_grid(grid)
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Resample scale and shift of another grid, (H' W',), for this one; pass on what is of the bias."""
+        """Resample scale and shift of another grid, (H' W',), for this one; the bias fits its own parameters."""
         if not name.startswith("norm.") or value.ndim != 1:
             return super().fit(name, value, shape)
         old = self.grid.alike(value.shape[0], shape)
@@ -157,9 +157,9 @@ class NormalizedBias(_NormalizedBias):
 class HeadNormalizedBias(_NormalizedBias):
     """A variant of `NormalizedBias`: a LayerNorm over the heads of every pair of patches.
 
-    The papers norm over the keys. Over the heads the norm is, as for a table w, over the channels of one place;
-    its parameters, 2h, do not depend on the grid, and a bias stays a function of the displacement, which a norm over
-    the keys of a query is not. What is the same for all heads is lost.
+    The papers normalize over the keys. Over the heads the norm is, as for a table w, over the channels of one position;
+    its parameters, 2h, do not depend on the grid, and a bias stays a function of the displacement, which it does not
+    with a norm over the keys of a query. The part that all heads share is lost.
     """
 
     def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
@@ -169,11 +169,11 @@ class HeadNormalizedBias(_NormalizedBias):
         self.norm = nn.LayerNorm(bias.num_heads, eps)
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the bias for `grid`, (num_heads, N, N), normalised between patches."""
+        """Return the bias for `grid`, (num_heads, N, N), normalized between patches."""
         return self.bias.with_prefix(self.norm(self.bias.patch_bias(grid).permute(1, 2, 0)).permute(2, 0, 1), grid)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for, for good."""
+        """Make `grid` the one that the encoding is built for."""
         self.bias.set_grid(grid)
 
 
@@ -228,7 +228,8 @@ class BiasPosition(Position):
         """Bring a bias table, or a norm of one, of another grid or window to this one."""
         _, layer, own = name.split(".", 2)
         encoding: Any = self.encodings.get_submodule(layer)
-        return encoding.fit(own, value, shape)
+        fitted: Tensor = encoding.fit(own, value, shape)
+        return fitted
 
 
 class SharedBiasPosition(Position):
@@ -270,7 +271,8 @@ class SharedBiasPosition(Position):
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Bring a bias table of another grid or window to this one."""
         encoding: Any = self.encoding
-        return encoding.fit(name.removeprefix("encoding."), value, shape)
+        fitted: Tensor = encoding.fit(name.removeprefix("encoding."), value, shape)
+        return fitted
 
 
 def _layer(given: Any) -> LayerPosition:

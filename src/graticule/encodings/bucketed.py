@@ -101,7 +101,8 @@ class BucketedBias(BiasEncoding):
         place = torch.arange(side, device=table.device)
         by_offset = self.bucket(torch.arange(1 - side, side, device=table.device))  # (2 side - 1,)
         index = place[None, :] - place[:, None] + side - 1
-        return table.T.index_select(1, by_offset).index_select(1, index.flatten()).unflatten(1, index.shape)
+        bias: Tensor = table.T.index_select(1, by_offset).index_select(1, index.flatten()).unflatten(1, index.shape)
+        return bias
 
     def _check(self, grid: Grid) -> None:
         if self.one_row and grid.height > 1:

@@ -1,4 +1,4 @@
-"""Conditional encodings: made from the tokens of a grid themselves, by a convolution over their neighbours."""
+"""Conditional encodings: made from the tokens of a grid themselves, by a convolution over their neighbors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Peg(Encoding):
     - Section 4.4's "38952 - 37632 = 960" is 38,592 - 37,632, and 38,592 = 192^2 + 9 * 192 are the parameters of one
       separable layer, not of four, which have 154,368.
     - "Without zero paddings" (Table 11) a convolution returns fewer tokens than it takes. With 'none' the
-      grid stays: tokens whose neighbourhood is not whole get no encoding. The border so still differs from the
+      grid stays: tokens whose neighborhood is not whole get no encoding. The border so still differs from the
       inside; 'circular' has no border at all.
     - Weights start as PyTorch's convolutions do, as in DeiT's code, which CPVT builds on; Twins draws them from
       a normal of variance 2 / k^2.
@@ -51,7 +51,7 @@ class Peg(Encoding):
         kernel: k, odd.
         convolution: 'depthwise', 'separable' (depth-wise, then 1 x 1 over channels) or 'dense'.
         layers: convolutions; more than one come with batch norm and ReLU each.
-        padding: what stands around the grid: 'zeros', 'circular', 'replicate', 'reflect' or 'none'.
+        padding: of the grid: 'zeros', 'circular', 'replicate', 'reflect' or 'none'.
         bias: whether convolutions have one.
     """
 
@@ -74,7 +74,7 @@ class Peg(Encoding):
             if layers > 1:
                 steps += [nn.BatchNorm2d(dim), nn.ReLU()]
         self.proj = nn.Sequential(*steps)
-        #: tokens at each border whose neighbourhood is not whole, and which get no encoding
+        #: tokens at each border whose neighborhood is not whole, and which get no encoding
         self.margin = layers * (kernel // 2) if padding == "none" else 0
         self.kernel, self.padding = kernel, padding
 
@@ -91,13 +91,13 @@ class Peg(Encoding):
         frozen: bool = False,
         **options: Any,
     ) -> Position:
-        """Build one per place.
+        """Build one per insert position.
 
         Args:
             site: of the backbone.
             joining: 'default'; there is nothing to join.
-            places: the layers after which it stands; -1 is before the first.
-            acts_on: the residual stream, or the queries and keys of the next layer alone.
+            places: the layers after which a PEG is inserted; -1 is before the first.
+            acts_on: the residual stream, or only the queries and keys of the next layer.
             frozen: keep the weights as drawn or loaded (the statistics of a batch norm still follow the data).
             options: those of the constructor.
         """
@@ -122,10 +122,10 @@ class Peg(Encoding):
 
 
 class QueryKeyPeg(nn.Module):
-    """A PEG that queries and keys see and values do not, so that nothing but position passes through it.
+    """Applies a PEG to the inputs of queries and keys and not of values, so that only position passes through it.
 
-    It acts on the normalised tokens that enter attention; the paper says no more than that it is "only added
-    when calculating Q and K".
+    It acts on the normalized tokens that enter attention; the paper says only that it is "only added when calculating Q
+    and K".
 
     Reference: CPVT (Chu et al., 2023), section 5.1 (71.3 for DeiT-Ti, against 68.2 without and 72.4 for all).
     """
@@ -145,7 +145,7 @@ class QueryKeyPeg(nn.Module):
 class ConvolutionalProjection(Encoding):
     """Computes the inputs of queries, keys and values by one depth-wise convolution each.
 
-    The class token passes by. Nothing is added: the convolution stands in the place of the tokens.
+    The class token is kept as it is. The output of the convolution replaces the tokens and is not added to them.
 
     Reference: CvT (Wu et al., 2021), section 3.2, in the form of CPVT's Table 16 (Chu et al., 2023): its
     5,685,352 parameters are DeiT-Ti's without position embedding and three convolutions of 192 * 9 + 192, so
@@ -166,7 +166,7 @@ class ConvolutionalProjection(Encoding):
     def position(
         cls, site: Site, joining: Joining, *, places: Places = (0,), frozen: bool = False, **options: Any
     ) -> Position:
-        """Build one per place, as `Peg.position`."""
+        """Build one per insert position, as `Peg.position`."""
         each = {place: cls.build(site, site.grid, options) for place in each_place(places)}
         return BeforeProjections(each, site.depth).requires_grad_(not frozen)
 
@@ -183,7 +183,7 @@ def _convolutions(dim: int, kernel: int, convolution: str, padding: str, bias: b
         if value not in get_args(known):
             raise ValueError(f"`{name}` must be one of {', '.join(get_args(known))}, got {value!r}.")
     if kernel < 1 or kernel % 2 == 0:
-        raise ValueError(f"`kernel` must be odd, so that it has a centre, got {kernel}.")
+        raise ValueError(f"`kernel` must be odd, so that it has a center, got {kernel}.")
     around: dict[str, Any] = {"padding": 0 if padding == "none" else kernel // 2}
     if padding != "none":
         around["padding_mode"] = padding
@@ -203,7 +203,7 @@ def _check(x: Tensor, grid: Grid, kernel: int, padding: str, margin: int = 0) ->
     least = {"circular": kernel // 2, "reflect": kernel // 2 + 1, "none": 2 * margin + 1}.get(padding, 1)
     if min(grid.shape) < least:
         raise ValueError(
-            f"`grid` must be at least {least} patches a side for a kernel of {kernel} with padding {padding!r}, "
+            f"`grid` must have sides of at least {least} patches for a kernel of {kernel} with padding {padding!r}, "
             f"got {grid.height} x {grid.width}."
         )
 

@@ -55,7 +55,8 @@ class ContinuousBias(PatchBias):
         place = torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).flatten(0, 1).to(weight.dtype)
         table = 16 * self.cpb_mlp(place).sigmoid()  # (displacements, heads)
         index = grid.offset_index(weight.device)
-        return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
+        bias: Tensor = table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
+        return bias
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for; no parameter depends on it."""

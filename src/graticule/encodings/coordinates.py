@@ -26,6 +26,9 @@ class Coordinates:
         'corners', from -1 at the first patch to 1 at the last; 'area', the same times n / sqrt(H W), which keeps the
         aspect ratio; 'unit', from 0 to 1.
     offset: o, in patches.
+
+    Sides are those of each grid, but a text is measured by the one that the encoding is built for: its tokens
+    keep their coordinates as the text grows, and those of a longer text lie beyond.
     """
 
     coordinates: Literal["patches", "separate", "min", "max", "corners", "area", "unit"] = "patches"
@@ -36,10 +39,10 @@ class Coordinates:
         if self.offset and self.coordinates in ("corners", "area", "unit"):
             raise ValueError(f"`offset` must be 0 with coordinates {self.coordinates!r}, got {self.offset}.")
 
-    def __call__(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """Return the coordinates of the patches of `grid`, (H * W, 2), float64."""
+    def __call__(self, grid: Grid, device: torch.device | None = None, built: Grid | None = None) -> Tensor:
+        """Return the coordinates of the patches of `grid`, (H * W, 2), float64; `built` measures a text."""
         index = grid.coordinates(device).double()
-        sides = grid.shape
+        sides = built.shape if built is not None and grid.sequence else grid.shape
         if self.coordinates == "patches":
             return index + self.offset
         if self.coordinates in ("separate", "min", "max"):
@@ -48,7 +51,7 @@ class Coordinates:
         share = index / index.new_tensor([max(side - 1, 1) for side in sides])
         if self.coordinates == "unit":
             return share
-        area = math.sqrt(grid.patches)
+        area = math.sqrt(math.prod(sides))
         reach = [side / area if self.coordinates == "area" else 1.0 for side in sides]
         return (2 * share - 1) * index.new_tensor(reach)
 

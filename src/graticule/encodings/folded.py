@@ -1,4 +1,4 @@
-"""Constants instead of what depends on parameters and grid alone."""
+"""Folded positions, which hold constants instead of computing them from parameters and grid."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from graticule.layer_position import LayerPosition
 
 
 class FoldedPosition(Position):
-    """Constants for one grid instead of what depends on parameters and grid alone.
+    """Holds constants for one grid instead of computing them from parameters and grid.
 
-    What depends on the tokens (a PEG, Shaw's encoding) stays the function of them that it is. Such a function may hold
-    tensors or modules in ways that no change of dtype or device, copy or pickle reaches (in a closure, say), so
-    functions are made again after each of these.
+    Functions of the tokens (a PEG, Shaw's encoding) are kept. Such a function may hold tensors or modules in ways that
+    no change of dtype or device, copy or pickle reaches (in a closure, for example), so functions are made again after
+    each of these.
 
-    It keeps the original, so that nothing is lost, and its state dict is the original's: the constants are
-    computed again when one is loaded. It refuses another grid and refuses to be trained.
+    It keeps the original, and its state dict is that of the original: the constants are computed again when one is
+    loaded. It refuses another grid and refuses to be trained.
     """
 
     def __init__(self, original: Position, grid: Grid) -> None:
         super().__init__()
-        # not a module of its own, which would change the names of the parameters: the two share what they hold
+        # not registered as a submodule, which would change the names of the parameters: the two share their modules
         self.__dict__["original"] = original
         self._modules = original._modules
         self.grid = grid
         self.fold()
-        self.register_load_state_dict_post_hook(_fold_again)
+        nn.Module.register_load_state_dict_post_hook(self, _fold_again)
 
     original: Position
 
@@ -83,8 +83,10 @@ class FoldedPosition(Position):
         return [self._unpack(held) for held in layout]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedPosition:
-        super()._apply(fn, recurse)
-        self.original._apply(fn, recurse=False)  # what it shares was changed with the rest
+        nn.Module._apply(self, fn, recurse)
+        # the modules that it shares with the original were changed with the rest
+        apply: Callable[..., nn.Module] = self.original._apply
+        apply(fn, recurse=False)
         self.__dict__.update(self._without_functions())
         return self
 
@@ -134,7 +136,7 @@ class FoldedPosition(Position):
 
 @dataclass(frozen=True)
 class _Constant:
-    """Stands for the buffer called `name`."""
+    """Refers to the buffer called `name`."""
 
     name: str
 

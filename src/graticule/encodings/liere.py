@@ -71,7 +71,7 @@ class LieRe(RotaryEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the matrices for `grid`, (depth or 1, h or 1, N, d / b, b, b), float32 at least."""
-        places = self.coordinates(grid, self.generators.device)
+        places = self.coordinates(grid, self.generators.device, self.grid)
         if self.training and self.noise.active:
             places = self.noise(places)
         upper = self.generators.to(torch.promote_types(self.generators.dtype, torch.float32))
@@ -81,7 +81,7 @@ class LieRe(RotaryEncoding):
         matrix = entries.new_zeros(*entries.shape[:-1], self.block * self.block)
         matrix = matrix.index_copy(-1, row * self.block + column, entries).unflatten(-1, (self.block, self.block))
         with torch.autocast(upper.device.type, enabled=False):  # no product of the series may be rounded
-            rotations = torch.linalg.matrix_exp(matrix - matrix.mT)
+            rotations: Tensor = torch.linalg.matrix_exp(matrix - matrix.mT)
         if grid.prefix:
             still = torch.eye(self.block, dtype=upper.dtype, device=upper.device)
             shape = (*rotations.shape[:2], grid.prefix, *rotations.shape[3:])

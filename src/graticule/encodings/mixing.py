@@ -17,18 +17,19 @@ from graticule.resampling import Resampler, build_resampler
 #: How the quadratic form is made from what is learned (PosMLP, Table 6); `_released` is the authors' code where it
 #: computes another function than the paper.
 Form = Literal["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"]
-#: What a quadratic encoding starts from.
+#: Initial values of a quadratic encoding.
 Start = Literal["released", "spread"]
 
-#: Standard deviation of what the authors' code adds to zero and to the identity.
+#: Standard deviation of the noise that the authors' code adds to zero and to the identity.
 _NOISE = 0.01
 
 
 class MixingEncoding(nn.Module, ABC):
     """Makes the weights (groups, N, N) by which a gating unit mixes the N patches of a grid or window.
 
-    Row i says what token i takes of every token j. Groups are groups of channels. It depends on parameters and
-    grid alone, so it is computed once a forward pass and can be folded.
+    Row i has the weights of all tokens j in token i. Groups are groups of channels: one where all channels are mixed
+    by the same weights (a dense matrix, LRPE, GQPE). It depends on parameters and grid only, so it is computed once per
+    forward pass and can be folded.
     """
 
     @checked
@@ -47,7 +48,7 @@ class MixingEncoding(nn.Module, ABC):
 
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for, for good."""
+        """Make `grid` the one that the encoding is built for."""
 
     def displacements(self, grid: Grid) -> Displacements | None:
         """Return the table of displacements that the weights for `grid` come from; None if there is none."""
@@ -58,7 +59,7 @@ class MixingEncoding(nn.Module, ABC):
 
 
 class DenseMixing(MixingEncoding):
-    r"""Holds a free number for every pair of tokens: gMLP's token layer, which knows nothing of near and far.
+    r"""Holds a free number for every pair of tokens: gMLP's token layer, independent of their displacement.
 
     .. math:: W_{ij}
 
@@ -150,7 +151,7 @@ class QuadraticMixing(MixingEncoding):
               \quad \delta_{ij} = p_j - p_i = (\delta_x, \delta_y)
 
     x is the column and y the row. For a symmetric M this is Eq. 5, :math:`-\tfrac12 (\delta - \Delta)^T M (\delta -
-    \Delta)`, up to a number that the softmax cancels. M stands in the exponent, so it is the inverse of Eq. 5's
+    \Delta)`, up to a number that the softmax cancels. M is in the exponent, so it is the inverse of Eq. 5's
     covariance, which is how Table 6, Eq. 16 and the authors' code use it: small eigenvalues look wide. The forms:
 
     - 'gamma_gamma_t' (default), M = Gamma Gamma^T: the same function in the paper and in the code. It is computed as
@@ -174,7 +175,7 @@ class QuadraticMixing(MixingEncoding):
     Args:
         grid: the grid or window that the initial widths of 'spread' are for.
         groups: s.
-        form: what M is made of.
+        form: how M is made from the parameters.
         shift: whether Delta is learned; it is frozen at 0 if not.
         start: 'released', as the authors' code draws them: Delta from a normal of std 0.01, Gamma (or alpha) the
             identity and a normal of std 0.01, so all groups begin as nearly the same Gaussian of one patch; or
@@ -245,9 +246,8 @@ class QuadraticMixing(MixingEncoding):
         wide = torch.promote_types(self.center.dtype, torch.float32)
         center, matrix = self.center.to(wide), self.matrix.to(wide)
         y, x = (torch.arange(1 - side, side, device=center.device, dtype=wide) for side in grid.shape)
-        place = torch.stack([x.expand(len(y), -1), y[:, None].expand(-1, len(x))], -1)  # (2H - 1, 2W - 1, 2)
         # elementwise products of coordinates, which no autocast and no TF32 computes with fewer digits
-        dx, dy = place.flatten(0, 1).unbind(-1)  # (displacements,) each
+        dx, dy = x.repeat(len(y)), y.repeat_interleave(len(x))  # (displacements,) each
         cx, cy = center[..., None].unbind(1)  # (groups, 1) each
         if self._isotropic:
             scale = matrix[:, None]
@@ -265,7 +265,8 @@ class QuadraticMixing(MixingEncoding):
             (xx, xy), (yx, yy) = (row[..., None].unbind(1) for row in matrix.unbind(1))
             rx, ry = cx - dx / 2, cy - dy / 2
             logits = dx * (xx * rx + xy * ry) + dy * (yx * rx + yy * ry)
-        return logits.unflatten(-1, place.shape[:2])
+        table: Tensor = logits.unflatten(-1, (len(y), len(x)))
+        return table
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the weights for `grid`, (groups, N, N); rows sum to 1."""
@@ -276,7 +277,7 @@ class QuadraticMixing(MixingEncoding):
         return Displacements(self.logits(grid), softmax=True)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is for; no parameter depends on it."""
+        """Make `grid` the one that it is built for; no parameter depends on it."""
         self.grid = grid
 
     def extra_repr(self) -> str:
@@ -284,7 +285,7 @@ class QuadraticMixing(MixingEncoding):
 
 
 class MixingSum(MixingEncoding):
-    """Two mixing encodings added: LRPE-M is a dense matrix and a table of displacements.
+    """Adds two mixing encodings: LRPE-M is a dense matrix and a table of displacements.
 
     Reference: PosMLP (Wang et al., 2022), Eq. 9-10.
     """
@@ -296,7 +297,8 @@ class MixingSum(MixingEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the sum of both for `grid`, (groups, N, N)."""
-        return self.first(grid) + self.second(grid)
+        both: Tensor = self.first(grid) + self.second(grid)
+        return both
 
     def set_grid(self, grid: Grid) -> None:
         """Pass `grid` on to both."""

@@ -19,7 +19,7 @@ Product = Literal["auto", "matrix", "displacement"]
 
 
 class MixingPosition(Position):
-    """Holds a mixing encoding per layer and, with `bias`, a number per token that is added to what was mixed.
+    """Holds a mixing encoding per layer and, with `bias`, a number per token that is added to the mixed tokens.
 
     The bias starts at `bias_start`: at one a unit whose weights start near zero starts as the identity (gMLP), at
     zero as PosMLP's code does. At another grid it is resampled as a map.
@@ -29,7 +29,7 @@ class MixingPosition(Position):
     Args:
         encodings: one per layer, of the same grid, or of the windows of it.
         bias: whether each layer has that bias.
-        bias_start: what the bias is at the start.
+        bias_start: initial value of the bias.
         product: 'matrix', or 'displacement' where the encoding has a table of displacements (`Displacements`), which
             takes memory that grows with N instead of N^2; 'auto' takes it from 1,024 patches on, where it is faster
             (with 8 samples or more only from some 1,600 on).
@@ -78,7 +78,8 @@ class MixingPosition(Position):
     def _mixing(self, encoding: MixingEncoding, grid: Grid) -> Tensor | Displacements:
         table = encoding.displacements(grid)
         if table is None:
-            return encoding(grid)
+            weights: Tensor = encoding(grid)
+            return weights
         large = grid.patches >= LARGE if self.product == "auto" else self.product == "displacement"
         return table if large else table.with_weights()
 
@@ -88,7 +89,7 @@ class MixingPosition(Position):
         return resize_map(bias.view(1, *self.grid.shape), grid.shape).flatten()
 
     def layer_lists(self) -> list[str]:
-        """The encodings and the biases."""
+        """Return the names of the lists of encodings and biases."""
         return ["encodings", "biases"]
 
     def published_names(self) -> dict[str, str]:

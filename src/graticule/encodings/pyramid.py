@@ -13,10 +13,10 @@ from graticule.layer_position import LayerPosition
 
 
 class PyramidPosition(Position):
-    """Holds the positions of all stages, one after another; each grid has half the sides of the one before.
+    """Holds the positions of all stages; each grid has half the sides of the one before.
 
-    It takes the first stage's grid. Every stage has its own encoding, as in PVT, unless absolute encodings
-    are for the first stages only.
+    It takes the first stage's grid, with the windows of all stages. Every stage has its own encoding, as in PVT, unless
+    absolute encodings are for the first stages only.
 
     **Tables of later stages.** Where w is added to the residual stream once, it reaches a later stage as part of the
     tokens, through every patch merging P on the way. Where w is kept beside the tokens and every layer gets it (LaPE,
@@ -37,7 +37,7 @@ class PyramidPosition(Position):
         absolute_stages: how many stages, from the first, have an absolute encoding if one is asked for; None for all.
         merge: for every stage but the first, the function that makes a table of that stage, (N, D), from one of the
             stage before and its grid; None where stages have tables of their own.
-        pad: whether odd sides are filled up before they are halved.
+        pad: whether odd sides are padded before they are halved.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class PyramidPosition(Position):
             stage.set_grid(at)
 
     def published_names(self) -> dict[str, str]:
-        """`pos_embed1...` as PVT's code, `pos_block.0...` as Twins', stages counted; both have one a stage.
+        """`pos_embed1...` as PVT's code, `pos_block.0...` as Twins', stages counted; both have one per stage.
 
-        What blocks have of their own is `layers.0.blocks...`, as timm's Swin.
+        Parameters of blocks are `layers.0.blocks...`, as timm's Swin.
 
-        What has more of them in a stage has no published name. With one stage the names are that stage's.
+        Further tables or PEGs of a stage have no published name. With one stage the names are those of that stage.
         """
         if len(self.stages) == 1:
             (stage,) = cast("Iterable[Position]", self.stages)
@@ -131,7 +131,7 @@ class PyramidPosition(Position):
         return names
 
     def table_shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of every stage."""
+        """Return the shapes of every stage."""
         stages = enumerate(cast("Iterable[Position]", self.stages))
         return {f"stages.{i}.{name}": shape for i, stage in stages for name, shape in stage.table_shapes().items()}
 

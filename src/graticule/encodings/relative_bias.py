@@ -65,7 +65,8 @@ class RelativeBias(PatchBias):
         else:
             table, index = self._table_at(grid), grid.offset_index(self.index.device)
         # index_select and its backward pass are several times as fast here as indexing
-        return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
+        bias: Tensor = table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
+        return bias
 
     def with_prefix(self, bias: Tensor, grid: Grid) -> Tensor:
         """Put rows and columns for the prefix tokens before a bias of the patches: (heads, N, N)."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from graticule.encodings.base import FROM_SITE, Encoding, Position, Site
 from graticule.encodings.coordinates import Coordinates, Noise
@@ -128,7 +128,7 @@ class PlaneRotary(RotaryEncoding):
     def angles(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
         """Return the angle of every pair of channels at every patch, (..., H * W, d / 2), in radians."""
         vectors = self.scaling.frequencies(self.vectors(device), grid)
-        places = self.coordinates(grid, vectors.device)
+        places = self.coordinates(grid, vectors.device, self.grid)
         if noisy:
             places = self.noise(places)
         y, x = places.to(vectors.dtype)[..., None].unbind(1)  # (H * W, 1)
@@ -179,8 +179,8 @@ class FixedRotary(PlaneRotary):
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that it is built for."""
-        self.table = self._formula(grid, self.table.device).to(self.table.dtype)
         self.grid = grid
+        self.table = self._formula(grid, self.table.device).to(self.table.dtype)
 
     def _formula(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
         return waves(self.angles(grid, device, noisy), grid, self.layout)
@@ -188,7 +188,7 @@ class FixedRotary(PlaneRotary):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FixedRotary:
         """Compute the table again after a change of dtype, so that it is rounded once, and never below float32."""
         before = self.table.dtype
-        super()._apply(fn, recurse)
+        nn.Module._apply(self, fn, recurse)
         if self.table.dtype != before:
             wide = torch.promote_types(self.table.dtype, torch.float32)
             self.table = self._formula(self.grid, self.table.device).to(wide)

@@ -14,7 +14,7 @@ from graticule.joining import Joining
 
 
 class TokenMixing(Encoding):
-    """What a gating unit mixes tokens by; one per layer."""
+    """An encoding that makes the weights of a gating unit; one per layer."""
 
     layered = False
     #: Whether its weights are a softmax; gating units then have no norm by default (PosMLP, section 5.3).
@@ -36,8 +36,8 @@ class TokenMixing(Encoding):
         Args:
             site: of the backbone.
             joining: 'default'; there is nothing to join.
-            bias: whether one number per token is added to what was mixed.
-            bias_start: what that bias is at the start; by default 1 where the unit then starts as the identity.
+            bias: whether one number per token is added to the mixed tokens.
+            bias_start: initial value of that bias; by default 1 if the unit then starts as the identity.
             product: by the matrix of all pairs, or as a convolution over displacements ('auto': where it is faster).
             options: those of the constructor.
         """
@@ -47,7 +47,7 @@ class TokenMixing(Encoding):
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:
-        """Return what the bias starts at: 0, as in PosMLP's code."""
+        """Return the initial value of the bias: 0, as in PosMLP's code."""
         return 0.0
 
 
