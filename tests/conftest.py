@@ -10,6 +10,7 @@ import torch
 import graticule
 from graticule import plugins
 from graticule.backbones import registry
+from graticule.data.registry import DATASETS, TEXTS
 from graticule.encodings import ENCODINGS
 from graticule.joining import JOININGS
 from graticule.recipe_registry import RECIPES
@@ -22,6 +23,16 @@ def _start_alike(monkeypatch):
     torch.manual_seed(0)
     torch._dynamo.reset()
     monkeypatch.setattr(cost, "_SECONDS", 0.0)  # three timed passes, however short they are
+
+
+@pytest.fixture
+def registered_data():
+    """Forget the data sets and texts that a test registers."""
+    kept = [(table, dict(table)) for table in (DATASETS, TEXTS)]
+    yield
+    for table, before in kept:
+        table.clear()
+        table.update(before)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         register_backbone,
     )
     from graticule.checkpoints import Transfer, load_checkpoint, published_state_dict, transfer
-    from graticule.data import Augmentation, register_dataset
+    from graticule.data import Augmentation, register_dataset, register_text
     from graticule.encodings import (
         AbsoluteEncoding,
         BiasEncoding,
@@ -86,6 +86,7 @@ _HOMES = {
     "register_recipe": "recipe_registry",
     "register_resampler": "resampling",
     "register_task": "training",
+    "register_text": "data",
     "train": "training",
     "transfer": "checkpoints",
     "unfold": "surgery",
@@ -133,6 +134,7 @@ __all__ = [
     "register_recipe",
     "register_resampler",
     "register_task",
+    "register_text",
     "train",
     "transfer",
     "unfold",

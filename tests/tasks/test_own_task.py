@@ -10,7 +10,6 @@ from short_runs import assert_same_end, rows, stopped
 
 import graticule
 from commands import run_command
-from graticule.data.registry import DATASETS
 from graticule.recipes import load_recipe
 from graticule.training import Run, build_data, list_tasks, task_of, train
 from graticule.training.task import recipe_plugins
@@ -106,7 +105,7 @@ def test_what_cannot_be_registered_is_refused(methods):
 NOISE = """
 import graticule
 import numpy as np
-from graticule.data import ArrayImages, DatasetInfo
+from graticule.data import ArrayImages, DatasetInfo, Document
 
 
 @graticule.register_dataset("noise_of_a_plugin")
@@ -114,14 +113,25 @@ def noise(split, root):
     images = np.random.default_rng(0).integers(0, 256, (20, 28, 28), dtype=np.uint8)
     info = DatasetInfo("noise_of_a_plugin", ("dark", "light"), 1, (28, 28), (0.5,), (0.3,))
     return ArrayImages(images, np.arange(20) % 2), info
+
+
+@graticule.register_text("counting_of_a_plugin")
+def counting(root):
+    documents = [Document(f"from {n}", " ".join(str(n + i) for i in range(20))) for n in range(10)]
+    return {"train": documents[:8], "test": documents[8:]}
 """
 
 
-def test_a_run_on_a_data_set_of_a_plugin_records_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("graticule.data.registry.DATASETS", dict(DATASETS))
+def test_a_run_on_a_data_set_or_text_of_a_plugin_records_its_file(tmp_path, registered_data):
     file = tmp_path / "noise.py"
     file.write_text(NOISE)
     graticule.load_plugin(file)
     recipe = graticule.Recipe(dataset="noise_of_a_plugin", model_kwargs=("depth=1",))
-    assert recipe_plugins(recipe) == {"noise.py": hashlib.sha256(NOISE.encode()).hexdigest()}
-    assert recipe_plugins(graticule.Recipe()) == {}
+    recorded = {"noise.py": hashlib.sha256(NOISE.encode()).hexdigest()}
+    assert recipe_plugins(recipe) == recorded
+    text = graticule.TextRecipe("lm_nano", dataset="counting_of_a_plugin", encoding="learnable", context=8, epochs=1)
+    assert recipe_plugins(text) == recorded
+    for ours in (graticule.Recipe(), graticule.TextRecipe()):
+        assert recipe_plugins(ours) == {}
+    run = train(text, tmp_path / "run", progress=False)
+    assert json.loads(run.recipe_file.read_text())["plugins"] == recorded

@@ -10,11 +10,12 @@ from graticule.lazy import lazy_names
 if TYPE_CHECKING:
     from graticule.data.augmentation import Augmentation
     from graticule.data.byte_pairs import BytePairTokenizer
+    from graticule.data.documents import Document
     from graticule.data.images import ArrayImages, DatasetInfo, check_class_names, same_classes
     from graticule.data.module import DataModule, build_mixup, list_datasets, load_dataset
-    from graticule.data.registry import register_dataset
+    from graticule.data.registry import register_dataset, register_text
     from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, SeededImages
-    from graticule.data.text import Document, list_texts, load_text
+    from graticule.data.text import list_texts, load_text
     from graticule.data.text_module import TextInfo, TextModule, build_tokenizer, list_tokenizers
     from graticule.data.tokens import ByteTokenizer, Tokenizer, check_vocabulary
     from graticule.data.transforms import evaluation_transform, training_transform
@@ -49,6 +50,7 @@ __all__ = [
     "load_dataset",
     "load_text",
     "register_dataset",
+    "register_text",
     "same_classes",
     "training_transform",
 ]
@@ -62,7 +64,7 @@ _HOMES = {
     "ByteTokenizer": "tokens",
     "DataModule": "module",
     "DatasetInfo": "images",
-    "Document": "text",
+    "Document": "documents",
     "EpochSampler": "sampling",
     "EvaluationOrder": "sampling",
     "EvaluationWindows": "windows",
@@ -82,6 +84,7 @@ _HOMES = {
     "load_dataset": "module",
     "load_text": "text",
     "register_dataset": "registry",
+    "register_text": "registry",
     "same_classes": "images",
     "training_transform": "transforms",
 }

@@ -20,7 +20,7 @@ from graticule.data.fashion_mnist import fashion_mnist
 from graticule.data.folder import image_folder
 from graticule.data.hugging_face import hugging_face
 from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share
-from graticule.data.registry import DATASETS, Loader, loaded
+from graticule.data.registry import DATASETS, Loader, add_own, loaded
 from graticule.data.sampling import (
     BatchOrder,
     EpochSampler,
@@ -44,11 +44,7 @@ _OURS: dict[str, Loader] = {
     "image_folder": image_folder,
     "hugging_face": hugging_face,
 }
-
-
-if taken := sorted(_OURS.keys() & DATASETS):  # a plugin came first
-    raise ValueError(f"`name` must be new, got {taken[0]!r}, which is a dataset of graticule.")
-DATASETS |= _OURS
+add_own("dataset", DATASETS, _OURS)
 
 
 def list_datasets() -> list[str]:

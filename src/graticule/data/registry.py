@@ -1,4 +1,4 @@
-"""Data sets by name: those of the package and those that a plugin registers."""
+"""Data sets and texts by name: those of the package and those that a plugin registers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from graticule.data.documents import Corpus
 from graticule.data.images import DatasetInfo, Split
 from graticule.plugins import register_once
 
 #: From a split and the folder of the data, if one is given, to (image, label) pairs and what is known of them.
 Loader = Callable[[Split, Path | None], tuple[Any, DatasetInfo]]
-F = TypeVar("F", bound=Callable[..., tuple[Any, DatasetInfo]])
+#: From the folder of the text, if one is given, to the documents of both splits.
+TextLoader = Callable[[Path | None], Corpus]
+F = TypeVar("F", bound=Callable[..., Any])
 
 DATASETS: dict[str, Loader] = {}
+TEXTS: dict[str, TextLoader] = {}
 
 
 def register_dataset(name: str) -> Callable[[F], F]:
@@ -40,21 +44,61 @@ def register_dataset(name: str) -> Callable[[F], F]:
             return ArrayImages(images, images.mean((1, 2)) > 127), info
     """
 
+    return _registering("dataset", name, DATASETS, split="train", folder=None)
+
+
+def register_text(name: str) -> Callable[[F], F]:
+    """Return a decorator that registers a function that loads a text, for `--dataset` and `load_text`.
+
+    The function takes the folder (`--data-root`) or None, and returns a dictionary: the list of `Document` to train on
+    under "train", that of the held-out ones under "test".
+
+    Args:
+        name: the name, an identifier.
+
+    Raises:
+        ValueError: if `name` is no identifier or already taken.
+        TypeError: for what is no function of one argument.
+
+    Example::
+
+        @graticule.register_text("counting")
+        def counting(root):
+            lines = [Document(f"line {n}", " ".join(map(str, range(n, n + 100)))) for n in range(50)]
+            return {"train": lines[:45], "test": lines[45:]}
+    """
+    return _registering("text", name, TEXTS, folder=None)
+
+
+def _registering(kind: str, name: str, table: dict[str, Any], **arguments: Any) -> Callable[[F], F]:
+    """Return the decorator that adds a function of `arguments`, in their order, to `table`."""
+
     def add(function: F) -> F:
         if not inspect.isfunction(function):
-            raise TypeError(f"the dataset {name!r} must be a function that loads a split, got {function!r}.")
+            raise TypeError(f"the {kind} {name!r} must be a function that loads it, got {function!r}.")
         try:
-            inspect.signature(function).bind("train", None)
+            inspect.signature(function).bind(*arguments.values())
         except TypeError as error:
-            raise TypeError(f"the dataset {name!r} must be a function of split and folder: {error}.") from None
-        known = DATASETS.get(name)
-        if known is not None and not inspect.isfunction(known):
-            raise ValueError(f"`name` must be new, got {name!r}, which is a dataset of graticule.")
-        register_once("dataset", name, function, known)
-        DATASETS[name] = function
+            raise TypeError(f"the {kind} {name!r} must be a function of {' and '.join(arguments)}: {error}.") from None
+        known = table.get(name)
+        if known is not None and (not inspect.isfunction(known) or known.__module__.startswith("graticule.")):
+            raise ValueError(f"`name` must be new, got {name!r}, which is a {kind} of graticule.")
+        register_once(kind, name, function, known)
+        table[name] = function
         return function
 
     return add
+
+
+def add_own(kind: str, table: dict[str, Any], own: dict[str, Any]) -> None:
+    """Add the loaders of the package to `table`.
+
+    Raises:
+        ValueError: if a plugin that was imported before has taken one of their names.
+    """
+    if taken := sorted(own.keys() & table):
+        raise ValueError(f"`name` must be new, got {taken[0]!r}, which is a {kind} of graticule.")
+    table.update(own)
 
 
 def loaded(name: str, split: Split, root: Path | None) -> tuple[Any, DatasetInfo]:

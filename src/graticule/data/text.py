@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 
+from graticule.data.documents import Corpus, Document
 from graticule.data.folder import SPLITS, files_below, stay_inside
 from graticule.data.images import Split
+from graticule.data.registry import TEXTS, add_own
 from graticule.files import read_bytes
 from graticule.names import known_name
 
@@ -24,24 +25,13 @@ _HELD_OUT = 0.1
 _LONG_PARAGRAPH = 60
 
 
-@dataclass(frozen=True)
-class Document:
-    """A text and its name: a topic, or the path of a file in its folder."""
-
-    name: str
-    text: str
-
-
 #: Bytes of a text file, at most: all text is held in memory.
 _LARGEST = 1 << 32
-
-#: The documents of both parts, each sorted by name.
-Corpus = dict[Split, list[Document]]
 
 
 def list_texts() -> list[str]:
     """List the names that `load_text` takes."""
-    return list(_TEXTS)
+    return list(TEXTS)
 
 
 def load_text(name: str, root: str | Path | None = None) -> Corpus:
@@ -49,9 +39,18 @@ def load_text(name: str, root: str | Path | None = None) -> Corpus:
 
     Raises:
         ValueError, FileNotFoundError, ImportError: for an unknown name, or text that is not there or cannot be read.
+        TypeError: if a registered function returns something else.
     """
-    known_name("dataset", name, _TEXTS)
-    return _TEXTS[name](None if root is None else Path(root))
+    known_name("dataset", name, TEXTS)
+    corpus = TEXTS[name](None if root is None else Path(root))
+    if not (isinstance(corpus, dict) and corpus.keys() == {"train", "test"}):
+        raise TypeError(f"the text {name!r} must return a dictionary with 'train' and 'test', got {corpus!r:.80}.")
+    for split, documents in corpus.items():
+        if not (isinstance(documents, list) and all(isinstance(document, Document) for document in documents)):
+            raise TypeError(f"the text {name!r} must return a list of Documents for {split!r}, got {documents!r:.80}.")
+        if not any(document.text for document in documents):
+            raise ValueError(f"the text {name!r} must have documents with text for {split!r}, got {len(documents)}.")
+    return corpus
 
 
 def hash_share(name: str) -> float:
@@ -147,7 +146,7 @@ def read_utf8(path: Path) -> str:
     return text.removeprefix("\ufeff")
 
 
-_TEXTS: dict[str, Callable[[Path | None], Corpus]] = {"pydoc": lambda root: pydoc(), "text_folder": text_folder}
+add_own("text", TEXTS, {"pydoc": lambda root: pydoc(), "text_folder": text_folder})
 
 
 def _held_out_topic(name: str) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from graticule.data import TextModule, Tokenizer
+    from graticule.plugins import Definition
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,12 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         )
         data.setup("fit")
         return data
+
+    def loader(self) -> Definition | None:
+        """Return the function that loads the text of the recipe, as registered."""
+        from graticule.data.registry import TEXTS
+
+        return TEXTS.get(self.recipe.dataset)
 
     def describe(self, data: TextModule) -> dict[str, Any]:
         """Return the number of tokens of the vocabulary and its fingerprint."""

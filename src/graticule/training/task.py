@@ -112,6 +112,12 @@ class Task(ABC, Generic[R, D]):
             run: an existing run; its data must be the ones that it was trained on, as far as `describe` says.
         """
 
+    def loader(self) -> Definition | None:
+        """Return the function that loads the data set of the recipe, as registered; recipe.json records its file."""
+        from graticule.data.registry import DATASETS
+
+        return DATASETS.get(self.recipe.dataset)
+
     def describe(self, data: D) -> dict[str, Any]:
         """Return the facts about the data that the model depends on, as plain values; recipe.json holds them."""
         return {}
@@ -253,12 +259,12 @@ def build_model(recipe: TrainingRecipe, **described: Any) -> Any:
 def recipe_plugins(recipe: TrainingRecipe) -> dict[str, str]:
     """Return the files outside of the package that define what a recipe names, with their SHA-256."""
     from graticule.backbones.registry import backbone_of
-    from graticule.data.registry import DATASETS
     from graticule.encodings import ENCODINGS
     from graticule.joining import JOININGS
 
     encodings = () if recipe.encoding is None else ENCODINGS.specs(recipe.encoding)
     found: list[Definition] = [ENCODINGS[spec.name] for spec in encodings]
     found += [JOININGS[spec.name] for spec in JOININGS.specs(recipe.joining)]
-    further = [type(task_of(recipe)), backbone_of(recipe.model), DATASETS.get(recipe.dataset)]
+    task = task_of(recipe)
+    further = [type(task), backbone_of(recipe.model), task.loader()]
     return plugins_of([*found, *(one for one in further if one is not None)])
