@@ -328,7 +328,7 @@ def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path)
         ("--model-kwargs windows=", "must be different NAME=VALUE"),
         ("--model-kwargs =[4,2]", "must be different NAME=VALUE"),
         ("--model-kwargs windows=[4,2] windows=[8,4]", "must be different NAME=VALUE"),
-        ("--model-kwargs windows=[4,2", "must have JSON or a word behind =, as windows=[28,14,14,7]"),
+        ("--model-kwargs windows=[4,2", "must have JSON or a word after =, as windows=[28,14,14,7]"),
         ("--model-kwargs windows=[4,two]", "must have JSON or a word"),
         ("--model-kwargs drop_rate=NaN", "`model_kwargs` must be what posmlp_nano_32 takes"),
         ("--model-kwargs windows=null", "must not have null"),

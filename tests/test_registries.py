@@ -72,7 +72,7 @@ def test_a_name_has_one_class(methods):
     with pytest.raises(ValueError, match=r"`name` must be new, got 'shaw', which is the encoding .*Method"):
         methods.register("shaw")(Rotation)
     with pytest.raises(ValueError, match="must be an identifier"):
-        methods.register("my encoding")
+        methods.register("my encoding")(Rotation)
     with pytest.raises(TypeError, match="'number' must be a subclass of Method"):
         methods.register("number")(int)
 
