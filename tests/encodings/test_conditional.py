@@ -583,5 +583,5 @@ def test_a_convolutional_projection_that_cannot_be_is_refused(kwargs, message):
 
 
 def test_a_grid_too_small_for_a_convolutional_projection_is_refused():
-    with pytest.raises(ValueError, match=r"`grid` must be at least 4 patches a side .*got 3 x 5"):
+    with pytest.raises(ValueError, match=r"`grid` must have sides of at least 4 patches .*got 3 x 5"):
         ConvolutionalProjection(DIM, 7, "reflect")(torch.randn(2, 15, DIM), Grid(3, 5))
