@@ -12,6 +12,7 @@ from torch import nn
 from torch.export import export
 
 import graticule
+from graticule import plugins
 from graticule.grid import Grid, resize_map
 from graticule.resampling import RESAMPLERS, Bicubic, Crop, Geometric, LogSpaced, Resampler, build_resampler
 
@@ -229,7 +230,9 @@ def test_what_is_wrong_is_named():
         graticule.register_resampler("mine")(dict)
 
 
-def test_a_resampler_of_ones_own_has_the_same_rights():
+def test_a_resampler_of_ones_own_has_the_same_rights(monkeypatch):
+    monkeypatch.setattr(plugins, "_registered", dict(plugins._registered))
+
     @graticule.register_resampler("nearest")
     class Nearest(graticule.Resampler):
         def weights(self, old, new, device=None):

@@ -111,6 +111,7 @@ class LearnableMixing(MixingEncoding):
     """
 
     resampled = True
+    holds = "displacements"
 
     @checked
     def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02, resampler: str = "bicubic") -> None:

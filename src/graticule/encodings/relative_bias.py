@@ -38,6 +38,7 @@ class RelativeBias(PatchBias):
     """
 
     resampled = True
+    holds = "displacements"
 
     @checked
     def __init__(self, grid: Grid, num_heads: int, prefix_rows: bool = False, resampler: str = "bicubic") -> None:

@@ -7,12 +7,14 @@ from graticule.lazy import lazy_names
 if TYPE_CHECKING:
     from graticule.studies.comparison import Comparison
     from graticule.studies.comparison_runs import compare, plan, planned_rows, train_part
+    from graticule.studies.resamplers import ResamplerStudy, try_resamplers
     from graticule.studies.resolution import Resolutions, resolutions
     from graticule.studies.text_lengths import Lengths, lengths
 
 __all__ = [
     "Comparison",
     "Lengths",
+    "ResamplerStudy",
     "Resolutions",
     "compare",
     "lengths",
@@ -20,11 +22,13 @@ __all__ = [
     "planned_rows",
     "resolutions",
     "train_part",
+    "try_resamplers",
 ]
 
 _HOMES = {
     "Comparison": "comparison",
     "Lengths": "text_lengths",
+    "ResamplerStudy": "resamplers",
     "Resolutions": "resolution",
     "compare": "comparison_runs",
     "lengths": "text_lengths",
@@ -32,5 +36,6 @@ _HOMES = {
     "planned_rows": "comparison_runs",
     "resolutions": "resolution",
     "train_part": "comparison_runs",
+    "try_resamplers": "resamplers",
 }
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
