@@ -8,7 +8,6 @@ import pty
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +15,7 @@ import torch
 
 import graticule
 from commands import run_command
+from forked import forked
 from graticule.data import BytePairTokenizer
 from graticule.tasks import Recipe, tokenizer_of
 from graticule.training import Run, train
@@ -218,27 +218,32 @@ def test_a_reader_that_goes_away_is_no_mistake(capsys, monkeypatch, computed):
 
 
 def test_a_person_sees_text_at_once_and_stops_it_with_control_c(computed):
-    """In a terminal, with a text that would go on for long."""
+    """In a terminal, with a text that would continue for long."""
     screen, end = pty.openpty()
-    # a shell lets what it starts in the background ignore Control-C, tests and all that they start
-    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{listen}; import sys; from graticule.cli import main; sys.exit(main(sys.argv[1:]))"
-    options = ["--prompt", "Now ", "--tokens", "50000", "--temperature", "0"]
-    command = [sys.executable, "-c", code, "generate", str(computed.folder), *options]
-    process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def in_a_terminal() -> None:
+        for stream in range(3):
+            os.dup2(end, stream)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        # a shell lets the processes that it starts in the background ignore Control-C, tests and all that they start
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os._exit(run_main(computed, "--prompt", "Now ", "--tokens", 50_000, "--temperature", 0))
+
+    process = forked(in_a_terminal)
     os.close(end)
     shown = b""
     try:
         while len(shown) < 60:
             shown += os.read(screen, 1000)
-        process.send_signal(signal.SIGINT)
+        os.kill(process.pid, signal.SIGINT)
         with contextlib.suppress(OSError):  # which says on Linux that the other end is closed
             while more := os.read(screen, 1000):
                 shown += more
-        assert process.wait(60) == 130
+        process.join(60)
+        assert process.exitcode == 130
     finally:
         process.kill()
-        process.wait()
+        process.join()
         os.close(screen)
     assert shown.startswith(b"Now ") and b"Traceback" not in shown and b"\x1b" not in shown
     assert shown.endswith(b"graticule: stopped.\r\n")

@@ -190,14 +190,15 @@ def test_only_few_files_are_open_at_a_time_and_none_after_the_images_are_gone(tm
     for _ in range(2):
         for index in (3, 0, 5, 1, 4, 2):
             assert number_of(images[index][0]) == index
-            assert len(open_arrows()) <= 2
+            assert len(open_arrows(tmp_path)) <= 2
     del images
-    assert not open_arrows()
+    assert not open_arrows(tmp_path)
 
 
-def open_arrows():
+def open_arrows(folder):
     links = [os.path.join("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
-    return [path for path in map(os.path.realpath, links) if path.endswith(".arrow")]
+    paths = map(os.path.realpath, links)
+    return [path for path in paths if path.endswith(".arrow") and path.startswith(str(folder.resolve()))]
 
 
 def test_opening_reads_no_images(saved, monkeypatch):
