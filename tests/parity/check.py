@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import released_biases
 import released_posmlp
 import released_rope
 import torch
@@ -162,6 +163,7 @@ BUILDERS: dict[tuple[str, str], Callable[[dict[str, Any]], nn.Module]] = {
 COMPUTE: dict[tuple[str, str], Callable[..., dict[str, Tensor]]] = {
     **{(released_posmlp.SOURCE, kind): compute for kind, compute in released_posmlp.COMPUTE.items()},
     **released_rope.COMPUTE,
+    **released_biases.COMPUTE,
 }
 
 

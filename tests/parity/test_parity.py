@@ -19,6 +19,8 @@ CASES = [
     *("vit_lite_learnable", "cct_learnable", "cvt_sine", "t2t_performer", "ceit"),
     *sorted(path.stem for path in GOLDEN.glob("posmlp_*.safetensors")),
     *sorted(path.stem for path in GOLDEN.glob("*rope*.safetensors")),
+    *sorted(path.stem for path in GOLDEN.glob("irpe_*.safetensors")),
+    *("vit_relpos_bias_cls", "vit_relpos_mlp", "swin_ape", "swin_v2"),
 ]
 
 
@@ -53,6 +55,9 @@ def test_every_recorded_case_is_checked():
         *[f"posmlp_unit_{form}" for form in ("gqpe", "gqpe_1d", "lrpe", "lrpe_m")],
         *["eva02_rope", "rope_swin_mixed", "rope_vit_axial", "rope_vit_mixed"],
         *[f"vit_rope_{kind}_timm" for kind in ("axial", "dinov3", "mixed")],
+        *["irpe_alone_euclidean_3x13", "irpe_alone_product_2x17"],
+        *[f"irpe_{method}_k" for method in ("cross", "euclidean", "product", "quant")],
+        *["vit_relpos_bias_cls", "vit_relpos_mlp", "swin_ape", "swin_v2"],
     ] == CASES
 
 

@@ -62,8 +62,9 @@ def rename_published(
             state_dict[prefix + rename(name.removeprefix(prefix))] = state_dict.pop(name)
         grids = {rename(name): shape for name, shape in grids.items()}
     position: Any = module.position
-    named = {f"position.{own}": theirs for theirs, own in position.published_names().items()}
-    named = {own: theirs for own, theirs in named.items() if prefix + theirs in state_dict}
+    # a parameter may have several published names, of which a checkpoint has one
+    published = position.published_names().items()
+    named = {f"position.{own}": theirs for theirs, own in published if prefix + theirs in state_dict}
     for own, theirs in named.items():
         state_dict[prefix + own] = state_dict.pop(prefix + theirs)
     held = position.table_shapes()

@@ -43,8 +43,8 @@ class ContinuousBias(PatchBias):
             nn.Linear(2, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
         )
 
-    def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+    def coordinates(self, grid: Grid) -> Tensor:
+        """Return s of the rows' and of the columns' displacement, (2H - 1, 2W - 1, 2)."""
         weight = next(self.cpb_mlp.parameters())
         wide = torch.promote_types(weight.dtype, torch.float32)
         sides = [
@@ -52,9 +52,12 @@ class ContinuousBias(PatchBias):
             for side, whole in zip(grid.shape, self.reference, strict=True)
         ]
         scaled = [t.sign() * torch.log2(1 + 8 * t.abs()) / 3 for t in sides]  # log to base 8
-        place = torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).flatten(0, 1).to(weight.dtype)
-        table = 16 * self.cpb_mlp(place).sigmoid()  # (displacements, heads)
-        index = grid.offset_index(weight.device)
+        return torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).to(weight.dtype)
+
+    def patch_bias(self, grid: Grid) -> Tensor:
+        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+        table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, 1)).sigmoid()  # (displacements, heads)
+        index = grid.offset_index(table.device)
         bias: Tensor = table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
         return bias
 

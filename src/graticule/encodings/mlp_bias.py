@@ -37,15 +37,18 @@ class MlpBias(PatchBias):
         self.fc1 = nn.Linear(2, hidden)
         self.fc2 = nn.Linear(hidden, num_heads)
 
-    def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+    def coordinates(self, grid: Grid) -> Tensor:
+        """Return s of the rows' and of the columns' displacement, (2H - 1, 2W - 1, 2)."""
         weight = self.fc1.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
         sides = (torch.arange(1 - side, side, device=weight.device, dtype=wide) for side in grid.shape)
         scaled = [t.sign() * t.abs().log1p() for t in sides]
-        place = torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).flatten(0, 1).to(weight.dtype)
-        table = self.fc2(self.fc1(place).relu())  # (displacements, heads)
-        index = grid.offset_index(weight.device)
+        return torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).to(weight.dtype)
+
+    def patch_bias(self, grid: Grid) -> Tensor:
+        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+        table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, 1)).relu())  # (displacements, heads)
+        index = grid.offset_index(table.device)
         return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
 
     def set_grid(self, grid: Grid) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,7 +19,10 @@ class Attention(nn.Module):
     The queries, keys and values come from one matrix, ordered q, k, v and then by head, under the names of
     timm and DeiT (`qkv`, `proj`).
 
-    Reference: Attention Is All You Need (Vaswani et al., 2017), Eq. 1.
+    With `cosine` the logits are :math:`\min(e^{\tau_h}, 100) \cos(q, k)` + bias, tau learned per head, from ln 10.
+
+    Reference: Attention Is All You Need (Vaswani et al., 2017), Eq. 1; `cosine`, Swin Transformer V2 (Liu et al.,
+    2022), Eq. 2.
 
     Args:
         dim: D, a multiple of `num_heads`.
@@ -25,6 +31,7 @@ class Attention(nn.Module):
         attn_drop: dropout rate on the attention weights.
         proj_drop: dropout rate on the output.
         scale: of the logits, instead of d^(-1/2).
+        cosine: whether logits are cosines times a learned scale; `scale` must then be left out.
     """
 
     @checked
@@ -36,13 +43,17 @@ class Attention(nn.Module):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         scale: float | None = None,
+        cosine: bool = False,
     ) -> None:
         super().__init__()
+        if cosine and scale is not None:
+            raise ValueError(f"`scale` must be left out with `cosine`, whose scale is learned, got {scale}.")
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"`embed_dim` must be a multiple of `num_heads`, got {dim} with {num_heads} heads.")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
-        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.scale = 1.0 if cosine else self.head_dim**-0.5 if scale is None else scale
+        self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10))) if cosine else None
         self.attn_drop = attn_drop
         self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
@@ -90,6 +101,9 @@ class Attention(nn.Module):
                 y.chunk(3, -1)[i].unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
                 for i, y in enumerate((all_q, all_k, all_v))
             )
+        if self.logit_scale is not None:
+            q = F.normalize(q, dim=-1) * self.logit_scale.clamp(max=math.log(100)).exp().to(q.dtype)
+            k = F.normalize(k, dim=-1)
         if position.rotary is not None:
             q, k = position.rotary(q, k)
         if position.query_scale is not None:
