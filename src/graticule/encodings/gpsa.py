@@ -57,7 +57,7 @@ class Gpsa(BiasEncoding):
         nn.init.trunc_normal_(weight, std=0.02, a=-2, b=2)
         side = math.isqrt(self.num_heads)
         place = torch.arange(side, device=weight.device, dtype=weight.dtype) - (side - 1) / 2
-        y, x = torch.meshgrid(place, place, indexing="ij")
+        x, y = torch.meshgrid(place, place, indexing="ij")  # as in its code, heads go down the columns
         centers = torch.stack([2 * x, 2 * y, torch.full_like(x, -1)], -1).flatten(0, 1)  # (side^2, 3)
         weight[: side**2] = centers
         weight.mul_(self.locality)

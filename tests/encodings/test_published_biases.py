@@ -1,0 +1,468 @@
+"""Relative biases of published models: equal to timm's modules with random weights, and hand-computed small cases."""
+
+import math
+from functools import partial
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers.pos_embed_rel import RelPosBias, RelPosBiasTf, RelPosMlp
+from timm.models.beit import Attention as BeitAttention
+from timm.models.convit import GPSA
+from timm.models.mvitv2 import MultiScaleAttention
+from timm.models.swin_transformer_v2 import WindowAttention as SwinV2Attention
+from timm.models.vision_transformer_relpos import RelPosAttention
+from timm.models.vision_transformer_sam import Attention as SamAttention
+
+import graticule
+from graticule import Grid, LayerPosition
+from graticule.encodings import ContinuousBias, Decomposed, Gpsa, GqpeBias, Irpe, MixingEncoding, MlpBias, RelativeBias
+from graticule.encodings.mixing import QuadraticMixing
+from graticule.layers import Attention
+from tiny import draw, images, tiny
+
+DIM, HEADS = 24, 4
+HEAD_DIM = DIM // HEADS
+SQUARE, WIDE = Grid(4, 4), Grid(3, 5)
+
+
+@torch.no_grad()
+def drawn(module):
+    """The module in float64 and evaluation mode, its parameters drawn so that each one matters."""
+    for parameter in module.double().eval().parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+def tokens(grid, batch=2):
+    return torch.randn(batch, grid.tokens, DIM, dtype=torch.float64)
+
+
+def attention(theirs, **kwargs):
+    """Our attention with the projections of a module of timm's."""
+    ours = Attention(DIM, HEADS, qkv_bias=theirs.qkv.bias is not None, **kwargs).double().eval()
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.copy_(theirs.get_parameter(name))
+    return ours
+
+
+def assert_same(found, expected, atol=1e-10):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+# Tables with rows for the class token: BEiT and timm's vit_relpos
+
+
+@pytest.mark.parametrize("grid", [Grid(4, 4, 1), Grid(3, 5, 1), Grid(1, 4, 1)], ids=str)
+@torch.no_grad()
+def test_attention_with_a_table_is_that_of_beit(grid):
+    theirs = drawn(BeitAttention(DIM, HEADS, qkv_bias=False, window_size=grid.shape))
+    encoding = RelativeBias(grid, HEADS, prefix_rows=True).double()
+    encoding.load_state_dict({"relative_position_bias_table": theirs.relative_position_bias_table})
+    x = tokens(grid)
+    assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), theirs(x))
+
+
+@pytest.mark.parametrize("grid", [Grid(4, 4, 1), Grid(3, 5, 1), SQUARE, WIDE], ids=str)
+@torch.no_grad()
+def test_attention_with_a_table_is_that_of_vit_relpos(grid):
+    kind = partial(RelPosBias, window_size=grid.shape, prefix_tokens=grid.prefix)
+    theirs = drawn(RelPosAttention(DIM, HEADS, rel_pos_cls=kind))
+    encoding = RelativeBias(grid, HEADS, prefix_rows=bool(grid.prefix)).double()
+    encoding.load_state_dict({"relative_position_bias_table": theirs.rel_pos.relative_position_bias_table})
+    x = tokens(grid)
+    assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), theirs(x))
+
+
+def test_the_rows_of_prefix_tokens_by_hand():
+    grid = Grid(1, 2, prefix=2)
+    encoding = RelativeBias(grid, 1, prefix_rows=True).double()
+    with torch.no_grad():  # offsets -1, 0, 1 (query minus key); prefix to patch, patch to prefix, within the prefix
+        encoding.relative_position_bias_table.copy_(torch.tensor([[1.0], [2], [3], [4], [5], [6]]))
+    assert encoding(grid)[0].tolist() == [[6, 6, 4, 4], [6, 6, 4, 4], [5, 5, 2, 1], [5, 5, 3, 2]]
+
+
+def test_rows_of_prefix_tokens_stay_as_they_are_at_another_grid():
+    encoding = drawn(RelativeBias(Grid(3, 5, 1), HEADS, prefix_rows=True))
+    last, other = encoding.relative_position_bias_table[-3:].clone(), Grid(4, 2, 1)
+    asked = encoding(other)
+    encoding.set_grid(other)
+    assert encoding.relative_position_bias_table.shape == (7 * 3 + 3, HEADS)
+    assert torch.equal(encoding.relative_position_bias_table[-3:], last)
+    assert torch.equal(encoding(other), asked)
+
+
+@pytest.mark.parametrize("name", ["relative_bias", "shared_relative_bias"])
+def test_rows_of_prefix_tokens_are_refused_without_any(name):
+    with pytest.raises(ValueError, match="`prefix_rows` must be False where there is no prefix token, got True"):
+        tiny(f"{name}(prefix_rows=True)", class_token=False, global_pool="avg")
+
+
+def test_a_norm_of_the_bias_leaves_the_rows_of_prefix_tokens():
+    model = draw(tiny("relative_bias(prefix_rows=True)", "lape")).double()
+    bias = model.position(model.grid)[0].bias
+    table = model.position.encodings.get_submodule("0").bias.relative_position_bias_table
+    assert torch.equal(bias[:, 0, 1], table[-3]) and torch.equal(bias[:, 1, 0], table[-2])
+    assert torch.equal(bias[:, 0, 0], table[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "encoding"),
+    [
+        ("vit_relpos_base_patch16_224", "mlp", "mlp_bias"),
+        ("vit_relpos_base_patch16_clsgap_224", "mlp", "mlp_bias"),
+        ("vit_relpos_base_patch16_cls_224", "mlp", "mlp_bias"),
+        ("vit_relpos_base_patch16_cls_224", "bias", "relative_bias(prefix_rows=True)"),
+        ("vit_relpos_base_patch16_224", "bias", "relative_bias"),
+        ("vit_srelpos_small_patch16_224", "mlp", "shared_mlp_bias(hidden=384)"),
+        ("vit_srelpos_small_patch16_224", "bias", "shared_relative_bias"),
+    ],
+)
+@pytest.mark.parametrize("size", [(32, 32), (32, 48)])
+@torch.no_grad()
+def test_a_whole_vit_relpos_gives_the_logits_of_timm_under_its_names(name, kind, encoding, size):
+    sizes = {"img_size": size, "patch_size": 8, "embed_dim": DIM, "depth": 2, "num_heads": HEADS, "num_classes": 5}
+    theirs = drawn(timm.create_model(name, rel_pos_type=kind, **sizes))
+    gammas = [name for name in theirs.state_dict() if ".ls" in name]  # LayerScale is a factor of the projection
+    for parameter in map(theirs.get_parameter, gammas):
+        parameter.fill_(1.0)
+    model = graticule.create_model(
+        "vit_tiny_patch16_224",
+        encoding=encoding,
+        qkv_bias=theirs.blocks[0].attn.qkv.bias is not None,
+        class_token=theirs.cls_token is not None,
+        global_pool=theirs.global_pool,
+        fc_norm=not isinstance(theirs.fc_norm, torch.nn.Identity),
+        **sizes,
+    )
+    model.double().eval().load_state_dict(
+        {name: value for name, value in theirs.state_dict().items() if name not in gammas}
+    )
+    x = images(*size, dtype=torch.float64)
+    # the logarithms of timm's coordinates are rounded to float32
+    for module in theirs.modules():
+        if isinstance(module, RelPosMlp):
+            module.rel_coords_log.copy_(MlpBias(model.grid, HEADS).double().coordinates(model.grid))
+    assert_same(model(x), theirs(x))
+
+
+# MaxViT and CoAtNet
+
+
+@pytest.mark.parametrize("grid", [SQUARE, WIDE, Grid(1, 4)], ids=str)
+@torch.no_grad()
+def test_a_table_of_maxvit_is_turned_into_ours(grid):
+    theirs = drawn(RelPosBiasTf(grid.shape, HEADS))
+    theirs.reset_parameters()
+    drawn(theirs)
+    encoding = RelativeBias(grid, HEADS).double()
+    table = encoding.fit("relative_position_bias_table", theirs.relative_position_bias_table)
+    encoding.load_state_dict({"relative_position_bias_table": table})
+    assert_same(encoding(grid), theirs.get_bias()[0] if theirs.get_bias().ndim == 4 else theirs.get_bias())
+
+
+@pytest.mark.parametrize("grid", [SQUARE, WIDE], ids=str)
+@torch.no_grad()
+def test_the_table_of_coatnet_is_ours(grid):
+    theirs = drawn(RelPosBias(grid.shape, HEADS))
+    encoding = RelativeBias(grid, HEADS).double()
+    encoding.load_state_dict(theirs.state_dict())
+    assert_same(encoding(grid), theirs.get_bias()[0])
+
+
+# Decomposed positions: SAM and MViTv2
+
+
+@pytest.mark.parametrize("grid", [SQUARE, WIDE, Grid(1, 4)], ids=str)
+@pytest.mark.parametrize("built", [None, Grid(5, 2)], ids=["built", "resampled"])
+@torch.no_grad()
+def test_attention_with_decomposed_positions_is_that_of_sam(grid, built):
+    built = built or grid
+    theirs = drawn(SamAttention(DIM, HEADS, use_rel_pos=True, input_size=built.shape))
+    encoding = Decomposed(built, HEADS, HEAD_DIM).double()
+    encoding.load_state_dict({name: theirs.get_parameter(name) for name in ("rel_pos_h", "rel_pos_w")})
+    x = tokens(grid)
+    expected = theirs(x.unflatten(1, grid.shape)).flatten(1, 2)
+    assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), expected)
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+@pytest.mark.parametrize("shape", [(4, 4), (5, 4), (3, 5)])
+@torch.no_grad()
+def test_attention_with_decomposed_positions_is_that_of_mvitv2(shape, prefix):
+    grid, side = Grid(*shape, prefix), max(shape)
+    theirs = drawn(
+        MultiScaleAttention(DIM, DIM, (side, side), HEADS, has_cls_token=bool(prefix), residual_pooling=False)
+    )
+    encoding = Decomposed(Grid(side, side, prefix), HEADS, HEAD_DIM).double()
+    encoding.load_state_dict({name: theirs.get_parameter(name) for name in ("rel_pos_h", "rel_pos_w")})
+    # timm slices its square tables where a side is shorter; there only the middle of a table is for the offsets
+    for name, length in zip(("rel_pos_h", "rel_pos_w"), shape, strict=True):
+        setattr(encoding, name, torch.nn.Parameter(theirs.get_parameter(name)[: 2 * length - 1]))
+    encoding.grid = grid
+    x = tokens(grid)
+    assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), theirs(x, list(shape))[0])
+
+
+def test_decomposed_positions_by_hand():
+    grid = Grid(1, 2, prefix=1)
+    encoding = Decomposed(grid, 1, 1).double()
+    with torch.no_grad():
+        encoding.rel_pos_h.copy_(torch.tensor([[10.0]]))
+        encoding.rel_pos_w.copy_(torch.tensor([[1.0], [2], [3]]))  # key to the right, here, to the left
+    queries = torch.tensor([5.0, 1, 2], dtype=torch.float64).view(1, 1, 3, 1)
+    assert encoding(grid)(queries)[0, 0].tolist() == [[0, 0, 0], [0, 12, 11], [0, 26, 24]]
+
+
+def test_scaled_decomposed_positions_are_divided_by_the_root_of_d():
+    plain, scaled = (Decomposed(WIDE, HEADS, HEAD_DIM, scaled=scaled).double() for scaled in (False, True))
+    scaled.load_state_dict(plain.state_dict())
+    queries = torch.randn(2, HEADS, 15, HEAD_DIM, dtype=torch.float64)
+    assert_same(scaled(WIDE)(queries) * math.sqrt(HEAD_DIM), plain(WIDE)(queries), 1e-12)
+
+
+def test_loading_decomposed_tables_of_another_grid_is_setting_the_grid():
+    first, second = (draw(tiny("decomposed", img_size=size)).double().eval() for size in ((24, 40), (48, 32)))
+    second.load_state_dict(first.state_dict())
+    x = images(48, 32, dtype=torch.float64)
+    assert_same(second(x), first(x), 1e-12)
+    first.set_input_size((48, 32))
+    assert_same(second(x), first(x), 1e-12)
+
+
+# ConViT's gated positional self-attention
+
+
+@pytest.mark.parametrize("side", [3, 4])
+@torch.no_grad()
+def test_gated_positional_attention_is_that_of_convit(side):
+    grid = Grid(side, side)
+    theirs = drawn(GPSA(DIM, HEADS, qkv_bias=True))
+    encoding = Gpsa(grid, HEADS).double()
+    encoding.load_state_dict({"pos_proj.weight": theirs.pos_proj.weight, "gating_param": theirs.gating_param})
+    ours = Attention(DIM, HEADS).double().eval()
+    ours.qkv.weight.copy_(torch.cat([theirs.qk.weight, theirs.v.weight]))
+    ours.qkv.bias.copy_(torch.cat([theirs.qk.bias, theirs.v.bias]))
+    ours.proj.load_state_dict(theirs.proj.state_dict())
+    x, position = tokens(grid), encoding(grid)
+    assert_same(ours(x, position), theirs(x))
+    assert_same(ours.weights(x, position), theirs.get_attention(x))
+
+
+@pytest.mark.parametrize("heads", [4, 9])
+@torch.no_grad()
+def test_gates_start_as_those_of_convit(heads):
+    theirs = GPSA(heads * 2, heads, locality_strength=0.7)
+    theirs.local_init()
+    ours = Gpsa(Grid(4, 4), heads, locality=0.7)
+    assert_same(ours.pos_proj.weight, theirs.pos_proj.weight, 1e-6)
+    assert torch.equal(ours.gating_param, theirs.gating_param)
+
+
+@torch.no_grad()
+def test_each_head_begins_as_a_position_of_a_convolution():
+    grid = Grid(5, 7)
+    weights = Gpsa(grid, 9, locality=20.0).double()(grid).positional.weights[:, grid.center].unflatten(-1, grid.shape)
+    at = [divmod(int(head.argmax()), 7) for head in weights]
+    assert at == [(2 + dy, 3 + dx) for dx in (-1, 0, 1) for dy in (-1, 0, 1)]
+    assert weights.amax((1, 2)).min() > 1 - 1e-8
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+@torch.no_grad()
+def test_blended_weights_sum_to_one_and_prefix_tokens_attend_by_content_alone(prefix):
+    grid = Grid(3, 5, prefix)
+    encoding, layer, x = drawn(Gpsa(grid, HEADS)), drawn(Attention(DIM, HEADS)), tokens(grid)
+    weights, content = layer.weights(x, encoding(grid)), layer.weights(x)
+    assert_same(weights.sum(-1), torch.ones(2, HEADS, grid.tokens, dtype=torch.float64), 1e-12)
+    assert torch.equal(weights[:, :, :prefix], content[:, :, :prefix])
+    assert (weights[:, :, prefix:, prefix:] != content[:, :, prefix:, prefix:]).all()
+    values = layer.qkv(x).chunk(3, -1)[2].unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
+    assert_same(layer(x, encoding(grid)), layer.proj((weights @ values).transpose(1, 2).flatten(2)), 1e-12)
+
+
+def test_a_closed_gate_leaves_content_alone_and_an_open_one_position():
+    grid = Grid(3, 5)
+    layer, x = drawn(Attention(DIM, HEADS)), tokens(grid)
+    shut, wide = (Gpsa(grid, HEADS, gate=gate).double()(grid) for gate in (-1000.0, 1000.0))
+    assert_same(layer(x, shut), layer(x), 1e-12)
+    assert torch.equal(layer.weights(x, wide)[0], wide.positional.weights)
+
+
+def test_dropout_of_a_blend_drops_content_and_position_together():
+    grid = Grid(3, 5)
+    layer, x = drawn(Attention(DIM, HEADS, attn_drop=0.5)), tokens(grid)
+    position = drawn(Gpsa(grid, HEADS))(grid)
+    torch.manual_seed(0)
+    found = layer.train()(x, position)
+    torch.manual_seed(0)
+    weights = F.dropout(layer.weights(x, position), 0.5)
+    values = layer.qkv(x).chunk(3, -1)[2].unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
+    assert_same(found, layer.proj((weights @ values).transpose(1, 2).flatten(2)), 1e-12)
+
+
+# GQPE as a bias
+
+
+@pytest.mark.parametrize("form", ["gamma_gamma_t", "gamma", "gamma_released", "alpha", "alpha_released"])
+@pytest.mark.parametrize("grid", [WIDE, Grid(4, 2)], ids=str)
+def test_with_queries_of_zero_a_head_attends_with_the_weights_of_gqpe(form, grid):
+    encoding = drawn(GqpeBias(WIDE, HEADS, form=form))
+    mixing: MixingEncoding = QuadraticMixing(WIDE, HEADS, form).double()
+    mixing.load_state_dict(encoding.gaussian.state_dict())
+    assert_same(encoding(grid).softmax(-1), mixing(grid), 1e-12)
+
+
+def test_a_gaussian_bias_by_hand():
+    encoding = GqpeBias(Grid(2, 3, 1), 1).double()
+    with torch.no_grad():
+        encoding.gaussian.center.copy_(torch.tensor([[1.0, 0.0]]))  # one column to the right
+        encoding.gaussian.matrix.copy_(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]))  # M = diag(4, 1) over (x, y)
+    bias = encoding(Grid(2, 3, 1))[0]
+    by_hand = [[4 * dx - 2 * dx * dx - 0.5 * dy * dy for dy in (0, 1) for dx in (-1, 0, 1)]]
+    assert bias[2, 1:].tolist() == by_hand[0]  # of the middle patch of the first row
+    assert not bias[0].any() and not bias[:, 0].any()
+
+
+# Cosine attention
+
+
+@pytest.mark.parametrize("grid", [SQUARE, WIDE], ids=str)
+@torch.no_grad()
+def test_cosine_attention_with_a_continuous_bias_is_that_of_swin_v2(grid):
+    theirs = drawn(SwinV2Attention(DIM, grid.shape, HEADS))
+    theirs.logit_scale.copy_(torch.tensor([6.0, 1.0, -1.0, 2.0]).view(4, 1, 1))  # the first is above ln 100
+    ours = Attention(DIM, HEADS, cosine=True).double().eval()
+    bias = torch.cat([theirs.q_bias, torch.zeros(DIM).double(), theirs.v_bias])
+    ours.load_state_dict(
+        {
+            "qkv.weight": theirs.qkv.weight,
+            "qkv.bias": bias,
+            "proj.weight": theirs.proj.weight,
+            "proj.bias": theirs.proj.bias,
+            "logit_scale": theirs.logit_scale,
+        }
+    )
+    encoding = ContinuousBias(grid, HEADS).double()
+    mlp = {f"cpb_mlp.{name}": value for name, value in theirs.cpb_mlp.state_dict().items()}
+    encoding.load_state_dict({**mlp, "reference": encoding.reference})
+    theirs.relative_coords_table.copy_(encoding.coordinates(grid)[None])  # timm's is rounded to float32
+    x = tokens(grid)
+    assert_same(ours(x, LayerPosition(bias=encoding(grid))), theirs(x))
+
+
+def test_cosine_attention_does_not_change_with_the_length_of_queries_and_keys():
+    layer, x = drawn(Attention(DIM, HEADS, cosine=True)), tokens(WIDE)
+    weights = layer.weights(x)
+    with torch.no_grad():
+        layer.qkv.weight[: 2 * DIM].mul_(3)
+        layer.qkv.bias[: 2 * DIM].mul_(3)
+    assert_same(layer.weights(x), weights, 1e-12)
+    layer.weights(x).square().sum().backward()
+    assert layer.logit_scale.grad.all()
+
+
+def test_cosine_attention_with_a_scale_is_refused():
+    with pytest.raises(ValueError, match="`scale` must be left out with `cosine`"):
+        Attention(DIM, HEADS, scale=1.0, cosine=True)
+
+
+# iRPE, all of it
+
+
+def bucket(t, ratio):
+    """iRPE's piecewise rule."""
+    alpha, beta, gamma = ratio, 2 * ratio, 8 * ratio
+    if abs(t) <= alpha:
+        return round(t)
+    far = min(beta, round(alpha + math.log(abs(t) / alpha) / math.log(gamma / alpha) * (beta - alpha)))
+    return int(math.copysign(far, t))
+
+
+def buckets(method, dy, dx, ratio):
+    """Bucket of a displacement in each table."""
+    middle = int(2 * ratio)
+    if method == "product":
+        return [(bucket(dy, ratio) + middle) * (2 * middle + 1) + bucket(dx, ratio) + middle]
+    if method == "cross":
+        return [bucket(dy, ratio) + middle, bucket(dx, ratio) + middle]
+    square = dy * dy + dx * dx
+    return [bucket(square if method == "quant" else round(math.sqrt(square)), ratio) + middle]
+
+
+def vector(encoding, letter, i, j, head):
+    """The vector, or number, of the displacement i minus j, by the formula."""
+    places, prefix = encoding.grid.coordinates().tolist(), encoding.grid.prefix
+    each = list(getattr(encoding, f"rpe_{letter}"))
+    if encoding.mode == "contextual" and letter != "v":
+        each = [table.mT for table in each]  # (heads, buckets, d)
+    if i < prefix or j < prefix:
+        at = [-1] * len(each)
+    else:
+        (yi, xi), (yj, xj) = places[i - prefix], places[j - prefix]
+        at = buckets(encoding.method, yi - yj, xi - xj, encoding.ratio)
+    return sum(table[0 if len(table) == 1 else head, b] for table, b in zip(each, at, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["contextual", "bias"])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("method", ["product", "cross", "euclidean", "quant"])
+@torch.no_grad()
+def test_attention_with_irpe_on_queries_keys_and_values_is_that_of_the_formula(method, shared, mode):
+    grid, heads = Grid(2, 5, 1), 2
+    on = "qkv" if mode == "contextual" else "qk"
+    encoding = drawn(Irpe(grid, heads, 3, method, on, mode, ratio=1.4, shared_heads=shared))
+    layer, x = drawn(Attention(6, heads)), torch.randn(1, grid.tokens, 6, dtype=torch.float64)
+    q, k, v = (part.unflatten(-1, (heads, 3)) for part in layer.qkv(x)[0].chunk(3, -1))  # (N, h, d)
+    mixed = torch.zeros(grid.tokens, heads, 3, dtype=torch.float64)
+    for head in range(heads):
+        of = partial(vector, encoding, head=head)
+        for i in range(grid.tokens):
+            logits = []
+            for j in range(grid.tokens):
+                content, of_k, of_q = q[i, head] @ k[j, head], of("k", i, j), of("q", j, i)
+                if mode == "contextual":
+                    logits.append((content + q[i, head] @ of_k + k[j, head] @ of_q) / 3**0.5)
+                else:
+                    logits.append(content / 3**0.5 + of_k + of_q)
+            weights = torch.stack(logits).softmax(0)
+            mixed[i, head] = weights @ v[:, head]
+            if mode == "contextual":
+                mixed[i, head] += sum(weights[j] * of("v", i, j) for j in range(grid.tokens))
+    assert_same(layer(x, encoding(grid)), layer.proj(mixed.flatten(1))[None], 1e-12)
+
+
+@pytest.mark.parametrize("method", ["product", "cross", "euclidean", "quant"])
+def test_a_table_of_irpe_has_as_many_buckets_as_published(method):
+    encoding = Irpe(Grid(14, 14, 1), 3, 8, method, "qkv")
+    buckets = 50 if method == "product" else 8
+    assert [table.shape for table in encoding.rpe_k] == [(1, 8, buckets)] * (1 + (method == "cross"))
+    assert [table.shape for table in encoding.rpe_v] == [(1, buckets, 8)] * (1 + (method == "cross"))
+    names = {encoding.published_names(name)[-1] for name, _ in encoding.named_parameters()}
+    tables = [".rp_rows", ".rp_cols"] if method == "cross" else [""]
+    assert names == {f"rpe_{letter}{table}.lookup_table_weight" for letter in "qkv" for table in tables}
+
+
+def test_numbers_on_values_are_refused():
+    with pytest.raises(ValueError, match="`on` must be 'q', 'k' or 'qk' with the mode 'bias'"):
+        Irpe(WIDE, HEADS, HEAD_DIM, on="qkv", mode="bias")
+
+
+@pytest.mark.parametrize("on", ["q", "v", "qkv"])
+def test_windows_of_swin_take_irpe_on_anything(on):
+    model = graticule.create_model(
+        "swin_tiny_patch4_window7_224",
+        **{"img_size": 64, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 4), "window_size": 4},
+        encoding=f"irpe(on={on!r})",
+    )
+    model = draw(model).double().eval()
+    x = images(64, 48, batch=1, dtype=torch.float64)
+    with torch.no_grad():
+        found = model(x)
+        for name, parameter in model.position.named_parameters():
+            before = parameter.clone()
+            parameter.zero_()
+            assert (model(x) - found).abs().max() > 1e-9, name
+            parameter.copy_(before)
