@@ -75,7 +75,7 @@ def build_timm(kwargs: dict[str, Any], distilled: bool = False) -> nn.Module:
 
 def build_pvt(kwargs: dict[str, Any], peg: bool = False) -> nn.Module:
     """Build what PVT's code builds from the same keyword arguments, or Twins' with PEG and global average pooling."""
-    position = partial(build_position, encoding="peg" if peg else "learnable(interpolation='bilinear')")
+    position = partial(build_position, encoding="peg" if peg else "learnable(resampler='bilinear')")
     return PyramidVisionTransformer(position, global_pool="avg" if peg else "token", **kwargs)
 
 
