@@ -1,4 +1,4 @@
-"""Two encodings, a joining, a backbone, a task and recipes in a file of your own; docs/extending.md walks through it.
+"""Two encodings, a joining, a resampler, a backbone, a task and recipes in a file of your own; docs/extending.md walks through it.
 
 graticule train digits_quick --plugin docs/my_methods.py --encoding "random_fourier(frequencies=16)" --joining decayed
 """
@@ -81,6 +81,16 @@ class Decayed(graticule.Joining):
         """Add w: (N, D), smaller from layer to layer; a later stage of a pyramid gets w itself."""
         joined = [graticule.LayerPosition(pre=tables[0] * self.rate**layer) for layer in self.joined]
         return joined, tables[0]
+
+
+@graticule.register_resampler("nearest")
+class Nearest(graticule.Resampler):
+    """Takes the nearest entry of the old axis."""
+
+    def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
+        """Return the matrix from an axis of `old` entries to one of `new`, (new, old), float64."""
+        index = (2 * torch.arange(new, device=device) + 1) * old // (2 * new)
+        return torch.eye(old, device=device, dtype=torch.float64)[index]
 
 
 @graticule.register_backbone("convolutional_vit", embed_dim=48, depth=3, num_heads=3, img_size=28, in_chans=1)

@@ -15,6 +15,7 @@ from graticule.encodings import ENCODINGS
 from graticule.joining import JOININGS
 from graticule.recipe_registry import RECIPES
 from graticule.recipes.load import registered_recipes
+from graticule.resampling import RESAMPLERS
 from graticule.training import cost, list_tasks
 
 
@@ -39,7 +40,15 @@ def registered_data():
 def my_methods():
     """Import the file of docs/extending.md, as --plugin does, for the tests of one module."""
     registered_recipes()  # those of the package are there before and stay
-    ours = [ENCODINGS._classes, JOININGS._classes, registry.MODELS, registry.default_cfgs, RECIPES, plugins._registered]
+    ours = [
+        ENCODINGS._classes,
+        JOININGS._classes,
+        RESAMPLERS._classes,
+        registry.MODELS,
+        registry.default_cfgs,
+        RECIPES,
+        plugins._registered,
+    ]
     ours.append(list_tasks()._classes)
     timms = [
         *(timm_registry._model_entrypoints, timm_registry._model_to_module, timm_registry._model_default_cfgs),

@@ -12,6 +12,7 @@ import graticule
 from commands import run_command
 from graticule import plugins
 from graticule.encodings import ENCODINGS
+from graticule.resampling import build_resampler
 from graticule.testing import check_backbone, check_encoding, check_joining
 
 FILE = Path(__file__).parents[1] / "docs" / "my_methods.py"
@@ -48,6 +49,15 @@ def test_its_encodings_pass_the_contract(encoding, joining):
 def test_its_joining_passes_the_contract_with_every_table():
     for encoding in ("learnable", "sinusoidal_2d"):
         check_joining("decayed(layers=2)", encoding, compiled=False)
+
+
+def test_its_resampler_is_the_nearest_neighbor_of_pytorch():
+    nearest = build_resampler("nearest")
+    table = torch.randn(3, 7, 10, dtype=torch.float64)
+    for size in ((14, 20), (5, 3), (9, 11)):
+        expected = torch.nn.functional.interpolate(table[None], size=size, mode="nearest-exact")[0]
+        torch.testing.assert_close(nearest(table, size), expected, rtol=0, atol=1e-12)
+    check_encoding("learnable(resampler='nearest')", compiled=False)
 
 
 def test_its_backbone_passes_the_contract():

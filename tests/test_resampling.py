@@ -1,6 +1,8 @@
 """Resamplers: one matrix per axis, exact against PyTorch's `interpolate`; rows sum to one."""
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -233,14 +235,16 @@ def test_what_is_wrong_is_named():
 def test_a_resampler_of_ones_own_has_the_same_rights(monkeypatch):
     monkeypatch.setattr(plugins, "_registered", dict(plugins._registered))
 
-    @graticule.register_resampler("nearest")
+    @graticule.register_resampler("own_nearest")
     class Nearest(graticule.Resampler):
         def weights(self, old, new, device=None):
             index = (torch.arange(new, device=device) * old) // new
             return torch.eye(old, device=device, dtype=torch.float64)[index]
 
     try:
-        model = graticule.create_model("vit_nano_patch4_28", encoding="learnable(resampler='nearest')").double().eval()
+        model = (
+            graticule.create_model("vit_nano_patch4_28", encoding="learnable(resampler='own_nearest')").double().eval()
+        )
         table = model.position(model.grid)[0].pre
         assert isinstance(model.position.encodings[0].resampler, Resampler)
         twice = model.position(Grid(14, 14, model.grid.prefix))[0].pre
@@ -249,4 +253,17 @@ def test_a_resampler_of_ones_own_has_the_same_rights(monkeypatch):
         assert torch.equal(Grid(14, 14, model.grid.prefix).to_map(twice[None])[0], expected)
         torch.testing.assert_close(resize_map(patches, (14, 14), Nearest()), expected)
     finally:
-        del RESAMPLERS._classes["nearest"]
+        del RESAMPLERS._classes["own_nearest"]
+
+
+def test_the_documentation_lists_every_resampler_and_its_options():
+    page = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+    section = page.partition("## A resampler")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)(?:\((.*?)\))?` \|.*\| (\w+) \|$", section, flags=re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(RESAMPLERS)
+    for name, options, takes in rows:
+        known = {option: each.default for option, each in RESAMPLERS.options(name).items()}
+        assert options == ", ".join(f"{option}={value!r}" for option, value in known.items()), name
+        assert RESAMPLERS[name].takes == ({"positions", "displacements"} if takes == "all" else {takes}), name
+    for encoding in re.findall(r"^    (\w+\(resampler=.*\))$", section, flags=re.MULTILINE):
+        graticule.create_model("vit_nano_patch4_28", encoding=encoding)
