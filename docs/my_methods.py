@@ -1,4 +1,4 @@
-"""Two encodings, a joining, a resampler, a backbone, a task and recipes of your own; docs/extending.md walks through it.
+"""Two encodings, a joining, a resampler, a backbone, a task and recipes of your own; docs/extending.md describes it.
 
 graticule train digits_quick --plugin docs/my_methods.py --encoding "random_fourier(frequencies=16)" --joining decayed
 """
