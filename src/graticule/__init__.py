@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         register_encoding,
     )
     from graticule.factory import build_position, list_decompositions, list_encodings, list_joinings
-    from graticule.grid import Grid
+    from graticule.grid import Crop, Grid
     from graticule.joining import Joining, register_joining
     from graticule.layer_position import LayerPosition
     from graticule.metric import Metric
@@ -49,6 +49,7 @@ _HOMES = {
     "Augmentation": "data",
     "Backbone": "backbones",
     "BiasEncoding": "encodings",
+    "Crop": "grid",
     "Distillation": "tasks",
     "Grid": "grid",
     "Joining": "joining",
@@ -97,6 +98,7 @@ __all__ = [
     "Augmentation",
     "Backbone",
     "BiasEncoding",
+    "Crop",
     "Distillation",
     "Grid",
     "Joining",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,120 @@ from graticule.resampling import Bicubic, Resampler
 BICUBIC = Bicubic()
 #: Tokens that no machine can hold the pairs of.
 _MOST = 2**24
+#: By how much a crop may exceed the whole image, in patches: what is computed from pixels is rounded.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A rectangle of a larger image, in patches of the grid of the whole image.
+
+    It may begin between two patches, and its own grid may have another number of patches than the rectangle covers: the
+    crop is then scaled.
+
+    Args:
+        whole: (H, W) of the whole image, in patches.
+        box: (top, left, height, width) of the rectangle, in patches of the whole image.
+
+    Example:
+        >>> Grid(2, 2, crop=Crop((14, 14), (3, 5, 2, 2))).coordinates().tolist()
+        [[3, 5], [3, 6], [4, 5], [4, 6]]
+    """
+
+    whole: tuple[int, int]
+    box: tuple[float, float, float, float]
+
+    def __post_init__(self) -> None:
+        if len(self.whole) != 2 or len(self.box) != 4:
+            raise ValueError(
+                "`whole` must be (height, width) and `box` (top, left, height, width), in patches, "
+                f"got {self.whole} and {self.box}."
+            )
+        Grid(*self.whole)  # refuses other sides with its own message
+        for start, side, whole in zip(self.box[:2], self.box[2:], self.whole, strict=True):
+            if not (start >= 0 and side > 0 and start + side <= whole + _ROUNDING):
+                raise ValueError(
+                    f"`box` must be (top, left, height, width) within the whole image of {self.whole[0]} x "
+                    f"{self.whole[1]} patches, got {tuple(self.box)}."
+                )
+
+    @classmethod
+    def of_pixels(cls, image: tuple[int, int], box: tuple[float, float, float, float], patch: tuple[int, int]) -> Crop:
+        """Build the crop of `box` = (top, left, height, width) from an image of (height, width), all in pixels.
+
+        Raises:
+            ValueError: if a side of the image is not a multiple of the patch's, or the box is not within the image.
+        """
+        rows, columns = patch
+        whole = Grid.of_image(image, patch).shape
+        return cls(whole, (box[0] / rows, box[1] / columns, box[2] / rows, box[3] / columns))
+
+    def axes(self, shape: tuple[int, int]) -> tuple[Axis, Axis]:
+        """Return where the patches of a crop of `shape` patches are on both axes of the whole image."""
+        top, left, height, width = self.box
+        return _axis(top, height, shape[0]), _axis(left, width, shape[1])
+
+    def halved(self) -> Crop:
+        """Return the same rectangle on the grid of half the sides.
+
+        Raises:
+            ValueError: if a side of the whole image is odd.
+        """
+        if self.whole[0] % 2 or self.whole[1] % 2:
+            raise ValueError(
+                f"`whole` must have even sides where patches are merged, got {self.whole[0]} x {self.whole[1]}."
+            )
+        top, left, height, width = self.box
+        return Crop((self.whole[0] // 2, self.whole[1] // 2), (top / 2, left / 2, height / 2, width / 2))
+
+
+class Axis(NamedTuple):
+    """Coordinates at equal distances: first, first + step, ...; whole numbers are ints."""
+
+    first: float = 0
+    step: float = 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether all coordinates are whole numbers."""
+        return isinstance(self.first, int) and isinstance(self.step, int)
+
+    def displacements(self, count: int) -> Axis:
+        """Return the displacements of `count` of its coordinates from each other, from the lowest to the highest."""
+        return Axis((1 - count) * self.step, self.step)
+
+    def coordinates(self, count: int, device: torch.device | str | None = None) -> Tensor:
+        """Return the first `count` coordinates, int64 if they are whole numbers, else float64."""
+        index = torch.arange(count, device=device)
+        return (index if self.whole else index.double()) * self.step + self.first
+
+    def sample(self, values: Tensor, count: int) -> Tensor:
+        """Return values (..., n) at `count` coordinates, (..., count): between two entries by cubic convolution.
+
+        Entries beyond the ends are those at the ends. Within them, quadratic functions are interpolated exactly.
+        """
+        if self.whole:
+            return values[..., self.first : self.first + self.step * (count - 1) + 1 : self.step]
+        last = values.shape[-1] - 1
+        center = self.coordinates(count, values.device)[:, None]  # (count, 1), float64
+        index = center.floor() + torch.arange(-1, 3, device=values.device)  # (count, 4)
+        entries = torch.arange(last + 1, device=values.device)
+        chosen = index.clamp(0, last)[..., None] == entries  # (count, 4, n)
+        weights = (BICUBIC.filter((center - index).abs(), antialias=True)[..., None] * chosen).sum(1)
+        wide = values.to(torch.promote_types(values.dtype, torch.float32))
+        return (wide @ weights.to(wide.dtype).T).to(values.dtype)
+
+
+def _axis(start: float, size: float, count: int) -> Axis:
+    """Return the centers of `count` patches that cover `size` from `start` on."""
+    if size == count:
+        return Axis(_int_if_whole(start), 1)
+    step = size / count
+    return Axis(_int_if_whole(start + (step - 1) / 2), _int_if_whole(step))
+
+
+def _int_if_whole(number: float) -> float:
+    return number if isinstance(number, int) or not number.is_integer() else int(number)
 
 
 @dataclass(frozen=True)
@@ -33,6 +147,7 @@ class Grid:
         sequence: whether it is the row of a text, and not an image of one row.
         windows: (rows, columns) of the windows within which tokens see each other, for this stage of a pyramid and for
             each later one; empty where they see the whole grid.
+        crop: which part of a larger image the patches are; None for a whole image.
 
     Two grids are equal if their tokens are, whatever `sequence` and `windows` are.
 
@@ -46,6 +161,7 @@ class Grid:
     prefix: int = 0
     sequence: bool = field(default=False, compare=False, repr=False)
     windows: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
+    crop: Crop | None = None
 
     def __post_init__(self) -> None:
         for name, count, least in (("height", self.height, 1), ("width", self.width, 1), ("prefix", self.prefix, 0)):
@@ -139,10 +255,12 @@ class Grid:
             )
         grids: list[Grid] = []
         height, width = self.shape
+        crop = self.crop
         for stage in range(stages):
             ahead = prefix if stage == stages - 1 else 0
-            grids.append(Grid(height, width, ahead, windows=self.windows[stage:]))
+            grids.append(Grid(height, width, ahead, windows=self.windows[stage:], crop=crop))
             height, width = (height + 1) // 2, (width + 1) // 2
+            crop = crop.halved() if crop is not None and stage < stages - 1 else None
         return grids
 
     @property
@@ -152,7 +270,7 @@ class Grid:
 
     def with_windows(self, windows: Sequence[tuple[int, int]]) -> Grid:
         """Return this grid with windows of (rows, columns) for it and for the later stages."""
-        return Grid(self.height, self.width, self.prefix, self.sequence, tuple(windows))
+        return replace(self, windows=tuple(windows))
 
     def in_windows(self, sides: Sequence[int], pad: bool = False) -> Grid:
         """Return this grid with windows of `sides` for it and the later stages, none larger than the grid of its stage.
@@ -173,27 +291,68 @@ class Grid:
             raise ValueError(f"`window_size` must be a whole number of at least 1, got {side}.")
         return Grid(min(side, self.height), min(side, self.width))
 
+    def cropped(self, crop: Crop | None) -> Grid:
+        """Return this grid as a part of a larger image; this grid if None."""
+        return self if crop is None else replace(self, crop=crop)
+
+    @property
+    def whole(self) -> Grid:
+        """The grid of the whole image, of which this one may be a crop."""
+        return self if self.crop is None else Grid(*self.crop.whole, self.prefix)
+
+    @property
+    def axes(self) -> tuple[Axis, Axis]:
+        """Where the rows and the columns are in the whole image."""
+        return (Axis(), Axis()) if self.crop is None else self.crop.axes(self.shape)
+
     def coordinates(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the (y, x) of every patch, (H * W, 2), int64, in flattened order."""
-        y, x = torch.meshgrid(
-            torch.arange(self.height, device=device), torch.arange(self.width, device=device), indexing="ij"
+        """Return the (y, x) of every patch in the whole image, (H * W, 2), in flattened order.
+
+        int64; float64 if they are not whole numbers, as in a crop that begins between two patches or is scaled.
+        """
+        y, x = (axis.coordinates(side, device) for axis, side in zip(self.axes, self.shape, strict=True))
+        return _pairs(y, x)
+
+    def order(self, device: torch.device | str | None = None) -> Tensor:
+        """Return the index of every patch in the whole image, row by row, (H * W,), int64.
+
+        Raises:
+            ValueError: if the patches of a crop are not patches of the whole image.
+        """
+        if self.crop is not None and not all(axis.whole for axis in self.axes):
+            raise ValueError(
+                "`crop` must consist of whole patches of the whole image for an encoding of their order, got the box "
+                f"{self.crop.box} for {self.height} x {self.width} patches."
+            )
+        y, x = self.coordinates(device).unbind(-1)
+        return y * self.whole.width + x
+
+    def displacements(self, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+        """Return all displacements of rows and of columns, from the lowest to the highest, (2H-1,) and (2W-1,).
+
+        int64, or float64 in a crop that is scaled.
+        """
+        rows, columns = (
+            axis.displacements(side).coordinates(2 * side - 1, device)
+            for axis, side in zip(self.axes, self.shape, strict=True)
         )
-        return torch.stack([y, x], -1).flatten(0, 1)
+        return rows, columns
 
     def offsets(self, device: torch.device | str | None = None) -> Tensor:
-        """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), int64, as (dy, dx)."""
-        patch = self.coordinates(device)
+        """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), as (dy, dx): int64, or float64 if scaled."""
+        y, x = (Axis(0, axis.step).coordinates(side, device) for axis, side in zip(self.axes, self.shape, strict=True))
+        patch = _pairs(y, x)
         check_memory("grid", f"the values of all pairs of its {self.patches:,} patches", 16 * self.patches**2)
         return patch[:, None] - patch[None, :]
 
     def offset_index(self, device: torch.device | str | None = None) -> Tensor:
         """Return the row of p_i - p_j in a table of all (2H-1)(2W-1) offsets, (H * W, H * W), int64."""
-        dy, dx = self.offsets(device).unbind(-1)
+        dy, dx = Grid(*self.shape).offsets(device).unbind(-1)
         index: Tensor = (dy + self.height - 1) * (2 * self.width - 1) + dx + self.width - 1
         return index
 
     def distances(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches."""
+        """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches of the whole."""
         distances: Tensor = self.offsets(device).float().norm(dim=-1)
         return distances
 
@@ -219,7 +378,7 @@ class Grid:
         return F.pad(bias, (self.prefix, 0, self.prefix, 0))
 
     def resize(self, table: Tensor, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
-        """Resample a table of this grid, (N, D), for another one, (N', D).
+        """Resample a table of this grid, (N, D), for another one, (N', D): the part of the whole image for a crop.
 
         The grid rows go through `resize_map`; prefix rows are kept as they are.
 
@@ -231,7 +390,34 @@ class Grid:
         if new == self:
             return table
         prefix, patches = self.split(table)
-        return torch.cat([prefix, resize_map(patches.T.unflatten(-1, self.shape), new.shape, resampler).flatten(1).T])
+        whole = resize_map(patches.T.unflatten(-1, self.shape), new.whole.shape, resampler)
+        return torch.cat([prefix, new.cut(whole).flatten(1).T])
+
+    def cut(self, image: Tensor) -> Tensor:
+        """Return the part of a map of the whole image, (..., H', W'), that this grid is, (..., H, W)."""
+        return image if self.crop is None else _sampled(image, self.axes, self.shape)
+
+    def cut_displacements(self, image: Tensor) -> Tensor:
+        """Return from a map of the displacements of the whole image, (..., 2H'-1, 2W'-1), those in this grid.
+
+        (..., 2H-1, 2W-1); at other than whole displacements it is interpolated.
+        """
+        if self.crop is None:
+            return image
+        each = (axis.displacements(side) for axis, side in zip(self.axes, self.shape, strict=True))
+        rows, columns = (Axis(a.first + whole - 1, a.step) for a, whole in zip(each, self.crop.whole, strict=True))
+        return _sampled(image, (rows, columns), (2 * self.height - 1, 2 * self.width - 1))
+
+
+def _pairs(y: Tensor, x: Tensor) -> Tensor:
+    """Return all pairs (y, x), row by row, (H * W, 2)."""
+    dtype = torch.promote_types(y.dtype, x.dtype)
+    return torch.stack(torch.meshgrid(y.to(dtype), x.to(dtype), indexing="ij"), -1).flatten(0, 1)
+
+
+def _sampled(image: Tensor, axes: tuple[Axis, Axis], shape: tuple[int, int]) -> Tensor:
+    """Return a map (..., H', W') at the coordinates of `axes`, (..., *shape)."""
+    return axes[1].sample(axes[0].sample(image.mT, shape[0]).mT, shape[1])
 
 
 class Tile(NamedTuple):

@@ -20,11 +20,16 @@ from torch.utils.checkpoint import checkpoint
 from graticule.checkpoints import register_names
 from graticule.checks import checked
 from graticule.encodings import MixingEncoding, Position, PositionBuilder, check_fields
-from graticule.grid import Grid
+from graticule.grid import Crop, Grid
 from graticule.layer_position import LayerPosition
 from graticule.layers import patch_grid
 
 register_notrace_module(Position)  # its grid is not a tensor, so torch.fx records the call as one node
+
+
+#: Images (C, height, width) of any sizes, and for each the crop that it is.
+Images = list[Tensor] | tuple[Tensor, ...]
+Crops = list[Crop | None] | tuple[Crop | None, ...]
 
 
 class TokenModel(nn.Module, ABC):
@@ -341,9 +346,9 @@ class Backbone(TokenModel):
         # what a convolution returns is transposed; the layers want each token in one piece
         return torch.cat([*prefix, tokens], 1) if prefix else tokens.contiguous()
 
-    def each_layer(self, images: Tensor) -> Iterator[tuple[Tensor, Grid]]:
+    def each_layer(self, images: Tensor, crop: Crop | None = None) -> Iterator[tuple[Tensor, Grid]]:
         """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""
-        grid = self.grid_of(images)
+        grid = self.grid_of(images).cropped(crop)
         grids, positions = self.position_grids(grid), self.position(grid)
         x, first = images, 0
         for stage, depth in enumerate(self.depths):
@@ -360,9 +365,14 @@ class Backbone(TokenModel):
             if stage + 1 < len(self.depths):
                 x = at.to_map(x)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Turn images (B, C, height, width) into the last stage's tokens (B, N, D) after the final norm."""
-        for tokens, _ in self.each_layer(x):
+    def forward_features(self, x: Tensor, crop: Crop | None = None) -> Tensor:
+        """Turn images (B, C, height, width) into the last stage's tokens (B, N, D) after the final norm.
+
+        Args:
+            x: the images.
+            crop: which part of a larger image they are, as in `forward`.
+        """
+        for tokens, _ in self.each_layer(x, crop):
             x = tokens
         features: Tensor = self.norm(x)
         return features
@@ -377,6 +387,7 @@ class Backbone(TokenModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         output_dict: bool = False,
+        crop: Crop | None = None,
     ) -> Any:
         """Return the outputs of chosen blocks, or of chosen stages where there are several, as timm does.
 
@@ -391,6 +402,7 @@ class Backbone(TokenModel):
                 unless `stop_early` leaves out the last stage of several.
             output_dict: return a dictionary: `image_intermediates`, and unless `intermediates_only`,
                 `image_features`; with prefix tokens, `image_intermediates_prefix`.
+            crop: which part of a larger image the images are, as in `forward`.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"`output_fmt` must be 'NCHW' or 'NLC', got {output_fmt!r}.")
@@ -399,7 +411,7 @@ class Backbone(TokenModel):
         normed = not self.stage_lists  # whether the final norm is for all of them
         maps: list[Tensor] = []
         prefix: list[Tensor] = []
-        for layer, (tokens, grid) in enumerate(self.each_layer(x), start=1):
+        for layer, (tokens, grid) in enumerate(self.each_layer(x, crop), start=1):
             x, final = tokens, normed or layer == ends[-1]
             if layer in ends and ends.index(layer) in take:
                 tokens = self.norm(tokens) if norm and final else tokens
@@ -450,9 +462,50 @@ class Backbone(TokenModel):
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Classify images (B, C, height, width): (B, num_classes)."""
-        return self.forward_head(self.forward_features(x))
+    def forward(self, x: Tensor | Images, crop: Crop | Crops | None = None) -> Any:
+        """Classify images: (B, num_classes).
+
+        In a list, images of the same size and crop are computed together, one forward pass per size and crop; the
+        outputs have the order of the list. In evaluation mode each is that of the image alone.
+
+        Args:
+            x: images (B, C, height, width), or a list of B images (C, height, width) of any sizes.
+            crop: which part of a larger image they are; their position is then that of this part. For a list of
+                images also a list, with None for a whole image.
+
+        Raises:
+            ValueError: if the encoding cannot encode a crop, or the lists cannot be combined.
+        """
+        if isinstance(x, (list, tuple)):
+            return self._forward_each(x, crop)
+        if isinstance(crop, (list, tuple)):
+            raise ValueError(f"`crop` must be one crop for a batch of images, got {len(crop)}; pass a list of images.")
+        return self.forward_head(self.forward_features(x, crop))
+
+    def _forward_each(self, images: Images, crop: Crop | Crops | None) -> Any:
+        """Return the outputs for images (C, height, width) of any sizes, in their order."""
+        crops = list(crop) if isinstance(crop, (list, tuple)) else [crop] * len(images)
+        if not images or len(crops) != len(images):
+            raise ValueError(
+                f"`x` must have at least one image, and `crop` one entry per image, got {len(images)} images and "
+                f"{len(crops)} crops."
+            )
+        if wrong := [tuple(image.shape) for image in images if image.ndim != 3]:
+            raise ValueError(f"`x` must be a list of images of (channels, height, width), got one of {wrong[0]}.")
+        groups: dict[tuple[torch.Size, Crop | None], list[int]] = {}
+        for index, (image, part) in enumerate(zip(images, crops, strict=True)):
+            groups.setdefault((image.shape, part), []).append(index)
+        if not self.global_pool and len({shape for shape, _ in groups}) > 1:
+            raise ValueError(
+                "`global_pool` must not be '' for images of several sizes, whose numbers of tokens differ; pool the "
+                "tokens, or call the model once per size."
+            )
+        found = [self(torch.stack([images[i] for i in group]), part) for (_, part), group in groups.items()]
+        order = [index for group in groups.values() for index in group]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        if isinstance(found[0], tuple):  # of a model with two classifiers in training
+            return tuple(torch.cat(part)[back] for part in zip(*found, strict=True))
+        return torch.cat(found)[back]
 
 
 torch.fx.wrap("patch_grid")  # it compares sizes, so torch.fx records the call as one node

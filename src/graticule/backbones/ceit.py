@@ -16,7 +16,7 @@ from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
-from graticule.grid import Grid
+from graticule.grid import Crop, Grid
 from graticule.layer_position import LayerPosition
 from graticule.layers import Attention, Tokenizer
 from graticule.layers.block import Block
@@ -68,9 +68,9 @@ class CeitTransformer(VisionTransformer):
         )
         self.lca.apply(init_linear)
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor, crop: Crop | None = None) -> Tensor:
         """Turn images (B, C, height, width) into the class token of all layers, (B, 1, D)."""
-        tokens = torch.cat([tokens[:, :1] for tokens, _ in self.each_layer(x)], 1)  # (B, depth, D)
+        tokens = torch.cat([tokens[:, :1] for tokens, _ in self.each_layer(x, crop)], 1)  # (B, depth, D)
         out: Tensor = self.norm(self.lca(tokens + self.pos_layer_embed[:, : tokens.shape[1]]))
         return out
 
@@ -82,7 +82,7 @@ class CeitTransformer(VisionTransformer):
         found = super().forward_intermediates(x, *args, **kwargs)
         if isinstance(found, list):
             return found
-        final = self.forward_features(x)
+        final = self.forward_features(x, kwargs.get("crop"))
         if isinstance(found, tuple):
             return final, found[1]
         return found | {"image_features": final} if "image_features" in found else found

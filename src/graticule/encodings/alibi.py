@@ -33,6 +33,7 @@ class Alibi(BiasEncoding):
     """
 
     shared = True
+    crops = True
 
     @checked
     def __init__(self, grid: Grid, num_heads: int) -> None:

@@ -23,6 +23,10 @@ class Position(nn.Module, ABC):
     #: Whether no layer gets anything.
     empty: bool = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_pre_hook(_refuse_crops, with_kwargs=True)
+
     @abstractmethod
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return one `LayerPosition` per layer for `grid`."""
@@ -64,6 +68,24 @@ class Position(nn.Module, ABC):
         cannot be made to fit is returned unchanged.
         """
         return value
+
+
+def _refuse_crops(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a crop where a part of a position cannot encode one.
+
+    Raises:
+        ValueError: naming the part.
+    """
+    grid: Grid = args[0] if args else kwargs["grid"]
+    if grid.crop is None:
+        return
+    if grid.windows:
+        raise ValueError("`crop` must be left out where tokens see windows of the grid: they begin at its border.")
+    for module in position.modules():
+        if not getattr(module, "crops", True):
+            kind = type(module)
+            name = (ENCODINGS.name_of(kind) if issubclass(kind, Encoding) else None) or kind.__name__
+            raise ValueError(f"`crop` must be left out with {name}, which cannot encode a part of a larger image.")
 
 
 def _holds_a_grid(module: Any) -> bool:
@@ -117,6 +139,8 @@ class Encoding(nn.Module, ABC):
     joined: ClassVar[Literal["table", "bias"] | None] = None
     #: Whether it can be given to some of the layers only (option `layers` of joinings).
     layered: ClassVar[bool] = True
+    #: Whether it encodes a crop (`Grid.crop`) as its part of the whole image, by the coordinates of the grid.
+    crops: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -41,6 +41,8 @@ class BetweenBlocks(Position):
         depth: number of layers.
     """
 
+    crops = False
+
     def __init__(self, pegs: Mapping[int, nn.Module], depth: int) -> None:
         super().__init__()
         _check(pegs, depth - 1, depth)
@@ -84,6 +86,8 @@ class BeforeProjections(Position):
         inputs: insert position -> module; insert positions are from -1 to depth - 2.
         depth: number of layers.
     """
+
+    crops = False
 
     def __init__(self, inputs: Mapping[int, nn.Module], depth: int) -> None:
         super().__init__()

@@ -117,6 +117,7 @@ class NormalizedBias(_NormalizedBias):
     """
 
     resampled = True
+    crops = False  # the norm of a whole row is not that of its part
 
     def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
         super().__init__(bias)

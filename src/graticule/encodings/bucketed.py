@@ -45,6 +45,7 @@ class BucketedBias(BiasEncoding):
     """
 
     shared = True
+    crops = True
 
     @checked
     def __init__(
@@ -76,13 +77,14 @@ class BucketedBias(BiasEncoding):
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for `grid`, (num_heads, N, N)."""
         self._check(grid)
-        bias = self._of_axis(self.relative_attention_bias, grid.width)
+        rows, columns = grid.displacements(self.relative_attention_bias.device)
+        bias = self._of_axis(self.relative_attention_bias, columns)
         if self.relative_attention_bias_y is None:
             return grid.with_prefix_bias(bias)
         pairs = f"a bias for every pair of its {grid.patches:,} patches"
         check_memory("grid", pairs, 4 * self.num_heads * grid.patches**2)
-        rows = self._of_axis(self.relative_attention_bias_y, grid.height)
-        both = rows[:, :, None, :, None] + bias[:, None, :, None, :]  # (h, H, W, H, W)
+        both = self._of_axis(self.relative_attention_bias_y, rows)
+        both = both[:, :, None, :, None] + bias[:, None, :, None, :]  # (h, H, W, H, W)
         return grid.with_prefix_bias(both.flatten(3).flatten(1, 2))
 
     def set_grid(self, grid: Grid) -> None:
@@ -96,10 +98,11 @@ class BucketedBias(BiasEncoding):
             return torch.bucketize(-offset, self.edges, right=True)
         return torch.bucketize(offset.abs(), self.edges, right=True) + (offset > 0) * (self.buckets // 2)
 
-    def _of_axis(self, table: Tensor, side: int) -> Tensor:
-        """Bias between the `side` places of an axis, (h, side, side)."""
+    def _of_axis(self, table: Tensor, displacements: Tensor) -> Tensor:
+        """Return the bias between the n coordinates of an axis, (h, n, n), from their 2n - 1 displacements."""
+        side = (len(displacements) + 1) // 2
         place = torch.arange(side, device=table.device)
-        by_offset = self.bucket(torch.arange(1 - side, side, device=table.device))  # (2 side - 1,)
+        by_offset = self.bucket(displacements)  # (2n - 1,)
         index = place[None, :] - place[:, None] + side - 1
         bias: Tensor = table.T.index_select(1, by_offset).index_select(1, index.flatten()).unflatten(1, index.shape)
         return bias

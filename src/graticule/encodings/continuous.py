@@ -31,6 +31,8 @@ class ContinuousBias(PatchBias):
         hidden: units between the two layers.
     """
 
+    crops = True
+
     @checked
     def __init__(self, grid: Grid, num_heads: int, hidden: int = 512) -> None:
         super().__init__()
@@ -48,8 +50,8 @@ class ContinuousBias(PatchBias):
         weight = next(self.cpb_mlp.parameters())
         wide = torch.promote_types(weight.dtype, torch.float32)
         sides = [
-            torch.arange(1 - side, side, device=weight.device, dtype=wide) / (whole - 1).clamp(min=1)
-            for side, whole in zip(grid.shape, self.reference, strict=True)
+            each.to(wide) / (whole - 1).clamp(min=1)
+            for each, whole in zip(grid.displacements(weight.device), self.reference, strict=True)
         ]
         scaled = [t.sign() * torch.log2(1 + 8 * t.abs()) / 3 for t in sides]  # log to base 8
         return torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).to(weight.dtype)

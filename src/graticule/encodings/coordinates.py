@@ -42,7 +42,7 @@ class Coordinates:
     def __call__(self, grid: Grid, device: torch.device | None = None, built: Grid | None = None) -> Tensor:
         """Return the coordinates of the patches of `grid`, (H * W, 2), float64; `built` measures a text."""
         index = grid.coordinates(device).double()
-        sides = built.shape if built is not None and grid.sequence else grid.shape
+        sides = built.shape if built is not None and grid.sequence else grid.whole.shape
         if self.coordinates == "patches":
             return index + self.offset
         if self.coordinates in ("separate", "min", "max"):

@@ -70,7 +70,8 @@ class FoldedPosition(Position):
         if grid != self.grid:
             raise ValueError(
                 f"the model is folded for a grid of {self.grid.shape} patches with {self.grid.prefix} prefix tokens, "
-                f"got one of {grid.shape} with {grid.prefix}; unfold it, or fold it with `img_size` for this size."
+                f"got {'a crop' if grid.crop else 'one'} of {grid.shape} with {grid.prefix}; unfold it, or "
+                "fold it with `img_size` for this size."
             )
         if grid.windows != self.grid.windows:
             raise ValueError(

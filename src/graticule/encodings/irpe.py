@@ -62,6 +62,8 @@ class Irpe(BiasEncoding):
         shared_heads: whether all heads have the same vectors or numbers.
     """
 
+    crops = True
+
     @checked
     def __init__(
         self,

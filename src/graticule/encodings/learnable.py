@@ -24,6 +24,7 @@ class Learnable(AbsoluteEncoding):
     """
 
     resampled = True
+    crops = True
 
     @checked
     def __init__(self, grid: Grid, dim: int, std: float = 0.02, resampler: str = "bicubic") -> None:

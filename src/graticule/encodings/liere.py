@@ -39,6 +39,8 @@ class LieRe(RotaryEncoding):
         noise: of the coordinates, in training.
     """
 
+    crops = True
+
     @checked
     def __init__(
         self,

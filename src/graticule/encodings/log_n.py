@@ -38,6 +38,8 @@ class LogN(Encoding):
         reference: N_0, the patches of training, at least 2; those of the grid that it is built for by default.
     """
 
+    crops = True  # the factor is for the tokens that are seen, those of the crop
+
     @checked
     def __init__(self, grid: Grid, causal: bool = False, reference: Count | None = None) -> None:
         super().__init__()

@@ -29,6 +29,8 @@ class MlpBias(PatchBias):
         hidden: units between the two layers.
     """
 
+    crops = True
+
     @checked
     def __init__(self, grid: Grid, num_heads: int, hidden: int = 128) -> None:
         super().__init__()
@@ -41,8 +43,7 @@ class MlpBias(PatchBias):
         """Return s of the rows' and of the columns' displacement, (2H - 1, 2W - 1, 2)."""
         weight = self.fc1.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
-        sides = (torch.arange(1 - side, side, device=weight.device, dtype=wide) for side in grid.shape)
-        scaled = [t.sign() * t.abs().log1p() for t in sides]
+        scaled = [t.sign() * t.abs().to(wide).log1p() for t in grid.displacements(weight.device)]
         return torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).to(weight.dtype)
 
     def patch_bias(self, grid: Grid) -> Tensor:

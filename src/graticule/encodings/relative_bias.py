@@ -39,6 +39,7 @@ class RelativeBias(PatchBias):
 
     resampled = True
     holds = "displacements"
+    crops = True
 
     @checked
     def __init__(self, grid: Grid, num_heads: int, prefix_rows: bool = False, resampler: str = "bicubic") -> None:
@@ -61,7 +62,7 @@ class RelativeBias(PatchBias):
 
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
-        if grid.shape == self.grid.shape:
+        if grid.shape == self.grid.shape and grid.crop is None:
             table, index = self.relative_position_bias_table.view(-1, self.num_heads), self.index
         else:
             table, index = self._table_at(grid), grid.offset_index(self.index.device)
@@ -117,9 +118,10 @@ class RelativeBias(PatchBias):
         return table[:rows], table[rows:]
 
     def _table_at(self, grid: Grid) -> Tensor:
-        old, new = ((2 * g.height - 1, 2 * g.width - 1) for g in (self.grid, grid))
+        old, new = ((2 * g.height - 1, 2 * g.width - 1) for g in (self.grid, grid.whole))
         patches, prefix = self._split(self.relative_position_bias_table)
-        return torch.cat([self._resampled(patches, old, new), prefix])
+        resampled = self._resampled(patches, old, new).T.unflatten(-1, new)
+        return torch.cat([grid.cut_displacements(resampled).flatten(1).T, prefix])
 
     def _resampled(self, rows: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
         """Resample rows of offsets, (offsets, heads)."""

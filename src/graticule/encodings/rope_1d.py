@@ -57,13 +57,15 @@ class Rope1d(FixedRotary):
 
     def angles(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
         """Return the angle of every pair of channels at every patch, (H * W, d / 2), float64, in radians."""
-        return super().angles(_row(grid), device, noisy)
+        vectors = self.scaling.frequencies(self.vectors(device), _row(grid))
+        return grid.order(vectors.device).to(vectors.dtype)[:, None] * vectors[:, 1]
 
     def query_scale(self, grid: Grid) -> Tensor | None:
         """Return the temperature of 'yarn' in a longer sequence, (N,)."""
-        return super().query_scale(_row(grid))
+        factor = self.scaling.logit_factor(_row(grid))
+        return None if factor == 1 else self.table.new_full((grid.tokens,), factor)
 
 
 def _row(grid: Grid) -> Grid:
-    """Return the grid of the flattened sequence."""
-    return Grid(1, grid.patches, grid.prefix)
+    """Return the grid of the flattened sequence, of the whole image for a crop."""
+    return Grid(1, grid.whole.patches)

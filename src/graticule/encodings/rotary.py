@@ -102,6 +102,7 @@ class PlaneRotary(RotaryEncoding):
     in float32 at least, in any model and under autocast.
     """
 
+    crops = True
     #: None where each channel has an angle, and there are no pairs.
     layout: Layout | None = "interleaved"
     coordinates: Coordinates = Coordinates()

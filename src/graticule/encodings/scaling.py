@@ -59,7 +59,7 @@ class Scaling:
         """Return s on both axes, (y, x)."""
         if self.scaling is None or self.reference is None:
             return 1.0, 1.0
-        down, across = (side / known for side, known in zip(grid.shape, self.reference, strict=True))
+        down, across = (side / known for side, known in zip(grid.whole.shape, self.reference, strict=True))
         return (down, across) if self.scaling == "interpolation" else (max(down, 1.0), max(across, 1.0))
 
     def frequencies(self, vectors: Tensor, grid: Grid) -> Tensor:

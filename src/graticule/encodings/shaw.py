@@ -41,6 +41,8 @@ class ShawBias(BiasEncoding):
         clip: K, in patches.
     """
 
+    crops = True
+
     @checked
     def __init__(self, grid: Grid, num_heads: int, head_dim: int, clip: int = 8) -> None:
         super().__init__()
@@ -71,8 +73,12 @@ class ShawBias(BiasEncoding):
             return self._part(queries, grid, start, stop)
         patches = grid.split(queries)[1].unflatten(-2, grid.shape)  # (B, h, H, W, d)
         rows, columns = (
-            table[_clipped_offsets(side, self.clip, table.device)].to(queries.dtype)  # (H, H, d) and (W, W, d)
-            for side, table in zip(grid.shape, (self.relative_position_y, self.relative_position_x), strict=True)
+            table[_clipped_offsets(each, self.clip)].to(queries.dtype)  # (H, H, d) and (W, W, d)
+            for each, table in zip(
+                _whole_displacements(grid, queries.device),
+                (self.relative_position_y, self.relative_position_x),
+                strict=True,
+            )
         )
         by_row = torch.einsum("bhyxd,yjd->bhyxj", patches, rows)  # a key's row and column add up
         by_column = torch.einsum("bhyxd,xjd->bhyxj", patches, columns)
@@ -100,7 +106,19 @@ class ShawBias(BiasEncoding):
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, clip={self.clip}"
 
 
-def _clipped_offsets(side: int, clip: int, device: torch.device) -> Tensor:
-    """Row of the table for query i and key j of an axis, clip(j - i) + K; (side, side), int64."""
-    place = torch.arange(side, device=device)
-    return (place[None, :] - place[:, None]).clamp(-clip, clip) + clip
+def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the displacements of rows and of columns.
+
+    Raises:
+        ValueError: if they are not whole numbers, for which there is no vector.
+    """
+    rows, columns = grid.displacements(device)
+    if rows.is_floating_point() or columns.is_floating_point():
+        raise ValueError("`crop` must not be scaled with shaw, which has a vector for each whole displacement.")
+    return rows, columns
+
+
+def _clipped_offsets(displacements: Tensor, clip: int) -> Tensor:
+    """Return the row of the table for query i and key j of an axis of n, clip(j - i) + K; (n, n), int64."""
+    side = (len(displacements) + 1) // 2
+    return displacements.clamp(-clip, clip).unfold(0, side, 1).flip(0) + clip

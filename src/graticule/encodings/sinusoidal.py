@@ -23,6 +23,8 @@ class Sinusoidal1d(FixedEncoding):
     Reference: Attention Is All You Need (Vaswani et al., 2017), section 3.5.
     """
 
+    crops = True
+
     @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
         if dim % 2:
@@ -31,7 +33,8 @@ class Sinusoidal1d(FixedEncoding):
 
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """Compute the table of `grid` in float64, (N, D)."""
-        place = torch.arange(grid.tokens, device=device, dtype=torch.float64)
+        prefix = torch.arange(grid.prefix, device=device)
+        place = torch.cat([prefix, grid.prefix + grid.order(device)]).double()
         return _waves(place, self.dim, self.temperature)
 
 
@@ -46,6 +49,8 @@ class Sinusoidal2d(FixedEncoding):
 
     Reference: Attention Is All You Need (Vaswani et al., 2017), applied to each axis.
     """
+
+    crops = True
 
     @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
