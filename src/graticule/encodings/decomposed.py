@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from graticule.checks import checked
 from graticule.encodings.base import register_encoding
 from graticule.encodings.bias import BiasEncoding
-from graticule.grid import Grid
+from graticule.grid import Grid, resize_map
+from graticule.resampling import build_resampler
 
 
 @register_encoding("decomposed")
@@ -25,7 +26,7 @@ class Decomposed(BiasEncoding):
 
     All heads of a layer share the tables, of 2H - 1 and 2W - 1 vectors. The queries are not scaled, in MViTv2 and in
     SAM alike: only :math:`q \cdot k` is divided by :math:`\sqrt d`. Prefix tokens get no bias. At another grid each
-    table is resampled linearly, as in their code. The products are of H + W vectors per query, not of H W.
+    table is resampled, linearly by default, as in their code. The products are of H + W vectors per query, not of H W.
 
     Reference: MViTv2 (Li et al., 2022), Eq. 4; Segment Anything (Kirillov et al., 2023), in its global layers and
     windows. MViTv2 has tables for keys that are pooled, which do not occur here, and draws them from a normal of std
@@ -36,13 +37,23 @@ class Decomposed(BiasEncoding):
         num_heads: h.
         head_dim: d.
         scaled: whether the product is divided by :math:`\sqrt d` too, as Shaw's.
+        resampler: how the tables are resampled at another grid.
     """
 
     resampled = True
+    holds = "displacements"
 
     @checked
-    def __init__(self, grid: Grid, num_heads: int, head_dim: int, scaled: bool = False) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        num_heads: int,
+        head_dim: int,
+        scaled: bool = False,
+        resampler: str = "bilinear(antialias=False)",
+    ) -> None:
         super().__init__()
+        self.resampler = build_resampler(resampler, "displacements")
         self.grid = grid
         self.num_heads, self.head_dim, self.scaled = num_heads, head_dim, scaled
         self.rel_pos_h = nn.Parameter(torch.empty(2 * grid.height - 1, head_dim))
@@ -66,7 +77,7 @@ class Decomposed(BiasEncoding):
         stop = grid.tokens if stop is None else stop
         queries = queries if self.scaled else queries * math.sqrt(self.head_dim)
         rows, columns = (
-            resampled(table, 2 * side - 1).to(queries.dtype)
+            self._resampled(table, 2 * side - 1).to(queries.dtype)
             for table, side in zip((self.rel_pos_h, self.rel_pos_w), grid.shape, strict=True)
         )
         # offsets of the queries' patches from every row and column
@@ -89,7 +100,7 @@ class Decomposed(BiasEncoding):
         """Make `grid` the one that the encoding is built for, for good."""
         for name, side in (("rel_pos_h", grid.height), ("rel_pos_w", grid.width)):
             table = getattr(self, name)
-            new = resampled(table, 2 * side - 1).detach().clone()
+            new = self._resampled(table, 2 * side - 1).detach().clone()
             setattr(self, name, nn.Parameter(new, requires_grad=table.requires_grad))
         self.grid = grid
 
@@ -98,15 +109,11 @@ class Decomposed(BiasEncoding):
         side = dict(zip(("rel_pos_h", "rel_pos_w"), self.grid.shape, strict=True)).get(name)
         if side is None or value.ndim != 2 or value.shape[1] != self.head_dim or value.shape[0] % 2 == 0:
             return value
-        return resampled(value, 2 * side - 1)
+        return self._resampled(value, 2 * side - 1)
+
+    def _resampled(self, table: Tensor, rows: int) -> Tensor:
+        """Resample a table of vectors over the offsets of an axis, (2H' - 1, d), to (rows, d)."""
+        return resize_map(table.T[:, None], (1, rows), self.resampler)[:, 0].T
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, head_dim={self.head_dim}, scaled={self.scaled}"
-
-
-def resampled(table: Tensor, rows: int) -> Tensor:
-    """Resample a table of vectors over the offsets of an axis, (2H' - 1, d), linearly to (rows, d)."""
-    if table.shape[0] == rows:
-        return table
-    wide = table.T[None].to(torch.promote_types(table.dtype, torch.float32))
-    return F.interpolate(wide, size=rows, mode="linear", align_corners=False)[0].T.to(table.dtype)
