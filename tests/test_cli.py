@@ -55,13 +55,13 @@ def test_a_run_folder_holds_recipe_versions_seed_metrics_and_checkpoints(trained
     assert list((trained.folder / "tensorboard").glob("events*"))
 
 
-def test_train_says_what_came_of_it_and_where_it_is(capsys, tmp_path):
+def test_train_prints_its_results_and_where_they_are(capsys, tmp_path):
     code, out, _ = run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "run")
     assert code == 0 and "top-1" in out and str(tmp_path / "run") in out
     assert Run.open(tmp_path / "run").finished
 
 
-def test_train_says_in_bits_per_byte_what_came_of_a_run_on_text_and_how_to_read_a_sample(capsys, tmp_path):
+def test_train_prints_the_bits_per_byte_of_a_run_on_text_and_how_to_read_a_sample(capsys, tmp_path):
     folder = tmp_path / "run"
     tokens = ("--tokenizer", "bpe", "--vocab-size", 300)
     code, out, _ = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *tokens)
@@ -78,7 +78,7 @@ def test_train_says_in_bits_per_byte_what_came_of_a_run_on_text_and_how_to_read_
     assert code == 0 and out.splitlines()[-4:] == ["this run was finished already.", said, wrote, hint]
 
 
-def test_evaluate_gives_a_row_a_size_and_the_drop_against_the_training_size(capsys, tmp_path, trained):
+def test_evaluate_gives_one_row_per_size_and_the_drop_against_the_training_size(capsys, tmp_path, trained):
     code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "28", "24x36", "--output", tmp_path)
     assert code == 0 and "28x28 *" in out and "24x36" in out and "+0.00" in out
     records = json.loads((tmp_path / "evaluation.json").read_text())
@@ -88,7 +88,7 @@ def test_evaluate_gives_a_row_a_size_and_the_drop_against_the_training_size(caps
     assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_correlations_draws_a_sheet_and_prints_a_number_a_layer(capsys, tmp_path, trained):
+def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_path, trained):
     code, out, _ = run_command(capsys, "correlations", trained.folder, "--output", tmp_path)
     assert code == 0 and "locality" in out and "hierarchy" not in out.lower().split("locality")[0]
     assert (tmp_path / "correlations.png").is_file() and (tmp_path / "correlations.npz").is_file()
@@ -116,7 +116,7 @@ def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_si
     assert records[1]["memory"] > 2 * records[0]["memory"]
 
 
-def test_the_drop_is_told_where_the_training_size_is_not_asked_for(capsys, tmp_path, trained):
+def test_the_drop_is_given_where_the_training_size_is_not_asked_for(capsys, tmp_path, trained):
     code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "--output", tmp_path)
     assert code == 0
     (record,) = json.loads((tmp_path / "evaluation.json").read_text())

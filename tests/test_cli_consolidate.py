@@ -1,4 +1,4 @@
-"""`graticule consolidate`: one file of weights from a checkpoint, in one file or shared out."""
+"""`graticule consolidate`: one file of weights from a checkpoint, in one file or sharded."""
 
 import functools
 import os
@@ -15,10 +15,10 @@ from graticule.training import Run, build_model, train
 from graticule.training.devices import load_weights
 
 
-@pytest.fixture(scope="module", params=["one file", "shared out"])
+@pytest.fixture(scope="module", params=["one file", "sharded"])
 def trained(request, tmp_path_factory):
-    """A run whose best epoch is the first, its checkpoints in files or shared out (over one process)."""
-    options = {"strategy": "fsdp"} if request.param == "shared out" else {"ema_decay": 0.5}
+    """A run whose best epoch is the first, its checkpoints in files or sharded (over one process)."""
+    options = {"strategy": "fsdp"} if request.param == "sharded" else {"ema_decay": 0.5}
     recipe = Recipe(
         joining="lape", model_kwargs=("depth=2",), limit_train=40, limit_test=20, batch_size=20, epochs=2,
         accelerator="cpu", **options,
@@ -32,7 +32,7 @@ def trained(request, tmp_path_factory):
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-    assert run.last is not None and run.last.is_dir() == (request.param == "shared out")
+    assert run.last is not None and run.last.is_dir() == (request.param == "sharded")
     return run
 
 

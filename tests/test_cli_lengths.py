@@ -47,7 +47,7 @@ def lines_of(out: str, start: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith(start)]
 
 
-def test_a_row_a_length_with_the_difference_against_the_training_length(capsys, tmp_path, learned, rotary):
+def test_one_row_per_length_with_the_difference_against_the_training_length(capsys, tmp_path, learned, rotary):
     folders = (learned.folder, rotary.folder)
     code, out, err = run_command(capsys, "evaluate", *folders, "--lengths", 8, 16, 32, "--output", tmp_path)
     assert code == 0, err
@@ -79,7 +79,7 @@ def test_by_default_it_is_the_training_length_and_the_run_s_own_folder(capsys, r
 
 
 @pytest.mark.parametrize("checkpoint", ["best", "last"])
-def test_the_difference_is_told_where_the_training_length_is_not_asked_for(capsys, tmp_path, rotary, checkpoint):
+def test_the_difference_is_given_where_the_training_length_is_not_asked_for(capsys, tmp_path, rotary, checkpoint):
     asked = ("--lengths", 4, "--checkpoint", checkpoint, "--output", tmp_path)
     code, out, _ = run_command(capsys, "evaluate", rotary.folder, *asked)
     (record,) = json.loads((tmp_path / "evaluation.json").read_text())

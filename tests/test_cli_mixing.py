@@ -86,7 +86,7 @@ def test_mixing_draws_three_pictures_and_says_where_they_are(looked):
                 assert min(picture.size) > 200 and len(picture.convert("RGB").getcolors(1 << 24)) > 50
 
 
-def test_mixing_prints_a_row_a_layer(runs, looked):
+def test_mixing_prints_a_row_per_layer(runs, looked):
     maps, table = mixing_maps(runs["posmlp"].model()), rows(looked[1])
     assert looked[1].splitlines()[0] == "posmlp"
     assert [row[0] for row in table] == ["1", "2", "3", "4", "5", "6"]
@@ -115,7 +115,7 @@ def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, 
             np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_relative"], one.relative)
 
 
-def test_mixing_writes_into_the_run_unless_told_where(capsys, runs):
+def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs):
     run = runs["gmlp"]
     before = set(files(run.folder))
     code, out, _ = run_command(capsys, "mixing", run.folder)

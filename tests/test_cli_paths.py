@@ -59,7 +59,7 @@ def test_a_recipe_without_its_values_is_refused_and_not_trained_with_defaults(ru
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "log.txt", ".lock", "weights.safetensors"])
-def test_nothing_behind_a_link_out_of_a_run_is_touched(capsys, tmp_path, run, name):
+def test_nothing_is_written_through_a_link_out_of_a_run(capsys, tmp_path, run, name):
     elsewhere = tmp_path / "elsewhere"
     (run.folder / name).rename(elsewhere)
     if elsewhere.is_dir():

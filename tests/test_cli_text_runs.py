@@ -177,7 +177,7 @@ def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, trained):
     assert Run.open(tmp_path / "run").recipe().context == 48 and re.search(r"^embed +loaded", out, re.MULTILINE)
 
 
-def test_a_run_on_text_goes_on_and_one_that_is_finished_says_so(capsys, tmp_path, pairs):
+def test_a_run_on_text_is_resumed_and_one_that_is_finished_says_so(capsys, tmp_path, pairs):
     shutil.copytree(pairs.folder, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     code, out, _ = run_command(capsys, "train", "--resume", run.folder)
@@ -192,7 +192,7 @@ def test_a_run_on_text_goes_on_and_one_that_is_finished_says_so(capsys, tmp_path
     assert run.tokenizer_file.read_bytes() == pairs.tokenizer_file.read_bytes()
 
 
-def test_a_run_does_not_go_on_with_another_tokenizer_or_none(capsys, tmp_path, pairs):
+def test_a_run_is_not_resumed_with_another_tokenizer_or_none(capsys, tmp_path, pairs):
     shutil.copytree(pairs.folder, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     run.result_file.unlink()

@@ -58,7 +58,7 @@ def test_another_epoch_or_seed_or_index_draws_other_numbers():
 KEYS = [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_the_generators_of_the_process_go_on_as_if_nothing_had_been_drawn():
+def test_the_generators_of_the_process_continue_as_if_nothing_had_been_drawn():
     def draw():
         return random.random(), float(np.random.rand()), float(torch.rand(1))
 
@@ -190,7 +190,7 @@ def test_the_repeats_of_an_image_go_to_different_processes_and_are_augmented_apa
     assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
 
 
-def test_batches_that_cannot_be_dealt_out_are_refused():
+def test_batches_that_cannot_be_split_are_refused():
     with pytest.raises(ValueError, match=r"`batch_size` must be a multiple.*2 x 3.*got 16"):
         orders(60, 16, 2, 3)
     with pytest.raises(ValueError, match=r"`batch_size` must not exceed.*10.*got 12"):

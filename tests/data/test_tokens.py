@@ -58,7 +58,7 @@ def test_no_text_is_changed_by_its_way_through_tokens(tokenizer):
         assert tokenizer.bytes_of(tokens) == len(text.encode())
 
 
-def test_bytes_are_their_own_tokens_and_pairs_come_behind_them():
+def test_bytes_are_their_own_tokens_and_pairs_come_after_them():
     text = "AÄ\n"
     assert ByteTokenizer().encode(text).tolist() == [65, 0xC3, 0x84, 10]
     assert ByteTokenizer().vocab_size == 257 and ByteTokenizer().end == 256

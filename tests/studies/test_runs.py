@@ -172,7 +172,7 @@ def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
         (b"epoch\n" + b"1" * (65 << 20), "must have at most 67,108,864 bytes"),
     ],
 )
-def test_damaged_metrics_are_told_in_the_summary(tmp_path, text, said):
+def test_damaged_metrics_are_reported_in_the_summary(tmp_path, text, said):
     folder = write_run(tmp_path / "run", (50,))
     (folder / "metrics.csv").write_bytes(text)
     with pytest.raises(ValueError, match=r"metrics\.csv") as told:
@@ -204,7 +204,7 @@ def test_damaged_metrics_are_told_in_the_summary(tmp_path, text, said):
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_a_damaged_recipe_is_told_in_the_summary(tmp_path, text, said):
+def test_a_damaged_recipe_is_reported_in_the_summary(tmp_path, text, said):
     folder = write_run(tmp_path / "run", (50, 60))
     (folder / "recipe.json").write_bytes(text)
     one = summarise(folder)

@@ -73,7 +73,7 @@ def test_the_best_is_that_of_the_highest_top1(whole):
 
 
 @pytest.mark.parametrize("left", [None, '{"checkpoint": "step-000000001.ckpt", "val_top1": 0}'])
-def test_a_run_killed_between_saving_and_pointing_points_to_the_best_when_it_goes_on(tmp_path, left):
+def test_a_run_killed_between_saving_and_pointing_points_to_the_best_when_it_is_resumed(tmp_path, left):
     run = stopped(short(**STILL), tmp_path / "run", step=3)
     pointer = run.checkpoints / "best.json"
     pointer.unlink() if left is None else pointer.write_text(left)

@@ -30,7 +30,7 @@ def model_that_knows(data: DataModule, wrong: int) -> torch.nn.Module:
     return model
 
 
-def test_top1_is_the_share_of_images_that_are_told_right(data):
+def test_top1_is_the_share_of_images_that_are_classified_correctly(data):
     (score,) = evaluate(model_that_knows(data, wrong=7), data, [(28, 28)], progress=False)
     assert score.images == 50
     assert score.top1 == pytest.approx(100 * 43 / 50, abs=1e-4)

@@ -47,7 +47,7 @@ def said(run: Run) -> list[str]:
 # The log
 
 
-def test_a_plain_log_has_a_line_an_epoch_and_one_where_it_starts(whole):
+def test_a_plain_log_has_a_line_per_epoch_and_one_where_it_starts(whole):
     lines = said(whole)
     assert lines[0] == "starts on 1 device, cpu" and len(lines) == 3
     for number, line in enumerate(lines[1:], start=1):
@@ -56,7 +56,7 @@ def test_a_plain_log_has_a_line_an_epoch_and_one_where_it_starts(whole):
         )
 
 
-def test_the_log_says_where_it_was_stopped_by_what_and_where_it_goes_on(resumed):
+def test_the_log_says_where_it_was_stopped_by_what_and_where_it_resumes(resumed):
     assert [line.partition(":")[0] for line in said(resumed)] == [
         "starts on 1 device, cpu",
         "stopped by Preempted",
@@ -177,7 +177,7 @@ def test_the_bar_shows_images_a_second_memory_the_end_and_what_it_came_to(tmp_pa
 
 
 @pytest.mark.parametrize("stop", [1, 2, 4])
-def test_after_a_resume_the_bar_goes_on_where_it_stood_and_ends_at_its_end(tmp_path, bars, stop):
+def test_after_a_resume_the_bar_continues_where_it_was_and_ends_at_its_end(tmp_path, bars, stop):
     folder = tmp_path / "run"
     stopped(short(), folder, stop)
     bars.clear()

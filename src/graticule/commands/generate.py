@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from graticule.checks import printable
 from graticule.commands.options import choose_device, parse, parse_checkpoint
+
+if TYPE_CHECKING:
+    from graticule.backbones import LanguageModel
 
 #: How many new tokens there are where nothing is said.
 _TOKENS = 400
@@ -62,12 +65,14 @@ def run(arguments: list[str]) -> int:
     import torch
 
     import graticule
+    from graticule.backbones import LanguageModel
     from graticule.tasks import tokenizer_of
     from graticule.training import Run
 
     trained = Run.open(options.run)
     tokenizer = tokenizer_of(trained)
-    model: Any = trained.model(checkpoint=checkpoint)
+    model = trained.model(checkpoint=checkpoint)
+    assert isinstance(model, LanguageModel)  # it has a tokenizer
     with _within_memory():
         if options.context is not None:
             _resample(model, options.context)
@@ -141,12 +146,12 @@ def _prompt(options: Generate) -> str:
     return options.prompt
 
 
-def _held(model: Any) -> str:
+def _held(model: LanguageModel) -> str:
     """Name the encodings of `model` that hold a table."""
     return " and ".join(model.position.resampled_encodings())
 
 
-def _resample(model: Any, context: int) -> None:
+def _resample(model: LanguageModel, context: int) -> None:
     """Resample the tables of `model` to `context` tokens."""
     if not _held(model):
         raise ValueError(
@@ -156,7 +161,7 @@ def _resample(model: Any, context: int) -> None:
     model.set_context(context)
 
 
-def _count(model: Any, begin: int, wanted: int | None) -> int:
+def _count(model: LanguageModel, begin: int, wanted: int | None) -> int:
     """Return how many tokens to draw after the first `begin`; the last one drawn is not read, so it needs no position.
 
     Raises:

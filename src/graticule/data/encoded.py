@@ -75,9 +75,9 @@ class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
 
 
 def decode(content: bytes) -> Image.Image:
-    """Decode a whole image to RGB, 8 bits a channel; a truncated one is an error, whatever the process told Pillow.
+    """Decode a whole image to RGB, 8 bits per channel; a truncated one is an error, whatever the settings of Pillow.
 
-    Of 16 bits the upper 8 are kept, in grey as in colour; Pillow's own conversion of grey would clip at 255.
+    Of 16 bits the upper 8 are kept, in gray as in color; Pillow's own conversion of gray would clip at 255.
 
     Raises:
         OSError, SyntaxError, ValueError, Image.DecompressionBombError: as Pillow does, if it cannot be decoded.

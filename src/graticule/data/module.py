@@ -89,8 +89,8 @@ class DataModule(L.LightningDataModule):
         dataset: one of `list_datasets()`.
         root: its folder, where it has one.
         size: (height, width) in training.
-        batch_size: images a training batch.
-        eval_batch_size: images a batch in evaluation.
+        batch_size: images per training batch.
+        eval_batch_size: images per batch in evaluation.
         workers: processes that load images; 0 loads them in the main process.
         seed: decides order and augmentation.
         augmentation: what happens to training images.
@@ -170,7 +170,7 @@ class DataModule(L.LightningDataModule):
         """Return which images make up the batches of one of `world_size` processes.
 
         Raises:
-            ValueError: if a batch cannot be dealt out to so many processes and parts, or there is not one batch.
+            ValueError: if a batch cannot be split across so many processes and micro-batches, or there is none.
         """
         images = self._images["train"]
         shares = world_size * accumulate

@@ -68,17 +68,17 @@ class EpochSampler(Sampler[Key]):
 class BatchOrder(Sampler[list[Key]]):
     """The training batches of one process, cut from global batches that do not depend on how many processes there are.
 
-    Step s takes the s-th `batch_size` images of the epoch. They are dealt out to the processes, and within each to the
-    parts whose gradients are accumulated, so that the repeats of an image go to different processes. A last batch that
-    is not full is dealt out as far as it goes (`weight` makes its mean right), or left out if there is not one image
+    Step s takes the s-th `batch_size` images of the epoch. They are split across the processes, and within each across
+    the micro-batches, so that the repeats of an image go to different processes. A last batch that
+    is not full is split as far as it goes (`weight` makes its mean right), or left out if there is not one image
     for each.
 
     Args:
         sampler: order of the images.
-        batch_size: images a step, over all processes and parts.
+        batch_size: images per step, over all processes and micro-batches.
         rank: which process this is.
         world_size: number of processes.
-        parts: number of parts of a step in each process.
+        parts: number of micro-batches per step in each process.
         drop_last: leave out a last batch that is not full.
     """
 
@@ -108,7 +108,7 @@ class BatchOrder(Sampler[list[Key]]):
         if not self.steps:
             raise ValueError(
                 f"`batch_size` must not exceed the number of training examples, {len(sampler)}, where a batch must be "
-                f"full or be dealt out, got {batch_size}."
+                f"full or be split across them, got {batch_size}."
             )
         self._first = 0
 
@@ -116,7 +116,7 @@ class BatchOrder(Sampler[list[Key]]):
         return self.steps * self.parts
 
     def skip(self, batches: int) -> None:
-        """Let the next pass begin behind `batches`, as a run does that goes on in the middle of an epoch."""
+        """Let the next pass begin after `batches`, as a run does that is resumed in the middle of an epoch."""
         self._first = batches
 
     def places(self, number: int) -> np.ndarray:

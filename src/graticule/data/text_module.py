@@ -60,7 +60,7 @@ class TextInfo:
 
     @property
     def num_classes(self) -> int:
-        """What a softmax head tells apart: the tokens."""
+        """Return the number of classes of the head: the tokens."""
         return self.vocab_size
 
 
@@ -70,9 +70,9 @@ class TextModule(L.LightningDataModule):
     Args:
         dataset: one of `list_texts()`.
         root: its folder, where it has one.
-        context: tokens a window in training.
-        batch_size: windows a training batch.
-        eval_batch_size: windows a batch in evaluation at the training length; at others, as many tokens.
+        context: tokens per window in training.
+        batch_size: windows per training batch.
+        eval_batch_size: windows per batch in evaluation at the training length; at others, as many tokens.
         seed: decides order and offsets of the windows.
         tokenizer: 'bytes', 'bpe' (trained on the training text), the file of a saved one, or a tokenizer.
         vocab_size: how many tokens 'bpe' has.
@@ -156,7 +156,7 @@ class TextModule(L.LightningDataModule):
         """Return which windows make up the batches of one of `world_size` processes.
 
         Raises:
-            ValueError: if a batch cannot be dealt out to so many processes and parts, or there is not one batch.
+            ValueError: if a batch cannot be split across so many processes and micro-batches, or there is none.
         """
         sampler = EpochSampler(len(self._windows()), self.seed)
         return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)

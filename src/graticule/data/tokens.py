@@ -20,7 +20,7 @@ class Tokenizer(ABC):
     Attributes:
         vocabulary: the bytes of every token but the last.
         lengths: (vocab_size,), how many bytes each token stands for, as bits per byte are counted. The end of a
-            document counts one, with every tokenizer: it must be told, as a byte that ends a string must be.
+            document counts one, with every tokenizer: it must be predicted, as a byte that ends a string must be.
     """
 
     name: ClassVar[str]
@@ -41,7 +41,7 @@ class Tokenizer(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """What tells the vocabulary from any other: its kind, its size, and a hash of how text is cut into it."""
+        """Return an identifier of the vocabulary: its kind, its size, and a hash of how text is cut into it."""
         return f"{self.name}-{self.vocab_size}-{self._digest()}"
 
     def bytes_of(self, tokens: Sequence[int] | np.ndarray) -> int:

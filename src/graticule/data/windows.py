@@ -21,13 +21,13 @@ class TextWindows(Dataset[tuple[Tensor, Tensor]]):
 
     Window i of an epoch begins at i * context + offset, where the offset is any place of the stream, drawn by seed and
     epoch. So windows do not overlap, an epoch leaves out fewer than `context` tokens, others each time, and what comes
-    depends on no process or worker. A window may go on from one document to the next, behind the token that ends it.
+    depends on no process or worker. A window may continue from one document to the next, after the token that ends it.
 
     Keys are those of `EpochSampler`.
 
     Args:
         tokens: (n,), all documents, each with the token that ends it.
-        context: tokens a window.
+        context: tokens per window.
         seed: decides the offsets.
     """
 
@@ -66,9 +66,10 @@ class EvaluationWindows(Dataset[tuple[Tensor, Tensor]]):
 
     The stream begins with a token that ends a document, which is never a target. Every other token is the target of
     one window, and `num_bytes`, what they all stand for, is the same at every length and with every tokenizer: the
-    bytes of the text, and one more a document. Bits per byte are the sum of the nats of all targets / ln 2 / num_bytes.
+    bytes of the text, and one more per document. Bits per byte are the sum of the nats of all targets / ln 2 /
+    num_bytes.
 
-    The last window, where it is shorter, is filled up behind, with targets `PADDING`. The index -1 - i gives window i
+    The last window, where it is shorter, is padded at its end, with targets `PADDING`. The index -1 - i gives window i
     without any target, as `EvaluationOrder` asks for.
 
     Args:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from timm.data import Mixup
     from torch import Tensor, nn
 
+    from graticule.backbones import Backbone
     from graticule.data import DataModule
     from graticule.tasks.teacher import Teacher
 
@@ -169,7 +170,7 @@ class Classification(Task[Recipe, "DataModule"]):
         info = data.info
         return {"num_classes": info.num_classes, "channels": info.channels, "class_names": info.class_names}
 
-    def build_model(self, described: Mapping[str, Any]) -> Any:
+    def build_model(self, described: Mapping[str, Any]) -> Backbone:
         """Build the backbone for `num_classes` and `channels` (default: 1)."""
         from graticule.tasks.models import build_backbone
 

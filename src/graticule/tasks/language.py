@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from graticule.backbones import LanguageModel
     from graticule.data import TextModule, Tokenizer
     from graticule.plugins import Definition
 
@@ -117,7 +118,7 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         """Return the number of tokens of the vocabulary and its fingerprint."""
         return {"num_classes": data.info.vocab_size, "vocabulary": data.info.vocabulary}
 
-    def build_model(self, described: Mapping[str, Any]) -> Any:
+    def build_model(self, described: Mapping[str, Any]) -> LanguageModel:
         """Build the language model for `num_classes` tokens."""
         from graticule.tasks.models import build_language_model
 

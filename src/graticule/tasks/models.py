@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from graticule.backbones import (
+    Backbone,
+    LanguageModel,
     create_language_model,
     create_model,
     list_arguments,
@@ -18,6 +20,8 @@ from graticule.backbones.registry import PREFIX
 from graticule.names import known_name
 from graticule.training.recipe import TrainingRecipe
 
+M = TypeVar("M")
+
 
 def build_backbone(
     recipe: TrainingRecipe,
@@ -26,7 +30,7 @@ def build_backbone(
     img_size: tuple[int, int],
     patch_size: int | None = None,
     global_pool: str | None = None,
-) -> Any:
+) -> Backbone:
     """Build the backbone of a recipe; what is left open is the backbone's own.
 
     Args:
@@ -65,12 +69,13 @@ def build_backbone(
         **given,
         **further,
     )
-    return _built(build, recipe, further)
+    model: Backbone = _built(build, recipe, further)
+    return model
 
 
 def build_language_model(
     recipe: TrainingRecipe, vocab_size: int, context: int, tied: bool = True, drop_rate: float = 0.0
-) -> Any:
+) -> LanguageModel:
     """Build the language model of a recipe.
 
     Args:
@@ -104,7 +109,7 @@ def _position(recipe: TrainingRecipe) -> dict[str, Any]:
     return {"joining": recipe.joining} | ({} if recipe.encoding is None else {"encoding": recipe.encoding})
 
 
-def _built(build: Callable[[], Any], recipe: TrainingRecipe, further: dict[str, Any]) -> Any:
+def _built(build: Callable[[], M], recipe: TrainingRecipe, further: dict[str, Any]) -> M:
     if not further:
         return build()
     try:

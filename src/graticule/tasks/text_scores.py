@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from graticule.backbones import LanguageModel
@@ -42,7 +42,7 @@ class TextScore:
     by_place: list[tuple[int, int, float]]
 
 
-def check_lengths(model: Any, lengths: Sequence[int], data: TextModule) -> None:
+def check_lengths(model: nn.Module, lengths: Sequence[int], data: TextModule) -> None:
     """Check that a language model can be scored on `data` in windows of `lengths`, in tokens.
 
     Raises:
@@ -79,7 +79,7 @@ def evaluate_text(
 ) -> list[TextScore]:
     """Score a language model on the held-out text in windows of each of `lengths`, in tokens.
 
-    Up to the model's context a window gets the first rows of what is held. Beyond it, what is computed goes on by its
+    Up to the model's context a window gets the first rows of what is held. Beyond it, computed encodings follow their
     formula, and a table is resampled to the length on a copy of the model, as an image's table is for another size:
     position interpolation. All that depends on no token is worked out once for each length (`fold`). The model is as
     it was afterwards. Speed and memory are those of the forward pass on a full batch, reading excluded.
@@ -100,9 +100,11 @@ def evaluate_text(
         unfold(model).train(was_training)
 
 
-def _score(model: LanguageModel, data: TextModule, length: int, device: Any, progress: bool) -> TextScore:
+def _score(
+    model: LanguageModel, data: TextModule, length: int, device: torch.device | str, progress: bool
+) -> TextScore:
     resampled = length > model.context and bool(model.position.resampled_encodings())
-    model = _told(model, length)
+    model = _at_length(model, length)
     nats = torch.zeros(length, dtype=torch.float64)  # of every place in a window, over all windows
     num_bytes = torch.zeros(length, dtype=torch.int64)
     sizes = torch.as_tensor(data.tokenizer.lengths)
@@ -133,7 +135,7 @@ def _score(model: LanguageModel, data: TextModule, length: int, device: Any, pro
     )
 
 
-def _told(model: LanguageModel, length: int) -> LanguageModel:
+def _at_length(model: LanguageModel, length: int) -> LanguageModel:
     """Return `model`, or beyond its context a copy that is held for `length` tokens, with constants for positions."""
     if length > model.context:
         model = copy.deepcopy(unfold(model))

@@ -1,4 +1,4 @@
-"""What a forward pass costs: images a second, and the peak of the memory that its tensors take."""
+"""What a forward pass costs: images per second, and the peak of the memory that its tensors take."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cost:
     """The cost of inference on batches of `batch` images, without reading them.
 
     images_per_second: of the median of several passes.
-    memory: bytes an image, the peak of what a pass allocates beyond weights and images; the scratch memory of
+    memory: bytes per image, the peak of what a pass allocates beyond weights and images; the scratch memory of
         single operations is in it on a GPU, where the allocator is asked, and not on a CPU.
     """
 
@@ -59,7 +59,8 @@ def _peak(model: nn.Module, images: Tensor) -> float:
         _wait(images.device)
         peak: int = torch.cuda.max_memory_allocated(images.device)
         return peak - held
-    with _Tensors() as tensors:
+    tensors = _Tensors()
+    with tensors:
         model(images)
     return tensors.peak
 
@@ -68,7 +69,7 @@ class _Tensors(TorchDispatchMode):
     """Counts the bytes of all storages that operations make and that are still alive."""
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.live = 0
         self.peak = 0
         self._seen: set[int] = set()

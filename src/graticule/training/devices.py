@@ -34,9 +34,9 @@ from graticule.typed import Count, Epochs, NotNegative, Number, Whole, check_val
 
 #: A block of a backbone, by its name: blocks.3, layers.1.blocks.0, block2.1
 _BLOCK = re.compile(r"(?:^|\.)blocks?\d*\.\d+$")
-#: What Lightning shares out in.
-_SHARED_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
-#: The file of a shared-out checkpoint that holds all but weights and optimiser; Lightning's name.
+#: The precisions that Lightning shards in.
+_SHARDED_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+#: The file of a sharded checkpoint that holds all but weights and optimizer; Lightning's name.
 _REST = "meta.pt"
 
 
@@ -48,8 +48,8 @@ def build_strategy(recipe: TrainingRecipe) -> Strategy | str:
     """
     processes = recipe.devices * recipe.nodes
     if recipe.strategy == "fsdp":
-        if recipe.precision not in _SHARED_PRECISIONS:
-            known = ", ".join(_SHARED_PRECISIONS)
+        if recipe.precision not in _SHARDED_PRECISIONS:
+            known = ", ".join(_SHARDED_PRECISIONS)
             raise ValueError(f"`precision` must be one of {known} with strategy fsdp, got {recipe.precision!r}.")
         return ShardedStrategy(processes)
     if processes > 1:
@@ -58,7 +58,7 @@ def build_strategy(recipe: TrainingRecipe) -> Strategy | str:
 
 
 def shard(model: nn.Module, mesh: Any) -> None:
-    """Share the parameters of a backbone out, a group for each block and one for the rest (PyTorch's fully_shard)."""
+    """Shard the parameters of a backbone, one group per block and one for the rest (PyTorch's fully_shard)."""
     for name, module in model.named_modules():
         if _BLOCK.search(name):
             fully_shard(module, mesh=mesh)
@@ -66,7 +66,7 @@ def shard(model: nn.Module, mesh: Any) -> None:
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Each process holds and saves a share of weights, gradients and optimiser; on CPUs, too.
+    """Each process holds and saves a shard of weights, gradients and optimizer; on CPUs, too.
 
     A checkpoint is a folder, whole or not there. It is read without running code that is in it.
     """
@@ -75,7 +75,7 @@ class ShardedStrategy(ModelParallelStrategy):
         super().__init__(data_parallel_size=processes, tensor_parallel_size=1)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write every share beside `filepath`, then put all in their place.
+        """Write every shard beside `filepath`, then put all in their place.
 
         Raises:
             OSError: in all processes, if one of them cannot write, such as on a full disk.
@@ -109,7 +109,7 @@ class ShardedStrategy(ModelParallelStrategy):
         self.barrier()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read weights and optimiser into their places, and return the rest."""
+        """Read weights and optimizer into their places, and return the rest."""
         path = Path(self.broadcast(checkpoint_path))
         check_shards(path)
         model, (optimizer,) = self.model, self.optimizers
@@ -137,7 +137,7 @@ class _PlainValues(DefaultLoadPlanner):
 
 
 class _Metadata(pickle.Unpickler):
-    """Knows the plain classes of PyTorch's own description of a shared-out checkpoint, and imports nothing else."""
+    """Reads the plain classes of PyTorch's own description of a sharded checkpoint, and imports nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch.distributed.checkpoint.metadata" and isinstance(getattr(dcp.metadata, name, None), type):
@@ -159,7 +159,7 @@ class _Metadata(pickle.Unpickler):
 
 
 def check_shards(path: Path) -> None:
-    """Check that a shared-out checkpoint is whole and describes itself in plain data.
+    """Check that a sharded checkpoint is whole and describes itself in plain data.
 
     Raises:
         ValueError: if it is neither.
@@ -179,7 +179,7 @@ def check_shards(path: Path) -> None:
 
 
 def read_shards(path: Path) -> dict[str, Tensor]:
-    """Read the weights of a shared-out checkpoint into one process, under the backbone's names.
+    """Read the weights of a sharded checkpoint into one process, under the backbone's names.
 
     Raises:
         ValueError: if it is damaged.

@@ -31,7 +31,7 @@ class HeldOut:
 class Evaluated(Generic[S]):
     """A run with its scores.
 
-    label: what tells it from the others.
+    label: its name among the others.
     folder: of the run.
     recipe: its recipe.
     scores: one for each setting.

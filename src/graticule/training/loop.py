@@ -253,20 +253,20 @@ def _fit(trainer: L.Trainer, module: TrainingModule, data: TaskData, batches: Ba
 def _outlive_signals(worker: int) -> None:
     """Let a process that loads images leave the signals of a cluster to the process that trains, and end with that.
 
-    A cluster sends them to all processes; without images, the step under way could not be ended. And where the process
-    that trains is killed, this one must not hold the folder's lock any longer.
+    A cluster sends them to all processes; without images, the current step could not be completed. And where the
+    process that trains is killed, this one must not hold the folder's lock any longer.
     """
     parent = os.getppid()
-    told = {signal.SIGTERM, signal.SIGUSR1} if hasattr(signal, "sigtimedwait") else set()  # macOS cannot tell by whom
-    if told:
-        signal.pthread_sigmask(signal.SIG_BLOCK, told)
+    held = {signal.SIGTERM, signal.SIGUSR1} if hasattr(signal, "sigtimedwait") else set()  # macOS cannot tell by whom
+    if held:
+        signal.pthread_sigmask(signal.SIG_BLOCK, held)
 
     def watch() -> None:
         while os.getppid() == parent:
-            if not told:
+            if not held:
                 time.sleep(0.5)
                 continue
-            found = signal.sigtimedwait(told, 0.5)
+            found = signal.sigtimedwait(held, 0.5)
             if found is not None and (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
                 break
         os._exit(0)

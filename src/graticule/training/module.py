@@ -41,7 +41,7 @@ class TrainingModule(L.LightningModule):
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
         self._skip = False
-        self._before: Any = None  # what a step that is skipped puts back
+        self._before: Any = None  # the state that a skipped step restores
         self._loss: Tensor | float = 0.0  # sums over the epoch so far, in this process
         self._count = 0.0
         self._held_out = Sums()
@@ -128,7 +128,7 @@ class TrainingModule(L.LightningModule):
         return torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0.0
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Make a step, or none if it is skipped: then it changes nothing but the place in the schedule."""
+        """Make a step, or none if it is skipped: then it changes nothing but the position in the schedule."""
         if self.recipe.nonfinite != "skip":
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
             return

@@ -163,7 +163,7 @@ class Task(ABC, Generic[R, D]):
 
     @property
     def rate(self) -> tuple[str, int]:
-        """Return the unit of speed, and how much of it a step is."""
+        """Return the unit of speed, and the amount per step."""
         return "ex/s", self.recipe.batch_size
 
     @property

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 
 class Scored(Protocol):
     """The part of a task that scores held-out examples."""
 
-    def setup(self, model: Any, data: Any, device: torch.device) -> None:
+    def setup(self, model: nn.Module, data: Any, device: torch.device) -> None:
         """Prepare for the validation of `model` on `device`."""
 
-    def validate(self, model: Any, batch: Any) -> dict[str, Tensor]:
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return values of the examples of a batch."""
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
@@ -49,7 +49,7 @@ def exact_dtype(device: torch.device) -> torch.dtype:
 
 @torch.inference_mode()
 def held_out(
-    task: Scored, model: Any, data: Any, *, device: torch.device | str = "cpu", progress: bool = True
+    task: Scored, model: nn.Module, data: Any, *, device: torch.device | str = "cpu", progress: bool = True
 ) -> tuple[float, float, int]:
     """Return score, mean loss and number of examples of `model`, in evaluation mode, on the held-out data."""
     device = torch.device(device)
