@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from graticule.checks import checked
 from graticule.encodings import ENCODINGS, CombinedPosition, Position, Site
 from graticule.grid import Grid
-from graticule.joining import DECOMPOSITIONS, JOININGS, build_joining
+from graticule.joining import DECOMPOSITIONS, JOININGS, build_joining, joined_layers
 from graticule.specs import Spec
 
 
@@ -44,7 +45,9 @@ def build_position(
         dim: D.
         depth: number of layers.
         num_heads: h.
-        encoding: one of `list_encodings()` with its options, as 'shaw(clip=4)', or several combined by '+'.
+        encoding: one of `list_encodings()` with its options, as 'shaw(clip=4)', or several combined by '+'. The option
+            `layers` of any of them is for this encoding instead of the joining's: 'rope(layers=[0, 1]) +
+            relative_bias(layers=[2, 3])'. An encoding can be named several times for different layers.
         joining: one of `list_joinings()` with its options, as 'lape(layers=6)'; it is how an absolute encoding reaches
             the layers. A relative bias takes 'default' (as it is) and 'lape' (through a LayerNorm); beside an absolute
             encoding it stays as it is. All others take 'default' alone. `layers` is the number of the first layers that
@@ -61,8 +64,8 @@ def build_position(
         raise ValueError(f"`joining` must be one joining, got {joining!s}.")
     site = Site(grid, dim, depth, num_heads, **within)
     names = [spec.name for spec in specs]
-    if len(set(names)) < len(names) or ("none" in names and len(names) > 1):
-        raise ValueError(f"`encoding` must name each encoding once, and 'none' alone, got {said}.")
+    if _repeat_layers(specs, depth) or ("none" in names and len(names) > 1):
+        raise ValueError(f"`encoding` must name each encoding once per layer, and 'none' alone, got {said}.")
     kinds = [ENCODINGS[name] for name in names]
     tables = [name for name, kind in zip(names, kinds, strict=True) if kind.joined == "table"]
     if len(tables) > 1:
@@ -75,13 +78,42 @@ def build_position(
         raise ValueError(f"`joining` must be {known} with encoding {said!r}: {why}, got {how.name!r}.")
     if "layers" in how.options and not any(kind.layered for kind in kinds):
         raise ValueError(f"`layers` of the joining must be left out with encoding {said!r}, got {how!s}.")
-    build_joining(how, dim, depth).check(joined, how.options)
+    if joined == "table" and JOININGS[how.name].whole_grid and site.window is not None:
+        raise ValueError(
+            f"`joining` must not be {how.name!r} where tokens attend within windows: it is for all pairs of tokens."
+        )
+    build_joining(how, dim, depth, num_heads, grid.prefix).check(joined, how.options)
     others = Spec("default", {name: value for name, value in how.options.items() if name == "layers"})
-    parts = [
-        kind.position(site, build_joining(how if kind.joined == joined else others, dim, depth), **spec.options)
-        for kind, spec in zip(kinds, specs, strict=True)
-    ]
+    parts = []
+    for kind, spec in zip(kinds, specs, strict=True):
+        options, its = dict(spec.options), how if kind.joined == joined else others
+        if _own_layers(spec) is not None:
+            its = Spec(its.name, {**its.options, "layers": options["layers"]})
+        if kind.has_layers():
+            options.pop("layers", None)
+        one = build_joining(its, dim, depth, num_heads, grid.prefix)
+        one.check(kind.joined, its.options)
+        parts.append(kind.position(site, one, **options))
     return combine(parts)
+
+
+def _own_layers(spec: Spec) -> int | tuple[int, ...] | None:
+    """Return the layers that an encoding is for, if its own options say so."""
+    layers: int | tuple[int, ...] | None = spec.options.get("layers") if ENCODINGS[spec.name].has_layers() else None
+    return layers
+
+
+def _repeat_layers(specs: Sequence[Spec], depth: int) -> bool:
+    """Return whether a layer has an encoding of the same name twice."""
+    taken: set[tuple[str, int]] = set()
+    for spec in specs:
+        repeated = [other.name for other in specs].count(spec.name) > 1
+        layers = joined_layers(depth, _own_layers(spec)) if repeated else range(depth)
+        own = {(spec.name, layer) for layer in layers}
+        if own & taken:
+            return True
+        taken |= own
+    return False
 
 
 def combine(parts: list[Position]) -> Position:

@@ -48,6 +48,25 @@ def spread(given: Iterable[LayerPosition], layers: Sequence[int], depth: int) ->
     return found
 
 
+def chosen_heads(num_heads: int, heads: Sequence[int]) -> tuple[int, ...]:
+    """Return the indices of the chosen heads, in order.
+
+    Raises:
+        ValueError: if there are no such heads, or one is named twice.
+    """
+    if not heads or len(set(heads)) < len(heads) or min(heads) < 0 or max(heads) >= num_heads:
+        raise ValueError(f"`heads` must be different heads from 0 to {num_heads - 1}, at least one, got {list(heads)}.")
+    return tuple(sorted(heads))
+
+
+def spread_heads(values: Tensor, heads: Sequence[int], num_heads: int, dim: int = 0, rest: float = 0.0) -> Tensor:
+    """Give the chosen heads theirs along the axis `dim`, in order, and the others the number `rest`."""
+    shape = list(values.shape)
+    shape[dim] = num_heads
+    index = torch.tensor(heads, device=values.device)
+    return torch.full(shape, rest, dtype=values.dtype, device=values.device).index_copy(dim, index, values)
+
+
 class PerLayer(nn.ModuleList):
     """One module for each joined layer, under the index of the layer: `norms.4` belongs to layer 4."""
 
@@ -73,6 +92,8 @@ class Joining(nn.Module, ABC):
     per_layer: ClassVar[bool] = False
     #: Whether it passes w to every layer, beside the residual stream or into it.
     repeats: ClassVar[bool] = True
+    #: Whether it gives layers something for all pairs of tokens, which windows cannot use.
+    whole_grid: ClassVar[bool] = False
     #: What it can join: the table of an absolute encoding, a relative bias, or None, which stands for neither.
     joins: ClassVar[frozenset[str | None]] = frozenset({"table"})
 
@@ -129,16 +150,24 @@ class Joining(nn.Module, ABC):
 
 #: The joinings by name.
 JOININGS: Registry[type[Joining]] = Registry(
-    "joining", Joining, lambda cls: options_of(cls.__init__, frozenset({"self", "dim", "depth"}))
+    "joining", Joining, lambda cls: options_of(cls.__init__, frozenset({"self", "dim", "depth", "num_heads", "prefix"}))
 )
 register_joining = JOININGS.register
 
 
-def build_joining(spec: Spec, dim: int, depth: int) -> Joining:
-    """Build a joining of `depth` layers for tables of `dim` channels."""
+def build_joining(spec: Spec, dim: int, depth: int, num_heads: int = 1, prefix: int = 0) -> Joining:
+    """Build a joining.
+
+    Args:
+        spec: its name and options.
+        dim: D of the tables.
+        depth: number of layers.
+        num_heads: h.
+        prefix: number of prefix tokens.
+    """
     kind = JOININGS[spec.name]
     wanted = inspect.signature(kind.__init__).parameters
-    known = {"dim": dim, "depth": depth}
+    known = {"dim": dim, "depth": depth, "num_heads": num_heads, "prefix": prefix}
     return kind(**{name: value for name, value in known.items() if name in wanted}, **spec.options)
 
 
@@ -195,6 +224,93 @@ class Unshared(Joining):
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w_l: (N, D) to the residual stream before layer l."""
         return [LayerPosition(pre=table) for table in tables], None
+
+
+@register_joining("queries_keys")
+class QueriesKeys(Joining):
+    r"""Adds the same w to the inputs of queries and keys in every layer, and not to those of values.
+
+    .. math:: q = (LN(x) + w) W_Q, \quad k = (LN(x) + w) W_K, \quad v = LN(x) W_V
+
+    So position decides which tokens attend to each other, and is not part of what they pass on. The projection of
+    queries, keys and values is computed twice.
+
+    Reference: End-to-End Object Detection with Transformers (DETR, Carion et al., 2020), appendix A.3.
+    """
+
+    def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
+        """Add w: (N, D) to the inputs of queries and keys of each layer."""
+        return [LayerPosition(queries_keys=tables[0])] * self.layers, tables[0]
+
+
+@register_joining("tupe")
+class Tupe(Joining):
+    r"""Makes a bias on the attention logits of w, by projections of its own; the same bias in all layers (TUPE).
+
+    .. math:: \alpha_{ij} = \frac{(x_i W_Q)(x_j W_K)^T + (w_i U_Q)(w_j U_K)^T}{\sqrt{2d}}
+
+    Nothing is added to the tokens. The positions of prefix tokens say nothing, so the bias is replaced by learned
+    numbers for them, two per head: theta_1 where the query is a prefix token, theta_2 where only the key is. Other
+    biases are added to it: `learnable + bucketed_bias` is TUPE-R. The scale of the content, 1 / sqrt(2d), is the usual
+    one and `query_scale` = 1 / sqrt(2). All of it depends on parameters and grid alone.
+
+    The released code applies a LayerNorm to w first (`norm=True`), has biases in the projections, and makes theta of
+    two more positions; here theta is free, as in the paper.
+
+    Reference: Rethinking Positional Encoding in Language Pre-training (TUPE, Ke et al., 2021), Eq. 7-10.
+
+    Args:
+        dim: D.
+        depth: number of layers.
+        num_heads: h.
+        prefix: number of prefix tokens.
+        layers: the joined layers, as in `Joining`.
+        heads: indices of the heads that have it, all by default; the others have the usual logits.
+        norm: whether w goes through a LayerNorm first.
+    """
+
+    whole_grid = True
+
+    @checked
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        num_heads: int = 1,
+        prefix: int = 0,
+        layers: int | tuple[int, ...] | None = None,
+        heads: tuple[int, ...] | None = None,
+        norm: bool = False,
+    ) -> None:
+        super().__init__(depth, layers)
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"`dim` must be a multiple of `num_heads`, got {dim} with {num_heads} heads.")
+        self.num_heads, self.head_dim, self.prefix = num_heads, dim // num_heads, prefix
+        self.heads = chosen_heads(num_heads, range(num_heads) if heads is None else heads)
+        self.norm = layer_norm(dim) if norm else nn.Identity()
+        self.queries, self.keys = (nn.Linear(dim, len(self.heads) * self.head_dim, bias=False) for _ in range(2))
+        for projection in (self.queries, self.keys):
+            nn.init.normal_(projection.weight, std=dim**-0.5)
+        #: theta_1 and theta_2 of each head.
+        self.theta = nn.Parameter(torch.zeros(len(self.heads), 2)) if prefix else None
+
+    def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
+        """Make the bias (h, N, N) of w: (N, D), and the scale of the queries."""
+        w = self.norm(tables[0][self.prefix :])
+        queries, keys = (
+            projection(w).unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for projection in (self.queries, self.keys)
+        )  # (heads, H * W, d)
+        bias = queries @ keys.mT * (2 * self.head_dim) ** -0.5
+        if self.theta is not None:
+            of_query, of_key = (theta[:, None, None].to(bias.dtype) for theta in self.theta.unbind(-1))
+            patches, tokens = len(w), self.prefix + len(w)
+            bias = torch.cat([of_key.expand(-1, patches, self.prefix), bias], 2)
+            bias = torch.cat([of_query.expand(-1, self.prefix, tokens), bias], 1)
+        scale = tables[0].new_full((len(tables[0]),), 0.5**0.5)
+        if len(self.heads) < self.num_heads:
+            bias = spread_heads(bias, self.heads, self.num_heads)
+            scale = spread_heads(scale.expand(len(self.heads), -1), self.heads, self.num_heads, rest=1.0)
+        return [LayerPosition(bias=bias, query_scale=scale)] * self.layers, tables[0]
 
 
 @register_joining("lape_sharing")

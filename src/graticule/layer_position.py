@@ -57,7 +57,8 @@ class LayerPosition(NamedTuple):
         (B, heads, N, d).
     positional: attention weights that depend on the grid alone, and a gate that blends them with the others.
     rotary: rotates queries and keys by their positions.
-    query_scale: (N,), the factor of the queries of each token.
+    queries_keys: (N, D), added to the inputs of queries and keys, and not to those of values.
+    query_scale: (N,) or (heads, N), the factor of the queries of each token.
     after: maps the residual stream that leaves the layer, (B, N, D) -> (B, N, D).
     mixing: the weights by which a gating unit mixes the patches of its grid or window: (groups, N, N), with groups of
         channels, one if all channels are mixed by the same weights; or `Displacements` if they depend on displacements
@@ -74,6 +75,7 @@ class LayerPosition(NamedTuple):
     value_bias: Function | None = None
     positional: PositionalAttention | None = None
     rotary: Rotation | None = None
+    queries_keys: Tensor | None = None
     query_scale: Tensor | None = None
     before: Function | None = None
     inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
@@ -107,7 +109,8 @@ class LayerPosition(NamedTuple):
             inner=None if self.inner is None else self.inner[start:stop],
             bias=None if self.bias is None else _part(self.bias, start, stop),
             rotary=None if self.rotary is None else self.rotary.part(start, stop),
-            query_scale=None if self.query_scale is None else self.query_scale[start:stop],
+            queries_keys=None if self.queries_keys is None else self.queries_keys[start:stop],
+            query_scale=None if self.query_scale is None else self.query_scale[..., start:stop],
         )
 
     def merge(self, other: LayerPosition) -> LayerPosition:
@@ -133,6 +136,7 @@ class LayerPosition(NamedTuple):
             after=_chain(self.after, other.after),
             mixing=self.mixing if other.mixing is None else other.mixing,
             gate=_sum(self.gate, other.gate),
+            queries_keys=_sum(self.queries_keys, other.queries_keys),
             query_scale=_product(self.query_scale, other.query_scale),
         )
         if getattr(merged.rotary, "channels", None) is not None and (callable(merged.bias) or merged.key_bias):

@@ -137,6 +137,7 @@ def _check_layers(model: Any) -> None:
     assert len(positions) == _DEPTH, f"there must be one LayerPosition per layer, {_DEPTH}, got {len(positions)}"
     shapes: dict[str, tuple[int, ...]] = {
         **{"pre": (n, _DIM), "inner": (n, _DIM), "bias": (_HEADS, n, n), "gate": (n,), "query_scale": (n,)},
+        "queries_keys": (n, _DIM),
         **{"before": (batch, n, _DIM), "after": (batch, n, _DIM)},
         **{"key_bias": (_HEADS, n, n), "value_bias": (batch, _HEADS, n, _DIM // _HEADS)},
     }

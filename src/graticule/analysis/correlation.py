@@ -245,7 +245,9 @@ def position_correlations(
     positions, grid, table = positions_of(model, img_size, stage)
     exact = copy.deepcopy(model).cpu().double().eval()
     here, seen = _seen(exact, positions, grid, stage, next(model.parameters()))
-    absolute = any(seen) or any(p.pre is not None or p.inner is not None for p in positions)
+    absolute = any(seen) or any(
+        p.pre is not None or p.inner is not None or p.queries_keys is not None for p in positions
+    )
     if not absolute and any(value is not None for position in positions for value in position):
         raise ValueError(
             "`model` must have an absolute encoding (learnable, sinusoidal_1d or sinusoidal_2d, with any joining) "
@@ -309,6 +311,8 @@ def _seen(
                 seen["stream"] = block.norm1(stream)
             if position.inner is not None:
                 seen["inner"] = _patches(position.inner, at)
+            if position.queries_keys is not None:
+                seen["queries_keys"] = _patches(position.queries_keys, at)
             if position.inputs is not None:
                 queries = _added_to_queries(position.inputs, at, like.new_zeros(1, at.tokens, len(block.norm1.weight)))
                 if not torch.equal(queries, queries[:1].expand_as(queries)):  # all alike, as the bias of a PEG

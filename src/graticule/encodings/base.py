@@ -137,7 +137,7 @@ class Encoding(nn.Module, ABC):
 
     #: How a joining other than 'default' can bring it to the layers: as a table, as a bias, or not at all.
     joined: ClassVar[Literal["table", "bias"] | None] = None
-    #: Whether it can be given to some of the layers only (option `layers` of joinings).
+    #: Whether it can be given to some of the layers only (option `layers`, of joinings and of its own).
     layered: ClassVar[bool] = True
     #: Whether it encodes a crop (`Grid.crop`) as its part of the whole image, by the coordinates of the grid.
     crops: ClassVar[bool] = False
@@ -155,6 +155,11 @@ class Encoding(nn.Module, ABC):
         """Return the options by name, with their types and defaults."""
         more = options_of(cls.position, frozenset({"site", "joining"}))
         return {**options_of(cls.__init__, FROM_SITE), **more}
+
+    @classmethod
+    def has_layers(cls) -> bool:
+        """Return whether it has the option `layers` of all encodings, and none of its own by that name."""
+        return cls.layered and "layers" not in cls.option_types()
 
     @classmethod
     def options(cls, **given: Any) -> Spec:
@@ -183,8 +188,12 @@ class Encoding(nn.Module, ABC):
         return cls(**{name: value for name, value in known.items() if name in wanted}, **options)
 
 
+#: The option `layers`: the number of the first layers that have the encoding, or the indices of any.
+LAYERS = Option(int | tuple[int, ...] | None, None)
 #: The encodings by name.
-ENCODINGS: Registry[type[Encoding]] = Registry("encoding", Encoding, lambda cls: cls.option_types())
+ENCODINGS: Registry[type[Encoding]] = Registry(
+    "encoding", Encoding, lambda cls: {**cls.option_types(), **({"layers": LAYERS} if cls.has_layers() else {})}
+)
 register_encoding = ENCODINGS.register
 
 

@@ -88,12 +88,15 @@ class Attention(nn.Module):
 
     def _project(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return queries, keys and values, (B, h, N, d) each, and the bias, if there is one."""
-        if position.inputs is None:
+        if position.inputs is None and position.queries_keys is None:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         else:
             # each different input goes through the whole projection, of which a part is used: a slice of its weight
             # would bypass hooks on the module, and what replaces it (quantized, with an adapter) may have no weight
-            of_q, of_k, of_v = position.inputs(x)
+            of_q, of_k, of_v = (x, x, x) if position.inputs is None else position.inputs(x)
+            if position.queries_keys is not None:
+                same, of_q = of_k is of_q, of_q + position.queries_keys
+                of_k = of_q if same else of_k + position.queries_keys
             all_q = self.qkv(of_q)
             all_k = all_q if of_k is of_q else self.qkv(of_k)
             all_v = all_q if of_v is of_q else self.qkv(of_v)
@@ -107,7 +110,7 @@ class Attention(nn.Module):
         if position.rotary is not None:
             q, k = position.rotary(q, k)
         if position.query_scale is not None:
-            q = (q * position.query_scale[:, None]).type_as(v)
+            q = (q * position.query_scale[..., None]).type_as(v)
         bias = None if position.bias is None else bias_of(position.bias, q * self.scale).to(q.dtype)
         if position.key_bias is not None:
             of_keys = position.key_bias(k * self.scale).to(q.dtype)

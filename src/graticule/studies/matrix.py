@@ -114,7 +114,7 @@ def encodings_table() -> str:
     lines = ["| encoding | what it does | reference | file |", "| --- | --- | --- | --- |"]
     for name in _ordered():
         kind = ENCODINGS[name]
-        options = ", ".join(f"{option}={each.default!r}" for option, each in ENCODINGS.options(name).items())
+        options = ", ".join(f"{option}={each.default!r}" for option, each in kind.option_types().items())
         about = (inspect.getdoc(kind) or "").partition("\n")[0]
         file = f"encodings/{kind.__module__.rpartition('.')[2]}.py"
         shown = f"`{name}({options})`" if options else f"`{name}`"
