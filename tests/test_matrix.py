@@ -18,10 +18,13 @@ ATTENTION = {"bias", "key_bias", "value_bias", "rotary", "query_scale"}
 MIXING = {*BETWEEN, "mixing", "gate"}
 #: The fields of `LayerPosition` that the layers of a family can use; PVT's keys are fewer than its queries, and the
 #: windows of Swin have borders inside of the image.
-USES = {family: {*BETWEEN, *ATTENTION, "inner", "inputs", "positional"} for family in SMALL} | {
+USES = {family: {*BETWEEN, *ATTENTION, "inner", "inputs", "positional", "queries_keys"} for family in SMALL} | {
     "PVT": {*BETWEEN, "inner"},
     "Swin": {*BETWEEN, *ATTENTION, "inner"},
     "gMLP": MIXING,
+    "MLP-Mixer": {*MIXING, "inner"},
+    "ResMLP": {*MIXING, "inner"},
+    "Swin-MLP": {*MIXING, "inner"},
     "PosMLP": MIXING,
 }
 
@@ -31,11 +34,13 @@ def allowed(family, encoding, joining):
     if not takes(joining, encoding):
         return False
     given = fields(encoding, joining)
+    if family == "Swin" and JOININGS[joining].whole_grid:
+        return False
     return given <= USES[family] and ("mixing" in given) == ("mixing" in USES[family])
 
 
 #: The contract runs every encoding in a ViT or gMLP; these families use it in another way.
-WINDOWED = [(family, encoding) for family in ("PVT", "Swin", "PosMLP") for encoding in ENCODINGS]
+WINDOWED = [(family, encoding) for family in ("PVT", "Swin", "Swin-MLP", "PosMLP") for encoding in ENCODINGS]
 
 
 @pytest.mark.parametrize(("family", "encoding"), [case for case in WINDOWED if allowed(*case, "default")])

@@ -37,6 +37,11 @@ class Displacements(NamedTuple):
     weights: Tensor | None = None
 
     @property
+    def groups(self) -> int:
+        """How many groups of channels are mixed differently."""
+        return len(self.table)
+
+    @property
     def grid(self) -> Grid:
         """The grid of the tokens."""
         return Grid((self.table.shape[1] + 1) // 2, (self.table.shape[2] + 1) // 2)

@@ -78,7 +78,7 @@ def build_position(
         raise ValueError(f"`joining` must be {known} with encoding {said!r}: {why}, got {how.name!r}.")
     if "layers" in how.options and not any(kind.layered for kind in kinds):
         raise ValueError(f"`layers` of the joining must be left out with encoding {said!r}, got {how!s}.")
-    if joined == "table" and JOININGS[how.name].whole_grid and site.window is not None:
+    if joined == "table" and JOININGS[how.name].whole_grid and grid.windows:
         raise ValueError(
             f"`joining` must not be {how.name!r} where tokens attend within windows: it is for all pairs of tokens."
         )

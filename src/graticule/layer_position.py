@@ -10,9 +10,11 @@ from torch import Tensor
 
 from graticule.displacement import Displacements
 from graticule.rotation import Rotation
+from graticule.token_mlp import TokenMlp
 
 Function = Callable[[Tensor], Tensor]
 BiasFunction = Callable[..., Tensor]
+Mixing = Tensor | Displacements | TokenMlp
 
 
 class PositionalAttention(NamedTuple):
@@ -60,10 +62,10 @@ class LayerPosition(NamedTuple):
     queries_keys: (N, D), added to the inputs of queries and keys, and not to those of values.
     query_scale: (N,) or (heads, N), the factor of the queries of each token.
     after: maps the residual stream that leaves the layer, (B, N, D) -> (B, N, D).
-    mixing: the weights by which a gating unit mixes the patches of its grid or window: (groups, N, N), with groups of
-        channels, one if all channels are mixed by the same weights; or `Displacements` if they depend on displacements
-        only.
-    gate: (N,), added to every channel of the mixed tokens.
+    mixing: the weights by which the patches of a grid or window are mixed: (groups, N, N), with groups of channels, one
+        if all channels are mixed by the same weights; or `Displacements` if they depend on displacements only; or
+        `TokenMlp`, an MLP over the patches.
+    gate: (N,) or (groups, N), added to every channel of the mixed tokens, or to those of its group.
 
     `pre`, `before` and `after` act between blocks: `enter` and `leave` apply them.
     """
@@ -80,7 +82,7 @@ class LayerPosition(NamedTuple):
     before: Function | None = None
     inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
     after: Function | None = None
-    mixing: Tensor | Displacements | None = None
+    mixing: Mixing | None = None
     gate: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:

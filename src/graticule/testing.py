@@ -22,6 +22,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from graticule.backbones import create_model
 from graticule.encodings import ENCODINGS, TokenMixing
+from graticule.encodings.base import LAYERS
 from graticule.joining import JOININGS
 from graticule.registries import Registry
 from graticule.specs import Spec
@@ -152,6 +153,8 @@ def _check_layers(model: Any) -> None:
             elif callable(value) and not isinstance(value, tuple):
                 value = value(tokens)
             if isinstance(value, Tensor):
+                if field in ("query_scale", "gate") and value.ndim == 2:  # of each head or group
+                    shape = (_HEADS, *shape)
                 assert tuple(value.shape) == shape, f"`{field}` must be {shape}, got {tuple(value.shape)}"
         if position.positional is not None:
             for name, shape in (("weights", (_HEADS, n, n)), ("gate", (_HEADS, n, 1))):
@@ -182,7 +185,7 @@ def _check_options(
 
     expected: list[Any] | None = None
     for name, option in registry.options(spec.name).items():
-        if name in without_effect:
+        if name in without_effect or option is LAYERS:
             continue
         tried = []
         for other in _other_values(option.kind, spec.options.get(name, option.default)):

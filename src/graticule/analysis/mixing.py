@@ -18,6 +18,7 @@ from graticule.encodings import FoldedPosition, MixingEncoding, MixingPosition, 
 from graticule.encodings.mixing import MixingSum, QuadraticMixing
 from graticule.files import write_bytes
 from graticule.grid import Grid
+from graticule.token_mlp import TokenMlp
 
 Array = NDArray[np.float64]
 
@@ -181,26 +182,37 @@ def _layers(
     whole: Any = getattr(model, "position", None)
     whole = whole.original if isinstance(whole, FoldedPosition) else whole
     stages = _stages(whole)
-    if not stages:
+    if not any(stages):
         raise ValueError(f"`model` must mix its tokens by position, as gMLP and PosMLP, got {type(model).__name__}.")
     backbone: Any = model
     first = backbone.grid_at(backbone.img_size if img_size is None else img_size)
     grids = whole.grids(first) if isinstance(whole, PyramidPosition) else [first]
     every: list[tuple[int, Grid, MixingEncoding, Tensor | None]] = []
-    for stage, (position, at) in enumerate(zip(stages, grids, strict=True)):
-        for encoding, given in zip(cast("Iterable[MixingEncoding]", position.encodings), position(at), strict=True):
-            every.append((stage, at.within, encoding, given.gate))
+    for stage, (parts, at) in enumerate(zip(stages, grids, strict=True)):
+        found: dict[int, tuple[int, Grid, MixingEncoding, Tensor | None]] = {}
+        for position in parts:
+            given = position(at)
+            encodings = cast("Iterable[MixingEncoding]", position.encodings)
+            for layer, encoding in zip(position.joined, encodings, strict=True):
+                if isinstance(given[layer].mixing, TokenMlp):
+                    raise ValueError("`model` must mix its tokens by weights, got one that mixes them by an MLP.")
+                gate = given[layer].gate
+                # the mean over the groups, where each has its own
+                gate = gate if gate is None or gate.ndim == 1 else gate.mean(0)
+                found[layer] = (stage, at.within, encoding, gate)
+        every += [found[layer] for layer in sorted(found)]
     for layer in layers or ():
         if not 0 <= layer < len(every):
             raise ValueError(f"`layers` must be from 0 to {len(every) - 1}, got {layer}.")
     return [(layer, every[layer]) for layer in (range(len(every)) if layers is None else layers)]
 
 
-def _stages(position: Any) -> list[MixingPosition]:
-    """Every stage's part that mixes."""
+def _stages(position: Any) -> list[list[MixingPosition]]:
+    """Return the parts of each stage that mix."""
     if not isinstance(position, Position):
         return []
-    return [module for module in position.modules() if isinstance(module, MixingPosition)]
+    stages = cast("Iterable[Any]", position.stages) if isinstance(position, PyramidPosition) else [position]
+    return [[part for part in stage.modules() if isinstance(part, MixingPosition)] for stage in stages]
 
 
 def _inside(query: tuple[int, int] | None, grid: Grid, stage: int) -> tuple[int, int]:

@@ -14,10 +14,12 @@ from graticule.backbones.language import (
     list_language_arguments,
     list_language_models,
 )
+from graticule.backbones.mixer import Mixer, ResMlp
 from graticule.backbones.posmlp import PosMlp
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.registry import MODELS, create_model, list_arguments, list_models, register_backbone
 from graticule.backbones.swin import SwinTransformer
+from graticule.backbones.swin_mlp import SwinMlp
 from graticule.backbones.t2t import T2tVisionTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 
@@ -30,8 +32,11 @@ __all__ = [
     "DistilledVisionTransformer",
     "GMlp",
     "LanguageModel",
+    "Mixer",
     "PosMlp",
     "PyramidVisionTransformer",
+    "ResMlp",
+    "SwinMlp",
     "SwinTransformer",
     "T2tVisionTransformer",
     "TextCache",

@@ -135,16 +135,21 @@ class GMlp(Pyramid):
 
     def init_module(self, name: str, module: nn.Module) -> None:
         """Draw weights as timm's gMLP: Xavier uniform, biases of std 1e-6 in the blocks, the head at zero."""
-        if isinstance(module, nn.Conv2d):
-            lecun_normal_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear) and name.startswith("head"):
-            nn.init.zeros_(module.weight)
+        init_mixer(name, module)
+
+
+def init_mixer(name: str, module: nn.Module) -> None:
+    """Draw weights as timm's mixers: Xavier uniform, biases of std 1e-6 in the blocks, the head at zero."""
+    if isinstance(module, nn.Conv2d):
+        lecun_normal_(module.weight)
+        if module.bias is not None:
             nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            nn.init.normal_(module.bias, std=1e-6)
+    elif isinstance(module, nn.Linear) and name.startswith("head"):
+        nn.init.zeros_(module.weight)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        nn.init.normal_(module.bias, std=1e-6)
 
 
 _HALF = (0.5, 0.5, 0.5)
@@ -165,6 +170,7 @@ register_sizes(
                 "num_blocks": 6,
             },
         ),
+        "gmlp_ti16_224": Size(5_867_328, {"embed_dim": 128}, cfg=_CFG),
         "gmlp_s16_224": Size(19_422_656, hub="timm/gmlp_s16_224.ra3_in1k", cfg=_CFG),
         "gmlp_b16_224": Size(73_075_392, {"embed_dim": 512}, cfg=_CFG),
     },

@@ -128,7 +128,7 @@ class SwinTransformer(Pyramid):
                 )
                 for _ in range(depths[stage])
             ]
-            self.layers.append(_Stage(downsample, blocks))
+            self.layers.append(Stage(downsample, blocks))
         self.finish()
 
     def _set_windows(self, size: tuple[int, int], side: int) -> None:
@@ -169,12 +169,12 @@ class SwinTransformer(Pyramid):
         if stage == 0:
             tokens = self.patch_embed(pad_to(x, self.patch_size))
         else:
-            tokens = cast("_Stage", self.layers[stage]).downsample(x.permute(0, 2, 3, 1)).flatten(1, 2)
+            tokens = cast("Stage", self.layers[stage]).downsample(x.permute(0, 2, 3, 1)).flatten(1, 2)
         return tokens
 
     def stage_blocks(self, stage: int) -> nn.ModuleList:
         """Return the blocks of a stage."""
-        return cast("_Stage", self.layers[stage]).blocks
+        return cast("Stage", self.layers[stage]).blocks
 
     def own_name(self, published: str) -> str:
         """Return our name of a parameter of timm's."""
@@ -185,7 +185,7 @@ class SwinTransformer(Pyramid):
         return re.sub(r"^head\.", "head.fc.", own)
 
 
-class _Stage(nn.Module):
+class Stage(nn.Module):
     """A stage under timm's names: the merging before it, and its blocks."""
 
     def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]) -> None:

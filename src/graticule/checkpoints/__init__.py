@@ -2,7 +2,7 @@
 
 from graticule.checkpoints import released_posmlp
 from graticule.checkpoints.load import load_checkpoint, load_position
-from graticule.checkpoints.names import own_state, published_state_dict, register_names
+from graticule.checkpoints.names import own_state, published_state_dict, register_names, renamed_state_dict
 from graticule.checkpoints.read import read_checkpoint, read_state, save_weights
 from graticule.checkpoints.transfer import transfer
 from graticule.checkpoints.transferred import Transfer, Transferred
@@ -18,6 +18,7 @@ __all__ = [
     "read_state",
     "register_names",
     "released_posmlp",
+    "renamed_state_dict",
     "save_weights",
     "transfer",
 ]

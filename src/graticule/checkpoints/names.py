@@ -100,10 +100,14 @@ def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
     Raises:
         ValueError: if the model is no backbone.
     """
-    position = position_of(model)
+    position_of(model)
     convert: Callable[[], dict[str, Tensor]] | None = getattr(model, "released_layout", None)
-    if convert is not None:
-        return convert()
+    return renamed_state_dict(model) if convert is None else convert()
+
+
+def renamed_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of `model` under published names, in our layout."""
+    position = position_of(model)
     names = {f"position.{own}": theirs for theirs, own in position.published_names().items()}
     rename: Callable[[str], str] = getattr(model, "published_name", str)
     state: Any = model.state_dict()

@@ -101,7 +101,8 @@ def _parameters(model: Any, groups_of: GroupsOf) -> Iterator[_Parameter]:
             if isinstance(module, Learnable) and stage == 0:
                 yield _Parameter(f"{name}.pos_embed", "absolute_pos_embed", 3, _from_memory, _to_memory)
             elif isinstance(module, MixingPosition):
-                for index, encoding in enumerate(cast("Iterable[MixingEncoding]", module.encodings)):
+                encodings = cast("Iterable[MixingEncoding]", module.encodings)
+                for index, encoding in zip(module.joined, encodings, strict=True):
                     block = f"levels.{stage}.encoder.{index}." if pyramid else f"blocks.{index}."
                     unit = block + ("gate_unit." if pyramid else "mlp_channels.gate.")
                     groups = groups_of(unit) or encoding.groups

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.base import Encoding, Position, Site
 from graticule.grid import Grid, resize_map
-from graticule.joining import Joining, Layers, PerLayer, joined_layers, spread
+from graticule.joining import Joining, Layers, PerLayer, chosen_heads, joined_layers, spread, spread_heads
 from graticule.layer_position import BiasFunction, LayerPosition
 
 
@@ -47,12 +49,34 @@ class BiasEncoding(Encoding):
         return (name,)
 
     @classmethod
-    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
-        """Build one per joined layer, or one that they share."""
+    def position(
+        cls, site: Site, joining: Joining, *, heads: tuple[int, ...] | None = None, **options: Any
+    ) -> Position:
+        """Build one per joined layer, or one that they share.
+
+        Args:
+            site: what the backbone says about itself.
+            joining: says which layers are joined.
+            heads: indices of the heads that have the bias; all by default.
+            options: of the constructor.
+        """
+        chosen = None if heads is None else chosen_heads(site.num_heads, heads)
+        of_heads = site
+        if chosen is not None:
+            of_heads = replace(site, dim=site.head_dim * len(chosen), num_heads=len(chosen))
+
+        def one() -> nn.Module:
+            bias = cls.one(of_heads, joining, options)
+            return bias if chosen is None else SomeHeads(bias, chosen, site.num_heads)
+
         if cls.shared:
-            return SharedBiasPosition(cls.build(site, site.within, options), site.depth, joining.joined)
-        each = [cls.build(site, site.within, options) for _ in joining.joined]
-        return BiasPosition(each, site.depth, joining.joined)
+            return SharedBiasPosition(one(), site.depth, joining.joined)
+        return BiasPosition([one() for _ in joining.joined], site.depth, joining.joined)
+
+    @classmethod
+    def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> nn.Module:
+        """Build the bias of a layer."""
+        return cls.build(site, site.within, options)
 
 
 class PatchBias(BiasEncoding):
@@ -74,16 +98,11 @@ class PatchBias(BiasEncoding):
         return self.with_prefix(self.patch_bias(grid), grid)
 
     @classmethod
-    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
-        """Build one per joined layer, each with a norm of its own if the joining is LaPE, or one that they share."""
-        if cls.shared:
-            return super().position(site, joining, **options)
-        each: list[nn.Module] = []
-        for _ in joining.joined:
-            bias = cls.build(site, site.within, options)
-            norm = {None: None, "keys": NormalizedBias, "heads": HeadNormalizedBias}[joining.bias_norm]
-            each.append(bias if norm is None else norm(bias))
-        return BiasPosition(each, site.depth, joining.joined)
+    def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> nn.Module:
+        """Build the bias of a layer, with a norm of its own if the joining is LaPE."""
+        bias = cls.build(site, site.within, options)
+        norm = {None: None, "keys": NormalizedBias, "heads": HeadNormalizedBias}[joining.bias_norm]
+        return bias if norm is None or cls.shared else norm(bias)
 
 
 class _NormalizedBias(nn.Module):
@@ -176,6 +195,55 @@ class HeadNormalizedBias(_NormalizedBias):
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for."""
         self.bias.set_grid(grid)
+
+
+class SomeHeads(nn.Module):
+    """A bias for some of the heads; it is zero for the others.
+
+    Args:
+        bias: a bias encoding, or a norm of one, for as many heads as are chosen.
+        heads: their indices.
+        num_heads: h.
+    """
+
+    def __init__(self, bias: nn.Module, heads: Sequence[int], num_heads: int) -> None:
+        super().__init__()
+        self.bias = bias
+        self.heads, self.num_heads = tuple(heads), num_heads
+
+    @property
+    def grid(self) -> Grid:
+        """The grid that the encoding is built for."""
+        grid: Grid = cast("Any", self.bias).grid
+        return grid
+
+    def forward(self, grid: Grid) -> Tensor | BiasFunction:
+        """Return the bias for `grid`, (num_heads, N, N), or a function of the scaled queries of all heads."""
+        made: Tensor | BiasFunction = self.bias(grid)
+        if isinstance(made, Tensor):
+            return spread_heads(made, self.heads, self.num_heads)
+        return partial(_of_heads, made, self.heads, self.num_heads)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for, for good."""
+        cast("Any", self.bias).set_grid(grid)
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name`, as `BiasEncoding.fit` does."""
+        fitted: Tensor = cast("Any", self.bias).fit(name.removeprefix("bias."), value, shape)
+        return fitted
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return what published checkpoints call the parameter `name`, as `BiasEncoding.published_names` does."""
+        names: tuple[str, ...] = cast("Any", self.bias).published_names(name.removeprefix("bias."))
+        return names
+
+    def extra_repr(self) -> str:
+        return f"heads={list(self.heads)}, num_heads={self.num_heads}"
+
+
+def _of_heads(function: BiasFunction, heads: tuple[int, ...], num_heads: int, queries: Tensor, **part: Any) -> Tensor:
+    return spread_heads(function(queries[:, list(heads)], **part), heads, num_heads, dim=1)
 
 
 class BiasPosition(Position):

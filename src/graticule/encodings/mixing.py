@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
+import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from graticule.checks import checked
 from graticule.displacement import Displacements
 from graticule.grid import BICUBIC, Grid, resize_map
 from graticule.resampling import Resampler, build_resampler
+from graticule.token_mlp import TokenMlp
 
 #: How the quadratic form is made from what is learned (PosMLP, Table 6); `_released` is the authors' code where it
 #: computes another function than the paper.
@@ -43,12 +45,23 @@ class MixingEncoding(nn.Module, ABC):
         self.groups = groups
 
     @abstractmethod
-    def forward(self, grid: Grid) -> Tensor:
-        """Return the weights for `grid`, a grid or window, (groups, N, N)."""
+    def forward(self, grid: Grid) -> Tensor | TokenMlp:
+        """Return the weights for `grid`, a grid or window, (groups, N, N), or an MLP over its patches."""
 
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for."""
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name`; what cannot be is returned as it is.
+
+        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint says so.
+        """
+        return value
+
+    def published_names(self) -> dict[str, str]:
+        """Name in timm's blocks -> name of the parameter here; '' is the bias of `MixingPosition`."""
+        return {"mlp_channels.gate.proj.bias": ""}
 
     def displacements(self, grid: Grid) -> Displacements | None:
         """Return the table of displacements that the weights for `grid` come from; None if there is none."""
@@ -61,11 +74,12 @@ class MixingEncoding(nn.Module, ABC):
 class DenseMixing(MixingEncoding):
     r"""Holds a free number for every pair of tokens: gMLP's token layer, independent of their displacement.
 
-    .. math:: W_{ij}
+    .. math:: W_{ij} \quad or \quad W_{g, ij}
 
-    It starts near zero (std 1e-6), so that with a bias of one the unit starts as the identity. In PosMLP's released
-    code it starts as any linear layer does (std 0.02, with a bias of zero). At another grid the matrix is resampled
-    by `resampler`, over the keys and then over the queries, and scaled by N / N', so that a row keeps its sum.
+    One matrix for all channels, or one for each of several `groups` of channels. It starts near zero (std 1e-6), so
+    that with a bias of one the unit starts as the identity. In PosMLP's released code it starts as any linear layer
+    does (std 0.02, with a bias of zero). At another grid the matrix is resampled by `resampler`, over the keys and then
+    over the queries, and scaled by N / N', so that a row keeps its sum.
 
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021), section 2.1.
     """
@@ -73,11 +87,12 @@ class DenseMixing(MixingEncoding):
     resampled = True
 
     @checked
-    def __init__(self, grid: Grid, std: float = 1e-6, resampler: str = "bicubic") -> None:
-        super().__init__(grid, 1)
+    def __init__(self, grid: Grid, std: float = 1e-6, resampler: str = "bicubic", groups: int | None = None) -> None:
+        super().__init__(grid, 1 if groups is None else groups)
         self.std = std
         self.resampler = build_resampler(resampler)
-        self.weight = nn.Parameter(torch.empty(grid.patches, grid.patches))
+        several = () if groups is None else (groups,)
+        self.weight = nn.Parameter(torch.empty(*several, grid.patches, grid.patches))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -85,15 +100,31 @@ class DenseMixing(MixingEncoding):
         nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the matrix for `grid`, (1, N, N)."""
-        return (self.weight if grid == self.grid else resize_pairs(self.weight, self.grid, grid, self.resampler))[None]
+        """Return the matrices for `grid`, (groups, N, N)."""
+        weight = self._at(grid)
+        return weight if weight.ndim == 3 else weight[None]
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample the matrix for `grid`."""
-        with torch.no_grad():
-            weight = self(grid)[0].clone()
+        """Resample the matrices for `grid`."""
+        weight = self._at(grid).detach().clone()
         self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
         self.grid = grid
+
+    def _at(self, grid: Grid) -> Tensor:
+        return self.weight if grid == self.grid else resize_pairs(self.weight, self.grid, grid, self.resampler)
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Resample matrices of another grid, (N', N') or (groups, N', N')."""
+        if value.ndim != self.weight.ndim or value.shape[:-2] != self.weight.shape[:-2]:
+            return value
+        old = self.grid.alike(value.shape[-1], shape) if value.shape[-1] == value.shape[-2] else None
+        if old is None or old.shape == self.grid.shape:
+            return value
+        return resize_pairs(value, old, self.grid, self.resampler)
+
+    def published_names(self) -> dict[str, str]:
+        """The matrix and the bias of timm's gMLP."""
+        return {"mlp_channels.gate.proj.weight": "weight", **super().published_names()}
 
 
 class LearnableMixing(MixingEncoding):
@@ -143,6 +174,17 @@ class LearnableMixing(MixingEncoding):
         table = self.displacements(grid).table.detach().flatten(1).clone()
         self.relative_position_table = nn.Parameter(table, requires_grad=learned)
         self.grid = grid
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Resample tables of another grid, (groups, (2H' - 1)(2W' - 1))."""
+        if value.ndim != 2:
+            return value
+        sides = Grid(2 * self.grid.height - 1, 2 * self.grid.width - 1)
+        old = sides.alike(value.shape[1], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
+        if old is None or old.shape == sides.shape or not (old.height % 2 and old.width % 2):
+            return value
+        half = Grid((old.height + 1) // 2, (old.width + 1) // 2)
+        return resize_displacements(value, half, self.grid, self.resampler)
 
 
 class QuadraticMixing(MixingEncoding):
@@ -298,8 +340,12 @@ class MixingSum(MixingEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the sum of both for `grid`, (groups, N, N)."""
-        both: Tensor = self.first(grid) + self.second(grid)
-        return both
+        return cast("Tensor", self.first(grid)) + cast("Tensor", self.second(grid))
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Let the part that owns `name` fit it."""
+        part, _, own = name.partition(".")
+        return (self.first if part == "first" else self.second).fit(own, value, shape)
 
     def set_grid(self, grid: Grid) -> None:
         """Pass `grid` on to both."""
@@ -308,11 +354,160 @@ class MixingSum(MixingEncoding):
         self.grid = grid
 
 
+class GlobalFilter(MixingEncoding):
+    r"""Multiplies each 2-D frequency of the grid by a learned complex number: GFNet's global filter.
+
+    .. math:: y = F^{-1}(K \odot F(x)), \quad W_{g, ij} = k_g[(p_i - p_j) \bmod (H, W)], \quad k = F^{-1}(K)
+
+    That is a circular convolution whose kernel has the size of the grid: the weights depend on the displacement, and
+    opposite borders are neighbors. H (W // 2 + 1) complex numbers per group of channels; in GFNet each channel is a
+    group. At another grid their real and imaginary parts are resampled bicubically over the indices of the
+    frequencies, with aligned corners, as in its code. Within part of a window the weights are cut.
+
+    Reference: Global Filter Networks for Image Classification (GFNet, Rao et al., 2021), Eq. 5-6, and its code.
+
+    Args:
+        grid: the grid that it is built for.
+        groups: s.
+        std: standard deviation of the real and imaginary parts at the start.
+    """
+
+    resampled = True
+
+    @checked
+    def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02) -> None:
+        super().__init__(grid, groups)
+        self.std = std
+        self.complex_weight = nn.Parameter(torch.empty(grid.height, grid.width // 2 + 1, groups, 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the filters anew."""
+        nn.init.normal_(self.complex_weight, std=self.std)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the weights for `grid`, (groups, N, N)."""
+        return self.displacements(grid).matrix()
+
+    def displacements(self, grid: Grid) -> Displacements:
+        """Return the kernel for `grid` by displacement, periodic."""
+        weight = self._at(grid)
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        kernel = torch.fft.irfft2(torch.view_as_complex(wide.contiguous()).permute(2, 0, 1), s=grid.shape)
+        table = kernel.flip(1, 2)  # k[-d] for the displacements d from (1 - H, 1 - W) to (0, 0)
+        table = torch.cat([table, table[:, :-1]], 1)
+        return Displacements(torch.cat([table, table[:, :, :-1]], 2).to(weight.dtype), softmax=False)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample the filters for `grid`."""
+        weight = self._at(grid).detach().clone()
+        self.complex_weight = nn.Parameter(weight, requires_grad=self.complex_weight.requires_grad)
+        self.grid = grid
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Resample filters of another grid, (H', W' // 2 + 1, groups, 2); without `shape` it is taken for a square."""
+        if value.ndim != 4 or value.shape[2:] != self.complex_weight.shape[2:]:
+            return value
+        old = Grid(value.shape[0], value.shape[0]) if shape is None else Grid(*shape)
+        fits = value.shape[:2] == (old.height, old.width // 2 + 1)
+        return _resize_filters(value, self.grid) if fits and old.shape != self.grid.shape else value
+
+    def _at(self, grid: Grid) -> Tensor:
+        weight: Tensor = self.complex_weight
+        return weight if grid.shape == self.grid.shape else _resize_filters(weight, grid)
+
+
+def _resize_filters(weight: Tensor, new: Grid) -> Tensor:
+    """Resample filters (H, W // 2 + 1, groups, 2) for another grid."""
+    maps = weight.flatten(2).permute(2, 0, 1)[None].to(torch.promote_types(weight.dtype, torch.float32))
+    size = (new.height, new.width // 2 + 1)
+    maps = F.interpolate(maps, size=size, mode="bicubic", align_corners=True)[0].to(weight.dtype)
+    resized: Tensor = maps.permute(1, 2, 0).unflatten(2, (-1, 2)).contiguous()
+    return resized
+
+
+class MlpMixing(MixingEncoding):
+    r"""Mixes tokens by an MLP over them, the same for each channel: MLP-Mixer's token-mixing MLP.
+
+    .. math:: y = V\, GELU(U x + u)
+
+    It has T hidden channels, `ratio` times D of the model, and is the one mixing encoding that is not linear. At
+    another grid the maps that U takes in and V gives out are resampled by `resampler`, and U is scaled by N / N', so
+    that its sums over the tokens keep their size.
+
+    Reference: MLP-Mixer (Tolstikhin et al., 2021), Eq. 1; started as in timm.
+
+    Args:
+        grid: the grid or window that it is built for.
+        dim: D.
+        ratio: T / D.
+        resampler: name of the resampler.
+    """
+
+    resampled = True
+
+    @checked
+    def __init__(self, grid: Grid, dim: int, ratio: float = 0.5, resampler: str = "bicubic") -> None:
+        super().__init__(grid, 1)
+        self.resampler = build_resampler(resampler)
+        hidden = int(dim * ratio)
+        if hidden < 1:
+            raise ValueError(f"`ratio` must give at least one hidden channel, got {ratio} of {dim}.")
+        self.fc1 = nn.Linear(grid.patches, hidden)
+        self.fc2 = nn.Linear(hidden, grid.patches, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: Xavier uniform, and a bias of std 1e-6."""
+        nn.init.xavier_uniform_(self.fc1.weight)
+        nn.init.xavier_uniform_(self.fc2.weight)
+        nn.init.normal_(self.fc1.bias, std=1e-6)
+
+    def forward(self, grid: Grid) -> TokenMlp:
+        """Return the MLP for `grid`."""
+        first, second = self.fc1.weight, self.fc2.weight
+        if grid.shape != self.grid.shape:
+            first, second = (_resize_rows(rows, self.grid, grid, self.resampler) for rows in (first, second.T))
+            first, second = first * (self.grid.patches / grid.patches), second.T
+        return TokenMlp(first, self.fc1.bias, second)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample the weights for `grid`."""
+        made = self(grid)
+        for layer, weight in ((self.fc1, made.first), (self.fc2, made.second)):
+            layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=layer.weight.requires_grad)
+        self.fc1.in_features = self.fc2.out_features = grid.patches
+        self.grid = grid
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Resample the weights of another grid, (T, N') or (N', T)."""
+        if value.ndim != 2 or name not in ("fc1.weight", "fc2.weight"):
+            return value
+        rows = value if name == "fc1.weight" else value.T
+        old = self.grid.alike(rows.shape[1], shape)
+        if old is None or old.shape == self.grid.shape or len(rows) != len(self.fc1.bias):
+            return value
+        resized = _resize_rows(rows, old, self.grid, self.resampler)
+        return resized * (old.patches / self.grid.patches) if name == "fc1.weight" else resized.T
+
+    def published_names(self) -> dict[str, str]:
+        """The names of timm's mixers."""
+        own = {f"mlp_tokens.{name}": name for name in ("fc1.weight", "fc1.bias", "fc2.weight")}
+        return {**own, "mlp_tokens.fc2.bias": ""}
+
+
+def _resize_rows(rows: Tensor, old: Grid, new: Grid, resampler: Resampler) -> Tensor:
+    """Resample maps of patches, (T, N) -> (T, N')."""
+    return resize_map(rows.unflatten(1, old.shape), new.shape, resampler).flatten(1)
+
+
 def resize_pairs(matrix: Tensor, old: Grid, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
-    """Resample a matrix over pairs of patches, (N, N) -> (N', N'), and scale it so that a row keeps its sum."""
-    keys = resize_map(matrix.unflatten(1, old.shape), new.shape, resampler).flatten(1)  # (N, N')
-    both = resize_map(keys.T.unflatten(1, old.shape), new.shape, resampler).flatten(1).T  # (N', N')
-    return both * (old.patches / new.patches)
+    """Resample matrices over pairs of patches, (..., N, N) -> (..., N', N'), scaled so that a row keeps its sum."""
+    count = old.patches
+    keys = _resize_rows(matrix.reshape(-1, count), old, new, resampler).unflatten(0, (-1, count)).mT  # (groups, N', N)
+    both = _resize_rows(keys.flatten(0, 1), old, new, resampler).unflatten(0, (-1, new.patches)).mT
+    resized: Tensor = both.reshape(*matrix.shape[:-2], new.patches, new.patches) * (count / new.patches)
+    return resized
 
 
 def resize_displacements(table: Tensor, old: Grid, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:

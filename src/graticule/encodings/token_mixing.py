@@ -7,16 +7,24 @@ from typing import Any, ClassVar
 
 from graticule.checks import checked
 from graticule.encodings.base import Encoding, Position, Site, register_encoding
-from graticule.encodings.mixing import DenseMixing, Form, LearnableMixing, MixingSum, QuadraticMixing, Start
+from graticule.encodings.mixing import (
+    DenseMixing,
+    Form,
+    GlobalFilter,
+    LearnableMixing,
+    MixingSum,
+    MlpMixing,
+    QuadraticMixing,
+    Start,
+)
 from graticule.encodings.mixing_position import MixingPosition, Product
 from graticule.grid import Grid
 from graticule.joining import Joining
 
 
 class TokenMixing(Encoding):
-    """An encoding that makes the weights of a gating unit; one per layer."""
+    """An encoding that makes the weights by which gated MLPs and mixers mix tokens; one per joined layer."""
 
-    layered = False
     #: Whether its weights are a softmax; gating units then have no norm by default (PosMLP, section 5.3).
     softmax: ClassVar[bool] = False
 
@@ -29,21 +37,23 @@ class TokenMixing(Encoding):
         bias: bool = True,
         bias_start: float | None = None,
         product: Product = "auto",
+        group_bias: bool = False,
         **options: Any,
     ) -> Position:
-        """Build one per layer.
+        """Build one per joined layer.
 
         Args:
             site: of the backbone.
-            joining: 'default'; there is nothing to join.
+            joining: 'default'; it says which layers are joined.
             bias: whether one number per token is added to the mixed tokens.
             bias_start: initial value of that bias; by default 1 if the unit then starts as the identity.
             product: by the matrix of all pairs, or as a convolution over displacements ('auto': where it is faster).
+            group_bias: whether that number is one per group of channels, where there are several groups.
             options: those of the constructor.
         """
-        each: list[Any] = [cls.build(site, site.within, options) for _ in range(site.depth)]
+        each: list[Any] = [cls.build(site, site.within, options) for _ in joining.joined]
         start = cls.default_bias(options) if bias_start is None else bias_start
-        return MixingPosition(each, bias, product, start)
+        return MixingPosition(each, bias, product, start, site.depth, joining.joined, group_bias)
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:
@@ -55,10 +65,46 @@ class TokenMixing(Encoding):
 class Sgu(TokenMixing, DenseMixing):
     """Mixes tokens by one learned number per pair of tokens, a dense matrix."""
 
+    @checked
+    def __init__(self, grid: Grid, std: float = 1e-6, resampler: str = "bicubic") -> None:
+        super().__init__(grid, std, resampler)
+
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:
         """Return 1: with weights near zero the unit starts as the identity, as in gMLP."""
         return 1.0
+
+
+@register_encoding("gsgu")
+class Gsgu(TokenMixing, DenseMixing):
+    """Mixes tokens by one learned number per pair of tokens and group of channels, dense matrices.
+
+    It has the groups of `glrpe` and `ggqpe` and knows as little of displacements as `sgu`, so it tells apart what
+    groups and what relative positions contribute to the difference of those and `sgu`.
+    """
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, std: float = 1e-6, resampler: str = "bicubic") -> None:
+        super().__init__(grid, std, resampler, num_heads)
+
+    @classmethod
+    def default_bias(cls, options: Mapping[str, Any]) -> float:
+        """Return 1: with weights near zero the unit starts as the identity, as in gMLP."""
+        return 1.0
+
+
+@register_encoding("global_filter")
+class GlobalFilters(TokenMixing, GlobalFilter):
+    """Mixes tokens by a circular convolution: one learned filter of the 2-D frequencies per group of channels."""
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, std: float = 0.02) -> None:
+        super().__init__(grid, num_heads, std)
+
+
+@register_encoding("token_mlp")
+class TokenMlpMixing(TokenMixing, MlpMixing):
+    """Mixes tokens by an MLP over the tokens, the same for each channel."""
 
 
 @register_encoding("lrpe")

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from graticule.displacement import Displacements
 from graticule.grid import Grid, Tile, Windows
-from graticule.layer_position import LayerPosition
+from graticule.layer_position import LayerPosition, Mixing
+from graticule.token_mlp import TokenMlp
 
 #: How the two halves of the channels are combined (PosMLP, Figure 3).
 Combine = Literal["gate", "add", "concat", "nonsplit"]
@@ -21,9 +22,7 @@ Combine = Literal["gate", "add", "concat", "nonsplit"]
 Drop = float | tuple[float, float]
 
 
-def mix_tokens(
-    x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None = None, windows: Windows | None = None
-) -> Tensor:
+def mix_tokens(x: Tensor, mixing: Mixing, bias: Tensor | None = None, windows: Windows | None = None) -> Tensor:
     r"""Mix the tokens of every group of channels by weights of its own.
 
     .. math:: y_{i, g} = \sum_j W_{g, ij} x_{j, g} + b_i
@@ -34,14 +33,15 @@ def mix_tokens(
 
     Args:
         x: (B, N, C), C a multiple of the number of groups.
-        mixing: the weights of a window, (groups, M, M), or `Displacements`; the window is the whole grid by default.
-        bias: (M,).
+        mixing: the weights of a window, (groups, M, M), `Displacements`, or a `TokenMlp`; the window is the whole grid
+            by default.
+        bias: (M,) or (groups, M).
         windows: the windows that cut the grid of the N tokens.
     """
     return _mixed(x, mixing, bias, windows).flatten(-2)
 
 
-def _mixed(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None, windows: Windows | None = None) -> Tensor:
+def _mixed(x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows | None = None) -> Tensor:
     """Mix tokens x: (B, N, C) as `mix_tokens`; returns (B, N, groups, C / groups), which may be a view."""
     if windows is None or (windows.window == windows.grid and not any(windows.shift)):
         return _product(x[:, None, :, None, None], mixing, bias)[:, 0, :, 0, 0]
@@ -58,34 +58,34 @@ def _mixed(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None, windo
     return (torch.cat(strips, 1) if len(strips) > 1 else strips[0]).flatten(1, 2)
 
 
-def _weights_of(
-    tile: Tile, window: Grid, mixing: Tensor | Displacements, bias: Tensor | None
-) -> tuple[Tensor | Displacements, Tensor | None]:
+def _weights_of(tile: Tile, window: Grid, mixing: Mixing, bias: Tensor | None) -> tuple[Mixing, Tensor | None]:
     """Return weights and bias of the part of a window that a tile has."""
     if tile.part == window:
         return mixing, bias
     at = (tile.window_rows, tile.window_columns)
     if bias is not None:
-        bias = bias.unflatten(0, window.shape)[at].flatten()
+        bias = bias.unflatten(-1, window.shape)[..., *at].flatten(-2)
     if isinstance(mixing, Displacements):
         return mixing.part(tile.part), bias
+    if isinstance(mixing, TokenMlp):
+        return mixing.part(window.shape, *at), bias
     pairs = mixing.unflatten(2, window.shape).unflatten(1, window.shape)[:, *at, *at]
     return pairs.flatten(3).flatten(1, 2), bias
 
 
-def _product(x: Tensor, mixing: Tensor | Displacements, bias: Tensor | None) -> Tensor:
+def _product(x: Tensor, mixing: Mixing, bias: Tensor | None) -> Tensor:
     """Mix the tokens of windows x: (B, rows, h, columns, w, C) in each of them; returns (..., groups, C / groups)."""
     shape = x.shape[:5]
-    if isinstance(mixing, Displacements) and mixing.weights is None:
-        y = mixing.mix(x.transpose(2, 3).flatten(3, 4).flatten(0, 2))
-        y = y if bias is None else y + bias[:, None].to(x.dtype)
-        y = y.unflatten(1, (shape[2], shape[4])).unflatten(0, (shape[0], shape[1], shape[3])).transpose(2, 3)
-        result: Tensor = y.unflatten(-1, (len(mixing.table), -1))
+    if isinstance(mixing, TokenMlp) or (isinstance(mixing, Displacements) and mixing.weights is None):
+        y = mixing.mix(x.transpose(2, 3).flatten(3, 4).flatten(0, 2)).unflatten(-1, (mixing.groups, -1))
+        y = y if bias is None else y + torch.atleast_2d(bias).mT[..., None].to(x.dtype)
+        y = y.unflatten(1, (shape[2], shape[4])).unflatten(0, (shape[0], shape[1], shape[3]))
+        result: Tensor = y.transpose(2, 3)
         return result
     weights = cast("Tensor", mixing.weights if isinstance(mixing, Displacements) else mixing).to(x.dtype)
     # one copy puts samples and windows next to each other, which makes one large product per group
     columns = x.unflatten(-1, (len(weights), -1)).permute(5, 2, 4, 0, 1, 3, 6).flatten(3).flatten(1, 2)
-    y = weights @ columns if bias is None else torch.baddbmm(bias[:, None].to(x.dtype), weights, columns)
+    y = weights @ columns if bias is None else torch.baddbmm(bias[..., None].to(x.dtype), weights, columns)
     y = y.unflatten(-1, (shape[0], shape[1], shape[3], -1)).unflatten(1, (shape[2], shape[4]))
     result = y.permute(3, 4, 1, 5, 2, 0, 6)  # not copied
     return result

@@ -48,6 +48,12 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         {"img_size": 32, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4},
     ),
     "gMLP": ("gmlp_s16_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
+    "MLP-Mixer": ("mixer_s16_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
+    "ResMLP": ("resmlp_12_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
+    "Swin-MLP": (
+        "swin_mlp_tiny_c24_patch4_window8_256",
+        {"img_size": 32, "embed_dim": 8, "depths": (2, 2), "groups": (2, 4), "window_size": 4},
+    ),
     "PosMLP": (
         "posmlp_tiny_224",
         {"img_size": 16, "embed_dim": 8, "depths": (2, 2), "windows": (2, 2), "groups": (2, 2), "mlp_ratios": (2, 2)},

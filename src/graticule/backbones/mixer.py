@@ -1,0 +1,286 @@
+"""MLP-Mixer and ResMLP: tokens mixed by whatever the position says, then the channels by an MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from timm.layers import DropPath, Mlp, PatchEmbed
+from timm.models import register_notrace_module
+from torch import Tensor, nn
+
+from graticule.backbones.gmlp import init_mixer
+from graticule.backbones.pyramid import Pyramid
+from graticule.backbones.registry import Size, register_sizes
+from graticule.checks import checked
+from graticule.encodings import PositionBuilder
+from graticule.grid import Grid, Windows
+from graticule.layer_position import LayerPosition
+from graticule.layers.gating import mix_tokens
+
+
+class Affine(nn.Module):
+    """alpha * x + beta, per channel: what ResMLP has instead of a norm; timm's names."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, 1, dim))
+        self.beta = nn.Parameter(torch.zeros(1, 1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale and shift x: (..., D)."""
+        return torch.addcmul(self.beta.view(-1), self.alpha.view(-1), x)
+
+
+@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
+class MixerBlock(nn.Module):
+    r"""Mixes the tokens by the position's weights, then the channels by an MLP.
+
+    .. math:: x' = x + \lambda_1 (W (LN(x) + p) + b), \quad x'' = x' + \lambda_2 MLP(LN(x'))
+
+    where W is `mixing` of the layer's position, b its `gate` and p its `inner`, if any. W may also be an MLP over the
+    tokens. lambda_1 and lambda_2 are numbers per channel, with `layer_scale`.
+
+    Reference: MLP-Mixer (Tolstikhin et al., 2021), Eq. 1; ResMLP (Touvron et al., 2021), Eq. 2-3.
+
+    Args:
+        dim: D.
+        mlp_ratio: hidden channels of the MLP, as a multiple of D.
+        proj_drop: dropout rate after the mixing and in the MLP.
+        drop_path: stochastic depth rate.
+        layer_scale: what lambda_1 and lambda_2 start at; none if None.
+        norm_layer: builds a norm from D.
+        act_layer: the activation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        mlp_ratio: float = 4.0,
+        proj_drop: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
+        norm_layer: Callable[[int], nn.Module] = nn.LayerNorm,
+        act_layer: type[nn.Module] = nn.GELU,
+    ) -> None:
+        super().__init__()
+        self.norm1 = norm_layer(dim)
+        self.mix_drop = nn.Dropout(proj_drop)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.norm2 = norm_layer(dim)
+        self.mlp_channels = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
+        self.ls1, self.ls2 = (
+            None if layer_scale is None else nn.Parameter(torch.full((dim,), layer_scale)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
+        """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
+        if position.mixing is None:
+            raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
+        y = self.norm1(x)
+        y = y if position.inner is None else y + position.inner
+        y = self.mix_drop(mix_tokens(y, position.mixing, position.gate, self.windows(*where)))
+        x = x + self.drop_path(y if self.ls1 is None else self.ls1 * y)
+        y = self.mlp_channels(self.norm2(x))
+        return x + self.drop_path(y if self.ls2 is None else self.ls2 * y)
+
+    def windows(self, *where: Grid) -> Windows | None:
+        """Return the windows within which tokens of the grid are mixed; None for the whole grid, as here."""
+        return None
+
+
+class Mixer(Pyramid):
+    """MLP-Mixer with any mixing encoding instead of its token-mixing MLP; a pyramid of one stage.
+
+    With 'token_mlp' it is MLP-Mixer as published, and as in timm. timm has a dropout within the token-mixing MLP as
+    well; here there is one after it. The names of the parameters are timm's, except those of position.
+
+    Reference: MLP-Mixer: An all-MLP Architecture for Vision (Tolstikhin et al., 2021).
+
+    Args:
+        position: builds the position; its `num_heads` are the groups of channels.
+        img_size: pixels, a side or (height, width).
+        patch_size: pixels, a side or (height, width).
+        in_chans: channels of the image.
+        num_classes: 0 for no head.
+        global_pool: 'avg' or '' (none).
+        embed_dim: D.
+        num_blocks: number of blocks.
+        mlp_ratio: hidden channels of the MLPs over channels, as a multiple of D.
+        groups: s, groups of channels where the encoding has several.
+        layer_scale: what the scale of both parts of a block starts at, per channel; none if None.
+        drop_rate: dropout before the head.
+        pos_drop_rate: dropout on the tokens that enter the first block.
+        proj_drop_rate: dropout after the mixing and in the MLPs.
+        drop_path_rate: stochastic depth, the same for all blocks, as in timm.
+        norm_layer: builds a norm from its channels.
+        act_layer: the activation.
+    """
+
+    takes = frozenset({"pre", "before", "inner", "after", "mixing", "gate"})
+    needs = frozenset({"mixing"})
+    first_conv = "stem.proj"
+    default_encoding = "token_mlp"
+
+    @checked
+    def __init__(
+        self,
+        position: PositionBuilder,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 512,
+        num_blocks: int = 8,
+        mlp_ratio: float = 4.0,
+        groups: int = 8,
+        layer_scale: float | None = None,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+        act_layer: type[nn.Module] | None = None,
+    ) -> None:
+        if groups < 1 or embed_dim % groups:
+            raise ValueError(f"`groups` must divide the {embed_dim} channels, got {groups}.")
+        norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        super().__init__(
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            embed_dims=(embed_dim,),
+            depths=(num_blocks,),
+            drop_rate=drop_rate,
+            pos_drop_rate=pos_drop_rate,
+        )
+        self.embed_dim = embed_dim
+        self.build_position(position, groups)
+        self.build_head(norm_layer)
+        self.stem = PatchEmbed(None, self.patch_size, in_chans, embed_dim, strict_img_size=False)
+        self.blocks = nn.Sequential(
+            *[
+                MixerBlock(
+                    embed_dim,
+                    mlp_ratio,
+                    proj_drop_rate,
+                    drop_path_rate,
+                    layer_scale,
+                    norm_layer,
+                    act_layer or nn.GELU,
+                )
+                for _ in range(num_blocks)
+            ]
+        )
+        self.finish()
+
+    def tokenize(self, x: Tensor, stage: int) -> Tensor:
+        """Cut images into patches, tokens (B, H * W, D)."""
+        tokens: Tensor = self.stem(x)
+        return tokens
+
+    def init_module(self, name: str, module: nn.Module) -> None:
+        """Draw weights as timm's mixers."""
+        init_mixer(name, module)
+
+
+class ResMlp(Mixer):
+    """ResMLP with any mixing encoding instead of its linear layer over the tokens.
+
+    With 'sgu', a dense matrix, it is ResMLP as published, and as in timm: affine maps instead of norms, and a scale
+    after both parts of a block. The matrix starts with std 0.02, as in the authors' code. Loads timm's weights and
+    those of the authors.
+
+    Reference: ResMLP: Feedforward networks for image classification with data-efficient training (Touvron et al.,
+    2021).
+
+    Args:
+        position: builds the position, as `Mixer`.
+        layer_scale: what the scale of both parts of a block starts at, per channel.
+        norm_layer: builds what there is instead of a norm from its channels; `Affine` by default.
+        kwargs: as `Mixer`.
+    """
+
+    default_encoding = "sgu"
+    encoding_options: ClassVar = {"sgu": {"std": 0.02, "bias_start": 0.0}}
+
+    @checked
+    def __init__(
+        self,
+        position: PositionBuilder,
+        embed_dim: int = 384,
+        num_blocks: int = 12,
+        layer_scale: float | None = 1e-4,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            position,
+            embed_dim=embed_dim,
+            num_blocks=num_blocks,
+            layer_scale=layer_scale,
+            norm_layer=norm_layer or Affine,
+            **kwargs,
+        )
+
+    def own_name(self, published: str) -> str:
+        """Return the name of the matrix in timm's gMLP, which the encoding knows, for its name in timm's ResMLP."""
+        return published.replace(".linear_tokens.", ".mlp_channels.gate.proj.")
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in timm."""
+        return own.replace(".mlp_channels.gate.proj.", ".linear_tokens.")
+
+    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict of the authors' code under timm's names, any other as it is."""
+        if "patch_embed.proj.weight" not in state:
+            return state
+        found = {}
+        for name, value in state.items():
+            for theirs, ours in _AUTHORS:
+                name = name.replace(theirs, ours)
+            found[name] = value.reshape(1, 1, -1) if name.endswith((".alpha", ".beta")) else value
+        return found
+
+
+#: Parts of names in the authors' code of ResMLP, and in timm.
+_AUTHORS = (("patch_embed.", "stem."), (".attn.", ".linear_tokens."), (".mlp.", ".mlp_channels."), (".gamma_", ".ls"))
+
+_HALF = (0.5, 0.5, 0.5)
+_MIXER = {"crop_pct": 0.875, "mean": _HALF, "std": _HALF}
+_BASE, _LARGE = {"embed_dim": 768, "num_blocks": 12}, {"embed_dim": 1024, "num_blocks": 24}
+register_sizes(
+    Mixer,
+    {
+        "mixer_s32_224": Size(19_104_624, {"patch_size": 32}, cfg=_MIXER),
+        "mixer_s16_224": Size(18_528_264, cfg=_MIXER),
+        "mixer_b32_224": Size(60_293_428, {"patch_size": 32, **_BASE}, cfg=_MIXER),
+        "mixer_b16_224": Size(59_880_472, _BASE, hub="timm/mixer_b16_224.goog_in21k_ft_in1k", cfg=_MIXER),
+        "mixer_l32_224": Size(206_939_264, {"patch_size": 32, **_LARGE}, cfg=_MIXER),
+        "mixer_l16_224": Size(208_196_168, _LARGE, hub="timm/mixer_l16_224.goog_in21k_ft_in1k", cfg=_MIXER),
+    },
+)
+_CROP = {"crop_pct": 0.875}
+register_sizes(
+    ResMlp,
+    {
+        "resmlp_12_224": Size(15_350_872, hub="timm/resmlp_12_224.fb_in1k", cfg=_CROP),
+        "resmlp_24_224": Size(
+            30_020_680, {"num_blocks": 24, "layer_scale": 1e-5}, hub="timm/resmlp_24_224.fb_in1k", cfg=_CROP
+        ),
+        "resmlp_36_224": Size(
+            44_690_488, {"num_blocks": 36, "layer_scale": 1e-6}, hub="timm/resmlp_36_224.fb_in1k", cfg=_CROP
+        ),
+        "resmlp_big_24_224": Size(
+            129_138_280,
+            {"patch_size": 8, "embed_dim": 768, "num_blocks": 24, "layer_scale": 1e-6},
+            hub="timm/resmlp_big_24_224.fb_in1k",
+            cfg=_CROP,
+        ),
+    },
+)

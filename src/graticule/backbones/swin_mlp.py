@@ -1,0 +1,218 @@
+"""Swin-MLP: tokens mixed within shifted windows by whatever the position says, then the channels by an MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from timm.layers import PatchEmbed
+from timm.layers.helpers import to_2tuple
+from timm.models.swin_transformer import PatchMerging
+from torch import Tensor, nn
+
+from graticule.backbones.mixer import MixerBlock
+from graticule.backbones.pyramid import Pyramid
+from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.swin import Stage, pad_to
+from graticule.checkpoints import renamed_state_dict
+from graticule.checks import checked
+from graticule.encodings import PositionBuilder
+from graticule.grid import Grid, Windows
+
+
+class SwinMlp(Pyramid):
+    """Swin with token mixing instead of attention; any mixing encoding gives the weights of its windows.
+
+    With 'gsgu(group_bias=True)', a dense matrix and a bias for each group of channels ("head"), it is Swin-MLP as
+    published, where this is a grouped 1-d convolution. Shifted windows are cut at the border of the grid, which is
+    what zero padding does there. The authors' code takes one size of image; here any goes in, as in `SwinTransformer`,
+    and windows that do not tile the grid are cut, too. The matrices start as a convolution does in PyTorch, for windows
+    of 8, but normal.
+
+    Reference: Swin Transformer (Liu et al., 2021), appendix A3.3, Swin-Mixer, and its code.
+
+    Args:
+        position: builds the position of a stage; its `num_heads` are the groups of channels.
+        img_size: pixels, a side or (height, width).
+        patch_size: pixels, of the first stage.
+        in_chans: channels of the image.
+        num_classes: 0 for no head.
+        global_pool: 'avg' or '' (none).
+        embed_dim: D of the first stage; it doubles from stage to stage.
+        depths: blocks of each stage.
+        groups: s of each stage, groups of channels where the encoding has several.
+        window_size: patches, a side.
+        mlp_ratio: hidden channels of the MLPs, as a multiple of D.
+        drop_rate: dropout before the head.
+        pos_drop_rate: dropout on the tokens that enter a stage.
+        proj_drop_rate: dropout after the mixing and in the MLPs.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        norm_layer: builds a norm from D.
+    """
+
+    takes = frozenset({"pre", "before", "inner", "after", "mixing", "gate"})
+    needs = frozenset({"mixing"})
+    stage_lists = ("layers",)
+    default_encoding = "gsgu"
+    encoding_options: ClassVar = {"gsgu": {"std": 0.0722, "bias_start": 0.0, "group_bias": True}}
+    absolute_stages = 1
+    merges = True
+    pads = True
+
+    @checked
+    def __init__(
+        self,
+        position: PositionBuilder,
+        img_size: int | tuple[int, int] = 256,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 96,
+        depths: Sequence[int] = (2, 2, 6, 2),
+        groups: Sequence[int] = (4, 8, 16, 32),
+        window_size: int = 8,
+        mlp_ratio: float = 4.0,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        norm: Any = norm_layer or nn.LayerNorm
+        dims = [embed_dim << stage for stage in range(len(depths))]
+        for dim, s in zip(dims, groups, strict=False):
+            if s < 1 or dim % s:
+                raise ValueError(f"`groups` must divide the {dim} channels of their stage, got {s}.")
+        super().__init__(
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            embed_dims=dims,
+            depths=depths,
+            drop_rate=drop_rate,
+            pos_drop_rate=pos_drop_rate,
+        )
+        if window_size < 1:
+            raise ValueError(f"`window_size` must be at least 1, got {window_size}.")
+        self.window_size = window_size
+        self.build_position(position, groups)
+        self.build_head(norm)
+        self.patch_embed = PatchEmbed(None, patch_size, in_chans, embed_dim, norm_layer=norm, strict_img_size=False)
+        rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
+        self.layers = nn.ModuleList()
+        for stage, dim in enumerate(dims):
+            downsample = PatchMerging(dims[stage - 1], dim, norm) if stage else nn.Identity()
+            blocks = [
+                _WindowBlock(window_size, bool(index % 2), dim, mlp_ratio, proj_drop_rate, next(rates), norm_layer=norm)
+                for index in range(depths[stage])
+            ]
+            self.layers.append(Stage(downsample, blocks))
+        self.finish()
+
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None, window_size: int | None = None) -> None:
+        """Make another image size, or another window, the one that position information is held for.
+
+        Args:
+            img_size: pixels, a side or (height, width); unchanged by default.
+            window_size: patches, a side; unchanged by default.
+        """
+        size = to_2tuple(self.img_size if img_size is None else img_size)
+        if window_size is not None:
+            self.grid_at(size).window(window_size)  # an error is raised before anything is changed
+            self.window_size = window_size
+        super().set_input_size(size)
+
+    def grid_at(self, image: tuple[int, int]) -> Grid:
+        """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
+        return super().grid_at(image).in_windows((self.window_size,) * len(self.depths), pad=True)
+
+    def tokenize(self, x: Tensor, stage: int) -> Tensor:
+        """Cut images into patches, or merge those of the map of the stage before; tokens (B, H * W, D)."""
+        tokens: Tensor
+        if stage == 0:
+            tokens = self.patch_embed(pad_to(x, self.patch_size))
+        else:
+            tokens = cast("Stage", self.layers[stage]).downsample(x.permute(0, 2, 3, 1)).flatten(1, 2)
+        return tokens
+
+    def stage_blocks(self, stage: int) -> nn.ModuleList:
+        """Return the blocks of a stage."""
+        return cast("Stage", self.layers[stage]).blocks
+
+    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict of the authors' code under our names and in our layout, any other as it is.
+
+        They have a stage's merging at the end of the stage before, and one convolution over all groups and tokens of a
+        window.
+        """
+        shift = int("layers.0.downsample.reduction.weight" in state)
+        found = {}
+        for name, value in state.items():
+            kind, _, rest = name.partition(".")
+            stage, _, leaf = rest.partition(".")
+            if kind == "layers" and leaf.startswith("downsample."):
+                name = f"layers.{int(stage) + shift}.{leaf}"
+            elif name.endswith(".spatial_mlp.weight") and value.ndim == 3:
+                value = value.unflatten(0, (-1, value.shape[1])).squeeze(-1)
+            elif name.endswith(".spatial_mlp.bias") and value.ndim == 1:
+                pairs = state[name.removesuffix("bias") + "weight"]
+                value = value.unflatten(0, (-1, pairs.shape[1]))
+            found[name] = value
+        return found
+
+    def released_layout(self) -> dict[str, Tensor]:
+        """Return the state dict under the names and in the layout of the authors' code."""
+        found = {}
+        for name, value in renamed_state_dict(self).items():
+            kind, _, rest = name.partition(".")
+            stage, _, leaf = rest.partition(".")
+            if kind == "layers" and leaf.startswith("downsample."):
+                name = f"layers.{int(stage) - 1}.{leaf}"
+            elif name.endswith(".spatial_mlp.weight"):
+                value = value.flatten(0, 1)[..., None]
+            elif name.endswith(".spatial_mlp.bias"):
+                value = value.flatten()
+            found[name] = value
+        return found
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter of the authors' code; for the matrices, the name in timm's gMLP."""
+        return published.replace(".mlp.", ".mlp_channels.").replace(".spatial_mlp.", ".mlp_channels.gate.proj.")
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in the authors' code."""
+        return own.replace(".mlp_channels.gate.proj.", ".spatial_mlp.").replace(".mlp_channels.", ".mlp.")
+
+
+class _WindowBlock(MixerBlock):
+    """A block that mixes within the windows of a grid, which may be shifted by half a window."""
+
+    @checked
+    def __init__(self, shift: bool, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shift = shift
+
+    def windows(self, *where: Grid) -> Windows:
+        """Return the windows of the grid; an axis that one window covers is not shifted."""
+        (grid,) = where
+        window = grid.within
+        down, across = (
+            step // 2 if self.shift and side > step else 0 for side, step in zip(grid.shape, window.shape, strict=True)
+        )
+        return Windows(grid, window, (down, across))
+
+
+_BASE = {"img_size": 224, "embed_dim": 128, "depths": (2, 2, 18, 2), "window_size": 7}
+register_sizes(
+    SwinMlp,
+    {
+        "swin_mlp_tiny_c24_patch4_window8_256": Size(20_386_632),
+        "swin_mlp_tiny_c12_patch4_window8_256": Size(21_152_072, {"groups": (8, 16, 32, 64)}),
+        "swin_mlp_tiny_c6_patch4_window8_256": Size(22_682_952, {"groups": (16, 32, 64, 128)}),
+        "swin_mlp_base_patch4_window7_224": Size(60_659_416, _BASE),
+    },
+)
