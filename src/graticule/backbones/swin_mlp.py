@@ -107,7 +107,7 @@ class SwinMlp(Pyramid):
         for stage, dim in enumerate(dims):
             downsample = PatchMerging(dims[stage - 1], dim, norm) if stage else nn.Identity()
             blocks = [
-                _WindowBlock(window_size, bool(index % 2), dim, mlp_ratio, proj_drop_rate, next(rates), norm_layer=norm)
+                _WindowBlock(bool(index % 2), dim, mlp_ratio, proj_drop_rate, next(rates), norm_layer=norm)
                 for index in range(depths[stage])
             ]
             self.layers.append(Stage(downsample, blocks))
