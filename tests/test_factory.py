@@ -191,7 +191,7 @@ REFUSED = [
     ({"joining": "lape(layers=4)"}, r"`layers` must be from 1 to .*3, got 4"),
     ({"encoding": "relative_bias", "joining": "default(layers=4)"}, r"`layers` must be from 1 to .*3, got 4"),
     ({"encoding": "none", "joining": "lape"}, r"`joining` must be 'default' with encoding 'none'.*got 'lape'"),
-    ({"encoding": "none+learnable"}, r"`encoding` must name each encoding once, and 'none' alone"),
+    ({"encoding": "none+learnable"}, r"`encoding` must name each encoding once per layer, and 'none' alone"),
     ({"encoding": "learnable+learnable"}, r"`encoding` must name each encoding once"),
     ({"encoding": "learnable+sinusoidal_1d"}, r"one absolute encoding at most, got learnable and sinusoidal_1d"),
     ({"encoding": "sinusoidal_1d", "joining": "unshared"}, r"`joining` must not be 'unshared' .*'sinusoidal_1d'"),
@@ -200,7 +200,7 @@ REFUSED = [
     ({"encoding": "pge"}, r"`encoding` must be one of .*got 'pge'; did you mean .*'peg'"),
     ({"encoding": "learnable+shaww"}, r"got 'shaww'; did you mean 'shaw'\?"),
     ({"encoding": "peg+peg"}, r"`encoding` must name each encoding once"),
-    ({"encoding": "none+peg"}, r"`encoding` must name each encoding once, and 'none' alone"),
+    ({"encoding": "none+peg"}, r"`encoding` must name each encoding once per layer, and 'none' alone"),
     ({"encoding": "peg", "joining": "lape"}, r"`joining` must be 'default' with encoding 'peg'.*got 'lape'"),
     ({"encoding": "peg", "joining": "shared"}, r"`joining` must be 'default' with encoding 'peg'.*got 'shared'"),
     (

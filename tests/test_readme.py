@@ -20,7 +20,7 @@ def test_the_ten_lines_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     more = re.findall(r"```python continued\n(.*?)```", README, flags=re.DOTALL)
-    assert len(more) == 4
+    assert len(more) == 6
     exec(compile(block + "".join(more), "README.md", "exec"), {})
     assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,0 +1,236 @@
+"""MLP-Mixer, ResMLP, gMLP-Ti and Swin-MLP: timm's numbers, the authors' names, counts, any size."""
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers import GatedMlp
+from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
+
+import graticule
+from graticule import fold
+from tiny import count, draw
+
+SMALL = {"num_blocks": 2, "embed_dim": 16, "img_size": 64, "num_classes": 7}
+KINDS = {
+    "mixer_s16_224": {},
+    "resmlp_12_224": {"mlp_ratio": 4, "block_layer": ResBlock, "norm_layer": Affine},
+    "gmlp_ti16_224": {"mlp_ratio": 6, "block_layer": SpatialGatingBlock, "mlp_layer": GatedMlp},
+}
+SWIN_MLP = {
+    "img_size": 56,
+    "embed_dim": 8,
+    "depths": (2, 2),
+    "groups": (2, 4),
+    "window_size": 7,
+    "num_classes": 5,
+}
+NAMES = [
+    *(f"mixer_{size}{patch}_224" for size in "sbl" for patch in (32, 16)),
+    *("resmlp_12_224", "resmlp_24_224", "resmlp_36_224", "resmlp_big_24_224"),
+    *("gmlp_ti16_224", "gmlp_s16_224", "gmlp_b16_224"),
+]
+
+
+def both(name):
+    """Build timm's small model and ours on the same drawn weights."""
+    theirs = draw(MlpMixer(**SMALL, **KINDS[name])).eval()
+    ours = graticule.create_model(name, **SMALL).eval()
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_outputs_are_timms(name, dtype, tolerance):
+    ours, theirs = (model.to(dtype) for model in both(name))
+    x = torch.randn(2, 3, 64, 64, dtype=dtype)
+    expected = theirs(x)
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(ours(x) / expected.std(), expected / expected.std(), rtol=0, atol=tolerance)
+    features, expected = (model.forward_intermediates(x)[1] for model in (ours, theirs))
+    for a, b in zip(features, expected, strict=True):
+        torch.testing.assert_close(a / b.std(), b / b.std(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_weights_go_out_under_timms_names(name):
+    ours, theirs = both(name)
+    published = graticule.published_state_dict(ours)
+    assert published.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(published[key], value) for key, value in theirs.state_dict().items())
+
+
+def test_full_sizes_have_timms_parameters_and_names():
+    with torch.device("meta"):
+        for name in NAMES:
+            ours, theirs = graticule.create_model(name), timm.create_model(name)
+            assert count(ours) == count(theirs) == graticule.backbones.MODELS[name].parameters, name
+            shapes = {key: value.shape for key, value in theirs.state_dict().items()}
+            assert {key: v.shape for key, v in graticule.published_state_dict(ours).items()} == shapes, name
+
+
+@pytest.mark.parametrize("name", ["mixer_s16_224", "resmlp_12_224"])
+def test_a_whole_model_of_timms_gives_timms_outputs(name):
+    """At its own size, in float32."""
+    theirs = draw_small(timm.create_model(name)).eval()
+    ours = graticule.create_model(name).eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        expected = theirs(x)
+        assert expected.std() > 0
+        torch.testing.assert_close(ours(x) / expected.std(), expected / expected.std(), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def draw_small(model):
+    """Draw the head, which starts at zero, and keep the rest as timm starts it."""
+    torch.nn.init.normal_(model.head.weight, std=0.1)
+    return model
+
+
+def test_layer_scales_start_as_timms():
+    for name in ("resmlp_12_224", "resmlp_24_224", "resmlp_36_224"):
+        ours = graticule.create_model(name, num_blocks=1, embed_dim=8, img_size=32, groups=2)
+        with torch.device("meta"):
+            block = timm.create_model(name).blocks[0]
+        assert block.ls1.shape == (384,)
+        expected = {"resmlp_12_224": 1e-4, "resmlp_24_224": 1e-5, "resmlp_36_224": 1e-6}[name]
+        assert (ours.blocks[0].ls1 == expected).all() and (ours.blocks[0].ls2 == expected).all()
+
+
+def test_weights_of_resmlps_authors_load():
+    ours, theirs = both("resmlp_12_224")
+    renamed = {}
+    for name, value in theirs.state_dict().items():
+        name = name.replace("stem.", "patch_embed.").replace("linear_tokens.", "attn.").replace("mlp_channels.", "mlp.")
+        name = name.replace(".ls", ".gamma_")
+        renamed[name] = value.flatten() if name.endswith((".alpha", ".beta")) else value
+    again = graticule.create_model("resmlp_12_224", **SMALL).eval()
+    again.load_state_dict(renamed)
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(again(x), ours(x))
+
+
+@pytest.mark.parametrize(("name", "encoding"), [("mixer_s16_224", "token_mlp"), ("resmlp_12_224", "sgu")])
+def test_a_checkpoint_of_another_size_is_resampled_as_set_input_size_does(name, encoding):
+    small, large = (graticule.create_model(name, **{**SMALL, "img_size": side}).eval() for side in (64, 96))
+    draw(small)
+    large.load_state_dict(graticule.published_state_dict(small))
+    small.set_input_size(96)
+    x = torch.randn(1, 3, 96, 96)
+    torch.testing.assert_close(large(x), small(x), rtol=1e-5, atol=1e-6)
+
+
+def test_lape_and_a_dense_matrix_per_group_go_into_a_mixer():
+    model = draw(graticule.create_model("mixer_s16_224", encoding="learnable + gsgu", joining="lape", **SMALL)).double()
+    model.eval()
+    x = torch.randn(1, 3, 64, 96, dtype=torch.float64)
+    before = model(x)
+    torch.testing.assert_close(fold(model, (64, 96))(x), before, rtol=0, atol=1e-12)
+
+
+# Swin-MLP
+
+
+def swin_mlp(**kwargs):
+    return (
+        draw(graticule.create_model("swin_mlp_tiny_c24_patch4_window8_256", **{**SWIN_MLP, **kwargs})).double().eval()
+    )
+
+
+def authors_block(block, state, x, shape, heads, window, shift):
+    """Compute a block from the paper: zero padding, windows, a grouped convolution over (head, token), an MLP."""
+    height, width = shape
+    y = block.norm1(x).unflatten(1, shape)
+    around = (window - shift, shift) if shift else (0, 0)
+    y = F.pad(y, (0, 0, *around, *around))
+    rows, columns = y.shape[1] // window, y.shape[2] // window
+    y = y.unflatten(2, (columns, window)).unflatten(1, (rows, window)).transpose(2, 3)
+    y = y.flatten(3, 4).flatten(0, 2)  # (windows, M, D)
+    y = y.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(1, 2)  # (windows, heads * M, d)
+    y = F.conv1d(y, state["spatial_mlp.weight"], state["spatial_mlp.bias"], groups=heads)
+    y = y.unflatten(1, (heads, -1)).transpose(1, 2).flatten(2)
+    y = y.unflatten(1, (window, window)).unflatten(0, (-1, rows, columns)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    y = y[:, around[0] : around[0] + height, around[0] : around[0] + width].flatten(1, 2)
+    x = x + y
+    return x + block.mlp_channels(block.norm2(x))
+
+
+@pytest.mark.parametrize("window", [7, 4])
+def test_the_mixing_of_swin_mlp_is_a_grouped_convolution_with_zero_padding(window):
+    model = swin_mlp(window_size=window, img_size=56)
+    published = graticule.published_state_dict(model)
+    x = torch.randn(2, 3, 56, 56, dtype=torch.float64)
+    y, inputs = x, []
+    for stage in range(2):
+        inputs.append(model.embed(y, stage))
+        y = inputs[-1]
+        side = 14 >> stage
+        covered = side <= window
+        for index in range(2):
+            if side % min(window, side):
+                return  # the authors' code takes windows that tile the grid
+            prefix = f"layers.{stage}.blocks.{index}."
+            state = {key.removeprefix(prefix): v for key, v in published.items() if key.startswith(prefix)}
+            shift = 0 if covered or not index else window // 2
+            y = authors_block(
+                model.block(stage, index), state, y, (side, side), (2, 4)[stage], min(window, side), shift
+            )
+        y = y.transpose(1, 2).unflatten(2, (side, side))
+    torch.testing.assert_close(model.forward_features(x), model.norm(y.flatten(2).transpose(1, 2)), rtol=0, atol=1e-10)
+
+
+def test_weights_of_swin_mlps_authors_load_and_go_out():
+    model = swin_mlp()
+    published = graticule.published_state_dict(model)
+    assert published["layers.1.blocks.0.spatial_mlp.weight"].shape == (4 * 49, 49, 1)
+    assert published["layers.1.blocks.0.spatial_mlp.bias"].shape == (4 * 49,)
+    assert "layers.0.downsample.reduction.weight" in published and "layers.0.blocks.1.mlp.fc1.weight" in published
+    assert not any("mlp_channels" in name or "position" in name for name in published)
+    again = swin_mlp()
+    again.load_state_dict(published)
+    x = torch.randn(1, 3, 56, 56, dtype=torch.float64)
+    assert torch.equal(again(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("swin_mlp_tiny_c24_patch4_window8_256", 20),
+        ("swin_mlp_tiny_c12_patch4_window8_256", 21),
+        ("swin_mlp_tiny_c6_patch4_window8_256", 23),
+        ("swin_mlp_base_patch4_window7_224", 61),
+    ],
+)
+def test_swin_mlps_have_the_published_parameters(name, millions):
+    with torch.device("meta"):
+        model = graticule.create_model(name)
+    assert round(count(model) / 1e6) == millions
+    assert count(model) == graticule.backbones.MODELS[name].parameters
+
+
+def test_swin_mlp_takes_any_size_and_other_windows():
+    model = swin_mlp()
+    x = torch.randn(1, 3, 50, 71, dtype=torch.float64)
+    assert model(x).shape == (1, 5)
+    model.set_input_size((64, 96), window_size=4)
+    assert model.position(model.grid)[0].mixing.shape == (2, 16, 16)
+    assert model(torch.randn(1, 3, 64, 96, dtype=torch.float64)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "said"),
+    [
+        ("mixer_s16_224", {"groups": 7}, "`groups` must divide the 512 channels, got 7"),
+        ("mixer_s16_224", {"encoding": "learnable"}, "give every layer of Mixer `mixing`"),
+        ("resmlp_12_224", {"encoding": "sgu + ggqpe"}, "`mixing` must be given by one encoding at most"),
+        ("swin_mlp_tiny_c24_patch4_window8_256", {"groups": (5, 8, 16, 32)}, "`groups` must divide the 96 channels"),
+        ("swin_mlp_tiny_c24_patch4_window8_256", {"window_size": 0}, "`window_size`"),
+        ("mixer_s16_224", {"encoding": "sgu(layers=[1])"}, "give every layer of Mixer `mixing`"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, kwargs, said):
+    with pytest.raises(ValueError, match=said), torch.device("meta"):
+        graticule.create_model(name, **kwargs)

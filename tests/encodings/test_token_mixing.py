@@ -1,0 +1,227 @@
+"""Dense matrices per group, global filters, and an MLP over the tokens: their laws, in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import graticule
+from graticule import Grid
+from graticule.encodings import Gsgu, MixingPosition, TokenMlpMixing
+from graticule.encodings.mixing import DenseMixing, GlobalFilter, resize_pairs
+from graticule.layers.gating import mix_tokens
+from tiny import draw
+
+GRIDS = [Grid(4, 6), Grid(3, 5), Grid(1, 4), Grid(5, 1)]
+every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
+
+
+def tokens(grid, channels=6, batch=2):
+    return torch.randn(batch, grid.patches, channels, dtype=torch.float64)
+
+
+# A dense matrix per group
+
+
+def test_each_group_of_channels_has_its_own_matrix():
+    mixing, grid = draw(Gsgu(Grid(2, 3), num_heads=3)).double(), Grid(2, 3)
+    x = tokens(grid)
+    y = mix_tokens(x, mixing(grid))
+    for group, part in enumerate(x.chunk(3, -1)):
+        expected = torch.einsum("ij,bjc->bic", mixing.weight[group], part)
+        torch.testing.assert_close(y.chunk(3, -1)[group], expected, rtol=0, atol=1e-12)
+
+
+def test_groups_of_equal_matrices_are_sgu():
+    one, several, grid = DenseMixing(Grid(2, 3)).double(), Gsgu(Grid(2, 3), num_heads=3).double(), Grid(2, 3)
+    with torch.no_grad():
+        several.weight.copy_(draw(one).weight.expand(3, -1, -1))
+    x = tokens(grid)
+    for at in (grid, Grid(3, 4)):
+        x = tokens(at)
+        torch.testing.assert_close(mix_tokens(x, several(at)), mix_tokens(x, one(at)), rtol=0, atol=1e-12)
+
+
+def test_resampling_matrices_of_groups_is_resampling_each():
+    pairs, old, new = torch.randn(3, 6, 6, dtype=torch.float64), Grid(2, 3), Grid(4, 2)
+    found = resize_pairs(pairs, old, new)
+    for one, expected in zip(found, (resize_pairs(matrix, old, new) for matrix in pairs), strict=True):
+        torch.testing.assert_close(one, expected, rtol=0, atol=1e-12)
+
+
+def test_its_parameters_differ_from_sgus_by_the_groups_alone():
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 2, "groups": 4}
+    one, several = (graticule.create_model("gmlp_s16_224", encoding=name, **sizes) for name in ("sgu", "gsgu"))
+    count = [sum(p.numel() for p in model.parameters()) for model in (one, several)]
+    assert count[1] - count[0] == 2 * 3 * 16 * 16
+
+
+# A bias per group
+
+
+@pytest.mark.parametrize("product", ["matrix", "displacement"])
+def test_a_bias_per_group_is_added_to_the_channels_of_its_group(product):
+    grid = Grid(3, 4)
+    with_bias, without = (
+        graticule.build_position(
+            grid, dim=12, depth=1, num_heads=3, encoding=f"glrpe(product='{product}', bias={bias}, group_bias={bias})"
+        ).double()
+        for bias in (True, False)
+    )
+    draw(with_bias)
+    without.load_state_dict({n: v for n, v in with_bias.state_dict().items() if "biases" not in n})
+    x = tokens(grid, 12)
+    (given,), (plain,) = with_bias(grid), without(grid)
+    assert given.gate.shape == (3, grid.patches)
+    difference = mix_tokens(x, given.mixing, given.gate) - mix_tokens(x, plain.mixing)
+    expected = given.gate.T.repeat_interleave(4, -1).expand_as(difference)
+    torch.testing.assert_close(difference, expected, rtol=0, atol=1e-12)
+
+
+def test_a_bias_per_group_is_cut_with_the_windows():
+    from graticule.grid import Windows
+
+    grid, window = Grid(5, 7), Grid(3, 4)
+    x, bias = tokens(grid), torch.randn(2, window.patches, dtype=torch.float64)
+    weights = torch.zeros(2, window.patches, window.patches, dtype=torch.float64)
+    found = mix_tokens(x, weights, bias, Windows(grid, window, (1, 2)))
+    whole = bias.unflatten(1, window.shape)
+    for y in range(5):
+        for column in range(7):
+            expected = whole[:, (y - 1) % 3, (column - 2) % 4].repeat_interleave(3)
+            assert torch.equal(found[0, y * 7 + column], expected)
+
+
+def test_a_bias_per_group_is_resampled_group_by_group():
+    position = MixingPosition([DenseMixing(Grid(2, 3), groups=2)], group_bias=True)
+    one = MixingPosition([DenseMixing(Grid(2, 3))])
+    values = torch.randn(2, 6)
+    with torch.no_grad():
+        next(position.biases.parameters()).copy_(values)
+        next(one.biases.parameters()).copy_(values[1])
+    at = Grid(4, 5)
+    assert torch.equal(position(at)[0].gate[1], one(at)[0].gate)
+
+
+@pytest.mark.parametrize("encoding", ["sgu(group_bias=True)", "gsgu(bias=False, group_bias=True)"])
+def test_a_bias_per_group_without_groups_or_bias_is_refused(encoding):
+    with pytest.raises(ValueError, match="`group_bias` must go with a bias and several groups"):
+        graticule.build_position(Grid(2, 2), dim=4, depth=1, num_heads=2, encoding=encoding)
+
+
+# A global filter
+
+
+def drawn_filter(grid, groups=3):
+    return draw(GlobalFilter(grid, groups)).double()
+
+
+def filtered(x, weight, grid):
+    """GFNet's layer: a product with each frequency."""
+    maps = torch.fft.rfft2(x.unflatten(1, grid.shape), dim=(1, 2), norm="ortho")
+    weight = torch.view_as_complex(weight).repeat_interleave(x.shape[-1] // weight.shape[2], 2)
+    return torch.fft.irfft2(maps * weight, s=grid.shape, dim=(1, 2), norm="ortho").flatten(1, 2)
+
+
+@every_grid
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_global_filter_is_a_product_with_each_frequency(grid, whole):
+    mixing, x = drawn_filter(grid), tokens(grid)
+    table = mixing.displacements(grid)
+    found = mix_tokens(x, table.with_weights() if whole else table)
+    torch.testing.assert_close(found, filtered(x, mixing.complex_weight, grid), rtol=0, atol=1e-10)
+
+
+@every_grid
+def test_a_global_filter_commutes_with_translations_of_the_torus(grid):
+    mixing, x = drawn_filter(grid)(grid), tokens(grid)
+    for shift in ((1, 0), (0, 1), (2, 3)):
+        moved = x.unflatten(1, grid.shape).roll(shift, (1, 2)).flatten(1, 2)
+        expected = mix_tokens(x, mixing).unflatten(1, grid.shape).roll(shift, (1, 2)).flatten(1, 2)
+        torch.testing.assert_close(mix_tokens(moved, mixing), expected, rtol=0, atol=1e-12)
+
+
+def test_a_filter_of_ones_is_the_identity_and_its_first_number_the_sum_of_a_row():
+    grid, mixing = Grid(4, 6), drawn_filter(Grid(4, 6))
+    torch.testing.assert_close(
+        mixing(grid).sum(-1), mixing.complex_weight[0, 0, :, 0, None].expand(-1, 24), atol=1e-10, rtol=0
+    )
+    with torch.no_grad():
+        mixing.complex_weight.copy_(torch.tensor([1.0, 0.0]).expand_as(mixing.complex_weight))
+    torch.testing.assert_close(mixing(grid), torch.eye(24).double().expand(3, -1, -1), rtol=0, atol=1e-12)
+
+
+def test_at_another_grid_real_and_imaginary_parts_are_resampled_with_aligned_corners():
+    old, new = Grid(4, 6), Grid(6, 8)
+    mixing, x = drawn_filter(old), tokens(new)
+    maps = mixing.complex_weight.permute(2, 3, 0, 1).flatten(0, 1)[None]
+    resized = F.interpolate(maps, size=(6, 5), mode="bicubic", align_corners=True)[0]
+    weight = resized.unflatten(0, (3, 2)).permute(2, 3, 0, 1).contiguous()
+    torch.testing.assert_close(mix_tokens(x, mixing(new)), filtered(x, weight, new), rtol=0, atol=1e-10)
+    moved = drawn_filter(old)
+    moved.load_state_dict(mixing.state_dict())
+    moved.set_grid(new)
+    torch.testing.assert_close(moved(new), mixing(new), rtol=0, atol=1e-12)
+    torch.testing.assert_close(moved.complex_weight, weight, rtol=0, atol=1e-12)
+    built = GlobalFilter(new, 3).double()
+    assert torch.equal(built.fit("complex_weight", mixing.complex_weight, old.shape), moved.complex_weight)
+
+
+def test_filters_of_a_checkpoint_without_a_grid_are_taken_for_a_square():
+    built = GlobalFilter(Grid(6, 6), 3).double()
+    square, odd = (torch.randn(side, side // 2 + 1, 3, 2, dtype=torch.float64) for side in (4, 5))
+    assert built.fit("complex_weight", square).shape == built.fit("complex_weight", odd).shape == (6, 4, 3, 2)
+    strange = torch.randn(4, 7, 3, 2)
+    assert built.fit("complex_weight", strange) is strange
+
+
+# An MLP over the tokens
+
+
+def test_it_is_an_mlp_of_the_tokens_of_each_channel():
+    grid, mixing = Grid(2, 3), draw(TokenMlpMixing(Grid(2, 3), dim=8)).double()
+    x, bias = tokens(grid), torch.randn(6, dtype=torch.float64)
+    found = mix_tokens(x, mixing(grid), bias)
+    expected = mixing.fc2(F.gelu(mixing.fc1(x.transpose(1, 2)))).transpose(1, 2) + bias[:, None]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert mixing.fc1.out_features == 4
+
+
+def test_permuted_tokens_of_permuted_weights_are_permuted():
+    grid, mixing, order = Grid(2, 3), draw(TokenMlpMixing(Grid(2, 3), dim=8)).double(), torch.randperm(6)
+    x, made = tokens(grid), mixing(grid)
+    permuted = made._replace(first=made.first[:, order], second=made.second[order])
+    torch.testing.assert_close(mix_tokens(x[:, order], permuted), mix_tokens(x, made)[:, order], rtol=0, atol=1e-12)
+
+
+def test_in_part_of_a_window_the_missing_tokens_are_zeros():
+    from graticule.grid import Windows
+
+    grid, window = Grid(4, 5), Grid(3, 3)
+    made, x = draw(TokenMlpMixing(window, dim=8)).double()(window), tokens(grid)
+    found = mix_tokens(x, made, None, Windows(grid, window, (1, 2)))
+    padded = F.pad(x.unflatten(1, grid.shape), (0, 0, 1, 0, 2, 0))  # windows begin at the padding
+    parts = padded.unflatten(2, (2, 3)).unflatten(1, (2, 3)).transpose(2, 3).flatten(3, 4).flatten(0, 2)
+    whole = (
+        mix_tokens(parts, made).unflatten(1, (3, 3)).unflatten(0, (2, 2, 2)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    )
+    torch.testing.assert_close(found.unflatten(1, grid.shape), whole[:, 2:, 1:], rtol=0, atol=1e-12)
+
+
+def test_its_sums_over_constant_maps_keep_their_size_at_another_grid():
+    mixing, new = draw(TokenMlpMixing(Grid(4, 4), dim=8)).double(), Grid(8, 8)
+    with torch.no_grad():
+        mixing.fc1.weight.copy_(mixing.fc1.weight[:, :1].expand(-1, 16))
+        mixing.fc2.weight.copy_(mixing.fc2.weight[:1].expand(16, -1))
+    small, large = (mix_tokens(torch.ones(1, n, 1).double(), mixing(at)) for n, at in ((16, Grid(4, 4)), (64, new)))
+    torch.testing.assert_close(large, small[:, :1].expand(-1, 64, -1), rtol=0, atol=1e-12)
+
+
+def test_a_ratio_without_hidden_channels_is_refused():
+    with pytest.raises(ValueError, match="`ratio` must give at least one hidden channel"):
+        TokenMlpMixing(Grid(2, 2), dim=8, ratio=0.1)
+
+
+def test_an_mlp_has_no_map_of_weights():
+    model = graticule.create_model("mixer_s16_224", img_size=32, patch_size=8, embed_dim=16, num_blocks=1)
+    with pytest.raises(ValueError, match="`model` must mix its tokens by weights"):
+        graticule.analysis.mixing_maps(model)
