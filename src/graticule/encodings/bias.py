@@ -217,11 +217,21 @@ class SomeHeads(nn.Module):
         grid: Grid = cast("Any", self.bias).grid
         return grid
 
-    def forward(self, grid: Grid) -> Tensor | BiasFunction:
-        """Return the bias for `grid`, (num_heads, N, N), or a function of the scaled queries of all heads."""
-        made: Tensor | BiasFunction = self.bias(grid)
-        if isinstance(made, Tensor):
-            return spread_heads(made, self.heads, self.num_heads)
+    def forward(self, grid: Grid) -> LayerPosition:
+        """Return what a layer of all heads gets for `grid`."""
+        given = _layer(self.bias(grid))
+        positional = given.positional
+        return given._replace(
+            bias=self._spread(given.bias),
+            key_bias=self._spread(given.key_bias),
+            value_bias=self._spread(given.value_bias),
+            positional=None if positional is None else type(positional)(*map(self._spread, positional)),
+        )
+
+    def _spread(self, made: Any) -> Any:
+        """Give the chosen heads theirs, a tensor (heads, ...) or a function from and to (B, heads, ...)."""
+        if made is None or isinstance(made, Tensor):
+            return None if made is None else spread_heads(made, self.heads, self.num_heads)
         return partial(_of_heads, made, self.heads, self.num_heads)
 
     def set_grid(self, grid: Grid) -> None:
