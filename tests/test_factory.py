@@ -27,6 +27,7 @@ from graticule.encodings import (
     TokenMixing,
 )
 from graticule.joining import JOININGS, Lape, Unshared
+from graticule.token_mlp import TokenMlp
 from tiny import DEPTH, DIM, TOKENS, count, images, spec, takes, tiny
 
 GRID = Grid(4, 4, prefix=1)
@@ -45,8 +46,13 @@ def test_a_pair_is_built_or_refused_with_a_reason(encoding):
     for joining in JOININGS:
         if mixes and joining == "default":
             given = build_position(flat, dim=24, depth=3, num_heads=3, encoding=encoding)(flat)
-            weights = [one.mixing if isinstance(one.mixing, torch.Tensor) else one.mixing.weights for one in given]
-            assert [one.shape[1:] for one in weights] == [(16, 16)] * DEPTH
+            for one in given:
+                if isinstance(one.mixing, TokenMlp):
+                    assert one.mixing.first.shape[1] == one.mixing.second.shape[0] == 16
+                else:
+                    weights = one.mixing if isinstance(one.mixing, torch.Tensor) else one.mixing.weights
+                    assert weights.shape[1:] == (16, 16)
+            assert len(given) == DEPTH
             with pytest.raises(ValueError, match="`grid` must have no prefix tokens"):  # they have no position
                 build(encoding)
         elif takes(joining, encoding):

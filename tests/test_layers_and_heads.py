@@ -125,7 +125,18 @@ def test_weights_of_a_bias_of_some_heads_go_out_under_published_names_and_come_b
 
 def test_the_command_line_and_the_recipe_take_the_same_text(capsys, tmp_path):
     encoding = "rope(layers=[0, 1]) + relative_bias(heads=[0], layers=[3])"
-    arguments = ["train", "digits_quick", "--encoding", encoding, "--epochs", 2, "--warmup-epochs", 0, "--output", tmp_path / "run"]
+    arguments = [
+        "train",
+        "digits_quick",
+        "--encoding",
+        encoding,
+        "--epochs",
+        2,
+        "--warmup-epochs",
+        0,
+        "--output",
+        tmp_path / "run",
+    ]
     code, _, error = run_command(capsys, *arguments, "--model-kwargs", "depth=4")
     assert code == 0, error
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from timm.layers import DropPath, Mlp, PatchEmbed
+from timm.layers.helpers import to_2tuple
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
@@ -162,7 +163,7 @@ class Mixer(Pyramid):
         self.embed_dim = embed_dim
         self.build_position(position, groups)
         self.build_head(norm_layer)
-        self.stem = PatchEmbed(None, self.patch_size, in_chans, embed_dim, strict_img_size=False)
+        self.stem = PatchEmbed(None, to_2tuple(patch_size), in_chans, embed_dim, strict_img_size=False)
         self.blocks = nn.Sequential(
             *[
                 MixerBlock(
