@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import graticule
 from graticule import Grid
+from graticule.analysis import mixing_maps
 from graticule.encodings import Gsgu, MixingPosition, TokenMlpMixing
 from graticule.encodings.mixing import DenseMixing, GlobalFilter, resize_pairs
 from graticule.layers.gating import mix_tokens
@@ -224,4 +225,4 @@ def test_a_ratio_without_hidden_channels_is_refused():
 def test_an_mlp_has_no_map_of_weights():
     model = graticule.create_model("mixer_s16_224", img_size=32, patch_size=8, embed_dim=16, num_blocks=1)
     with pytest.raises(ValueError, match="`model` must mix its tokens by weights"):
-        graticule.analysis.mixing_maps(model)
+        mixing_maps(model)
