@@ -64,13 +64,13 @@ class CoordinateMlp(ComputedEncoding):
     def rows(self, grid: Grid) -> Tensor:
         """Compute the rows of the patches of `grid`, (H * W, D); in training at augmented coordinates."""
         weight = next(self.mlp.parameters())
-        place = self.augmented(grid) if self.training else self.coordinates(grid, weight.device)
+        place = self.augmented(grid) if self.training else self.coordinates(grid, weight.device, self.grid)
         table: Tensor = self.mlp(place.to(weight.dtype))
         return table
 
     def augmented(self, grid: Grid) -> Tensor:
         """Draw coordinates for training from PyTorch's generator, (H * W, 2), float64."""
-        place = self.coordinates(grid, next(self.mlp.parameters()).device)
+        place = self.coordinates(grid, next(self.mlp.parameters()).device, self.grid)
         if self.local_shift:
             local = torch.empty_like(place).uniform_(-self.local_shift, self.local_shift)
             place = place + local * (2 / place.new_tensor(grid.shape))

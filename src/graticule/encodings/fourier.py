@@ -80,7 +80,9 @@ class Fourier(ComputedEncoding):
     def features(self, grid: Grid) -> Tensor:
         """Compute r of the patches of `grid`, (H * W, 2F), in float32 at least."""
         wide = torch.promote_types(self.directions.dtype, torch.float32)
-        y, x = self.coordinates(grid, self.directions.device).to(wide)[..., None].unbind(1)  # (H * W, 1) each
+        y, x = (
+            self.coordinates(grid, self.directions.device, self.grid).to(wide)[..., None].unbind(1)
+        )  # (H * W, 1) each
         along_y, along_x = self.directions.to(wide).unbind(1)
         angle = y * along_y + x * along_x  # no matrix product: autocast would round it
         return torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(2 * len(along_y))

@@ -52,7 +52,8 @@ class GqpeBias(PatchBias):
         # the table counts displacements key minus query, so its mirror image counts query minus key
         table = self.gaussian.logits(grid).flip(1, 2).flatten(1).to(self.gaussian.center.dtype)
         index = grid.offset_index(table.device)
-        return table.index_select(1, index.flatten()).unflatten(1, index.shape)
+        bias: Tensor = table.index_select(1, index.flatten()).unflatten(1, index.shape)
+        return bias
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that it is for; no parameter depends on it."""
