@@ -29,7 +29,7 @@ def _start_alike(monkeypatch):
 @pytest.fixture
 def registered_data():
     """Forget the data sets and texts that a test registers."""
-    kept = [(table, dict(table)) for table in (DATASETS, TEXTS)]
+    kept = [(table, dict(table)) for table in (DATASETS, TEXTS, plugins._registered)]
     yield
     for table, before in kept:
         table.clear()

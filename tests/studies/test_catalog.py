@@ -6,6 +6,7 @@ import pytest
 
 import graticule
 from commands import run_command
+from graticule import plugins
 from graticule.backbones.registry import backbone_of
 from graticule.studies import catalog as module
 
@@ -35,6 +36,7 @@ def test_multiply_adds_of_a_vit_by_hand():
 
 @pytest.mark.parametrize("pattern", ["*", "lm_nano"])
 def test_models_of_the_package_are_listed_without_building_one(capsys, monkeypatch, pattern):
+    monkeypatch.setattr(plugins, "_registered", {})  # those of other tests
     monkeypatch.setattr(module, "build_catalog", None)
     code, out, _ = run_command(capsys, "models", pattern)
     assert code == 0 and "lm_nano " in out and ("posmlp_nano_32 " in out) == (pattern == "*")
