@@ -11,7 +11,7 @@ import graticule
 from graticule.encodings.coordinate_mlp import CoordinateMlp
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.fourier import Fourier
-from graticule.grid import Grid
+from graticule.grid import Crop, Grid
 
 
 @pytest.fixture(autouse=True)
@@ -222,3 +222,11 @@ def test_what_is_out_of_range_is_named():
     for why, build in wrong.items():
         with pytest.raises(ValueError, match=why):
             build()
+
+
+@pytest.mark.parametrize("encoding", ["fourier", "coordinates"])
+def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding):
+    position = graticule.build_position(Grid(4, 6), dim=8, depth=1, num_heads=2, encoding=encoding).eval()
+    whole = position(Grid(4, 6))[0].pre.unflatten(0, (4, 6))
+    part = position(Grid(2, 3, crop=Crop((4, 6), (1, 2, 2, 3))))[0].pre.unflatten(0, (2, 3))
+    torch.testing.assert_close(part, whole[1:3, 2:5], rtol=0, atol=1e-12)

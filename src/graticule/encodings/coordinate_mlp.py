@@ -37,6 +37,8 @@ class CoordinateMlp(ComputedEncoding):
         rescale: the largest scale; None for 1.
     """
 
+    crops = True
+
     @checked
     def __init__(
         self,
@@ -73,5 +75,5 @@ class CoordinateMlp(ComputedEncoding):
         place = self.coordinates(grid, next(self.mlp.parameters()).device, self.grid)
         if self.local_shift:
             local = torch.empty_like(place).uniform_(-self.local_shift, self.local_shift)
-            place = place + local * (2 / place.new_tensor(grid.shape))
+            place = place + local * (2 / place.new_tensor(grid.whole.shape))
         return self.noise(place)

@@ -42,6 +42,8 @@ class Fourier(ComputedEncoding):
             'patches', the index of a patch.
     """
 
+    crops = True
+
     @checked
     def __init__(
         self,
