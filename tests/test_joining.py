@@ -169,7 +169,9 @@ PARTS = [
 @pytest.mark.parametrize(("encoding", "joining"), PARTS)
 def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding, joining):
     whole, part = (
-        build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=spec(joining, **options)).double()
+        build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=spec(joining, **options))
+        .double()
+        .eval()
         for options in ({}, {"layers": SOME})
     )
     drawn(whole)
