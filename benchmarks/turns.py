@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 
 Step = Callable[[], None]
+#: Returns seconds: `time.perf_counter`, or `time.process_time` on a machine with other work.
+Clock = Callable[[], float]
 
 
 def training_step(model: torch.nn.Module, images: torch.Tensor, *, bf16: bool, compile: bool) -> Step:
@@ -43,19 +45,21 @@ def inference_step(model: torch.nn.Module, images: torch.Tensor, *, bf16: bool, 
     return step
 
 
-def timed(step: Step, device: str) -> float:
+def timed(step: Step, device: str, clock: Clock = time.perf_counter) -> float:
     """Time one step, in seconds, with all its work on the device done."""
     if device == "cuda":
         torch.cuda.synchronize()
-    start = time.perf_counter()
+    start = clock()
     step()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def in_turns(steps: Mapping[str, Step], *, rounds: int, warmup: int, device: str) -> dict[str, list[float]]:
-    """Time every step once a round, in an order that turns; name -> seconds of each round."""
+def in_turns(
+    steps: Mapping[str, Step], *, rounds: int, warmup: int, device: str, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
+    """Time every step once per round, in an order that rotates; name -> seconds of each round."""
     for step in steps.values():
         for _ in range(warmup):
             step()
@@ -65,7 +69,7 @@ def in_turns(steps: Mapping[str, Step], *, rounds: int, warmup: int, device: str
     for round_ in range(rounds):
         turn = round_ % len(names)
         for name in names[turn:] + names[:turn]:
-            times[name].append(timed(steps[name], device))
+            times[name].append(timed(steps[name], device, clock))
     gc.enable()
     return times
 

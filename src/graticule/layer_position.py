@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from graticule.displacement import Displacements
@@ -40,6 +41,37 @@ class PositionalAttention(NamedTuple):
         return (1 - gate) * mixed + (gate * self.weights.to(values.dtype)) @ values
 
 
+class LowRank(NamedTuple):
+    """A bias as the product of two factors: b_ij is the dot product of row i of `queries` and row j of `keys`.
+
+    Attention appends the factors to its queries and keys as r more channels, so the bias itself, (heads, N, N), is
+    never computed. A sum of two has the channels of both.
+
+    queries: (heads or 1, N, r), with an axis for the samples before them if it depends on the tokens.
+    keys: the same.
+    """
+
+    queries: Tensor
+    keys: Tensor
+
+    @property
+    def rank(self) -> int:
+        """The number of channels r."""
+        return self.queries.shape[-1]
+
+    def table(self) -> Tensor:
+        """Return the bias itself, (heads, N, N), in the precision of the factors whatever autocast says."""
+        with torch.autocast(self.queries.device.type, enabled=False):
+            return self.queries @ self.keys.transpose(-2, -1)
+
+    def append(self, queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Append the factors to queries and keys, (B, h, N, d) each; their product times `scale` has the bias in it."""
+        more = (self.queries / scale, self.keys)
+        pairs = zip((queries, keys), more, strict=True)
+        longer = (torch.cat([x, y.to(x.dtype).expand(*x.shape[:-1], -1)], -1) for x, y in pairs)
+        return next(longer), next(longer)
+
+
 class LayerPosition(NamedTuple):
     """Holds the position information of one layer. Every field may be None.
 
@@ -50,9 +82,11 @@ class LayerPosition(NamedTuple):
     inner: (N, D), added after the layer's first norm, before attention.
     inputs: makes the inputs of the projections to queries, keys and values, (B, N, D) -> three of (B, N, D), from the
         normalized tokens.
-    bias: (heads, N, N), added to the attention logits; or a function of the scaled queries that makes it,
-        (B, heads, N, d) -> (B, heads, N, N). It takes `start` and `stop` as well: then the queries are those of n
-        tokens from `start` on, and the bias is for the keys of those before `stop`.
+    bias: (heads, N, N), added to the attention logits; the same as two factors (`LowRank`); or a function of the
+        scaled queries that makes it, (B, heads, N, d) -> (B, heads, N, N). It takes `start` and `stop` as well: then
+        the queries are those of n tokens from `start` on, and the bias is for the keys of those before `stop`.
+    token_bias: makes a bias from the normalized tokens that queries are projected from, (B, N, D) -> `LowRank` of
+        (B, heads, N, r) and (1, 1, N, r). It takes `start` and `stop` as `bias` does.
     key_bias: a function of the scaled keys, (B, heads, N, d), that makes what is added to the attention logits,
         (B, heads, N, N), queries before keys.
     value_bias: a function of the attention weights, (B, heads, N, N), that makes what is added to the mixed values,
@@ -72,7 +106,8 @@ class LayerPosition(NamedTuple):
 
     pre: Tensor | None = None
     inner: Tensor | None = None
-    bias: Tensor | BiasFunction | None = None
+    bias: Tensor | LowRank | BiasFunction | None = None
+    token_bias: Callable[..., LowRank] | None = None
     key_bias: Function | None = None
     value_bias: Function | None = None
     positional: PositionalAttention | None = None
@@ -110,6 +145,7 @@ class LayerPosition(NamedTuple):
             pre=None if self.pre is None else self.pre[start:stop],
             inner=None if self.inner is None else self.inner[start:stop],
             bias=None if self.bias is None else _part(self.bias, start, stop),
+            token_bias=None if self.token_bias is None else _part(self.token_bias, start, stop),
             rotary=None if self.rotary is None else self.rotary.part(start, stop),
             queries_keys=None if self.queries_keys is None else self.queries_keys[start:stop],
             query_scale=None if self.query_scale is None else self.query_scale[..., start:stop],
@@ -119,16 +155,18 @@ class LayerPosition(NamedTuple):
         """Combine two: tensors and biases add up, scales multiply, functions of the residual stream are chained.
 
         Raises:
-            ValueError: if both rotate queries and keys, make the inputs, have positional attention, or mix tokens; or
-                if a bias is computed from queries or keys whose channels a rotation doubles.
+            ValueError: if both rotate queries and keys, make the inputs or a bias from the tokens, have positional
+                attention, or mix tokens; or if a bias is computed from queries or keys whose channels a rotation
+                doubles.
         """
-        for field in ("positional", "rotary", "inputs", "mixing"):
+        for field in ("token_bias", "positional", "rotary", "inputs", "mixing"):
             if getattr(self, field) is not None and getattr(other, field) is not None:
                 raise ValueError(f"`{field}` must be given by one encoding at most, got two.")
         merged = LayerPosition(
             pre=_sum(self.pre, other.pre),
             inner=_sum(self.inner, other.inner),
             bias=_sum(self.bias, other.bias),
+            token_bias=self.token_bias if other.token_bias is None else other.token_bias,
             key_bias=_sum(self.key_bias, other.key_bias),
             value_bias=_sum(self.value_bias, other.value_bias),
             positional=self.positional if other.positional is None else other.positional,
@@ -159,8 +197,10 @@ class BiasSum(NamedTuple):
         return self.constant + self.function(queries)
 
 
-def bias_of(bias: Tensor | BiasFunction, queries: Tensor) -> Tensor:
+def bias_of(bias: Tensor | LowRank | BiasFunction, queries: Tensor) -> Tensor:
     """Return a bias as a tensor, made from the scaled queries (B, h, N, d) if it depends on them."""
+    if isinstance(bias, LowRank):
+        return bias.table()
     return bias if isinstance(bias, Tensor) else bias(queries)
 
 
@@ -171,15 +211,24 @@ def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def _sum(a: Any, b: Any) -> Any:
-    """Add two tensors, or two biases of which one at least is a function; either may be None."""
+    """Add two tensors, or two biases in any form; either may be None. A sum of two in factors stays in factors."""
     if a is None or b is None:
         return b if a is None else a
+    if isinstance(a, LowRank) and isinstance(b, LowRank):
+        return LowRank(_concatenated(a.queries, b.queries), _concatenated(a.keys, b.keys))
+    a, b = (x.table() if isinstance(x, LowRank) else x for x in (a, b))
     constants = [x.constant if isinstance(x, BiasSum) else x for x in (a, b) if isinstance(x, Tensor | BiasSum)]
     functions = [x.function if isinstance(x, BiasSum) else x for x in (a, b) if not isinstance(x, Tensor)]
     if not functions:
         return a + b
     function: Any = functions[0] if len(functions) == 1 else partial(_added, functions[0], functions[1])
     return BiasSum(sum(constants[1:], constants[0]), function) if constants else function
+
+
+def _concatenated(a: Tensor, b: Tensor) -> Tensor:
+    """Concatenate the channels of two factors, of which one may be for all heads."""
+    heads = max(len(a), len(b))
+    return torch.cat([a.expand(heads, -1, -1), b.expand(heads, -1, -1)], -1)
 
 
 def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: Any) -> Tensor:
@@ -190,6 +239,8 @@ def _part(bias: Any, start: int, stop: int) -> Any:
     """Return the rows of a bias from `start` to `stop`, and the columns up to `stop`."""
     if isinstance(bias, Tensor):
         return bias[:, start:stop, :stop]
+    if isinstance(bias, LowRank):
+        return LowRank(bias.queries[:, start:stop], bias.keys[:, :stop])
     if isinstance(bias, BiasSum):
         return BiasSum(_part(bias.constant, start, stop), _part(bias.function, start, stop))
     return partial(_moved, bias, start, stop)

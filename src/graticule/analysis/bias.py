@@ -16,7 +16,7 @@ from graticule.analysis.correlation import Array, layers_of, mean_distance, posi
 from graticule.backbones import LanguageModel
 from graticule.files import write_bytes
 from graticule.grid import Grid
-from graticule.layer_position import BiasSum
+from graticule.layer_position import BiasSum, LowRank
 
 #: Columns of `BiasMaps.summary()`.
 COLUMNS = ("layers", "spread", "locality (patches)", "of uniform")
@@ -127,21 +127,22 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
         ValueError: if the model is no backbone or has no such stage.
     """
     positions, grid, _ = positions_of(model, img_size, stage)
-    found: dict[int, tuple[Tensor, list[int]]] = {}
+    found: dict[int, tuple[Tensor | LowRank, list[int]]] = {}
     where = grid
     layer = 0
     for (at, index, _, _), position in zip(layers_of(model, grid), positions, strict=True):
         if index != stage:
             continue
         bias = position.bias.constant if isinstance(position.bias, BiasSum) else position.bias
-        if isinstance(bias, Tensor):
+        if isinstance(bias, Tensor | LowRank):
             where = at.within
             found.setdefault(id(bias), (bias, []))[1].append(layer)  # layers that share a bias share the tensor
         layer += 1
     if not found:
         return None
     start = where.tokens - where.patches
-    each = np.stack([bias[:, start:, start:].cpu().double().numpy() for bias, _ in found.values()])
+    tables = [bias.table() if isinstance(bias, LowRank) else bias for bias, _ in found.values()]
+    each = np.stack([table[:, start:, start:].cpu().double().numpy() for table in tables])
     if isinstance(model, LanguageModel):
         each[..., ~np.tri(where.patches, dtype=bool)] = np.nan
     return BiasMaps(Grid(*where.shape), tuple(tuple(group) for _, group in found.values()), each)

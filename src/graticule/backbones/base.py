@@ -39,7 +39,7 @@ class TokenModel(nn.Module, ABC):
     takes: ClassVar[frozenset[str]] = frozenset(
         {
             *("pre", "before", "inner", "inputs", "after"),
-            *("bias", "key_bias", "value_bias", "positional", "rotary", "queries_keys", "query_scale"),
+            *("bias", "token_bias", "key_bias", "value_bias", "positional", "rotary", "queries_keys", "query_scale"),
         }
     )
     #: Those that every layer needs.

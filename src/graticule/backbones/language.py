@@ -82,7 +82,7 @@ class LanguageModel(TokenModel):
         block_layer: builds a block.
     """
 
-    takes = frozenset({"pre", "inner", "bias", "rotary", "queries_keys", "query_scale"})
+    takes = frozenset({"pre", "inner", "bias", "token_bias", "rotary", "queries_keys", "query_scale"})
     takes_why = "What convolves or mixes the tokens themselves would look at those ahead."
 
     @checked

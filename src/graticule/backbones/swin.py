@@ -63,7 +63,9 @@ class SwinTransformer(Pyramid):
         norm_layer: builds a norm from D.
     """
 
-    takes = frozenset({"pre", "before", "inner", "after", "bias", "key_bias", "value_bias", "rotary", "query_scale"})
+    takes = frozenset(
+        {"pre", "before", "inner", "after", "bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale"}
+    )
     stage_lists = ("layers",)
     default_encoding = "relative_bias"
     absolute_stages = 1

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from graticule.encodings.base import Encoding, Position, Site
 from graticule.grid import Grid, resize_map
 from graticule.joining import Joining, Layers, PerLayer, chosen_heads, joined_layers, spread, spread_heads
-from graticule.layer_position import BiasFunction, LayerPosition
+from graticule.layer_position import BiasFunction, LayerPosition, LowRank
+
+#: A bias is given in two factors from this many tokens on, up to this many channels (`benchmarks/bias.py`).
+LOW_RANK_TOKENS, LOW_RANK_CHANNELS = 1024, 16
 
 
 class BiasEncoding(Encoding):
@@ -32,6 +35,10 @@ class BiasEncoding(Encoding):
     @abstractmethod
     def forward(self, grid: Grid) -> Tensor | BiasFunction | LayerPosition:
         """Return the bias for `grid`, (heads, N, N), or a function of the scaled queries; or all that a layer gets."""
+
+    def low_rank(self, grid: Grid) -> LowRank | None:
+        """Return the bias for `grid` in two factors, exactly; None if it has no such form."""
+        return None
 
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
@@ -219,7 +226,7 @@ class SomeHeads(nn.Module):
 
     def forward(self, grid: Grid) -> LayerPosition:
         """Return what a layer of all heads gets for `grid`."""
-        given = _layer(self.bias(grid))
+        given = _layer(self.bias, grid)
         positional = given.positional
         return given._replace(
             bias=self._spread(given.bias),
@@ -232,6 +239,8 @@ class SomeHeads(nn.Module):
         """Give the chosen heads theirs, a tensor (heads, ...) or a function from and to (B, heads, ...)."""
         if made is None or isinstance(made, Tensor):
             return None if made is None else spread_heads(made, self.heads, self.num_heads)
+        if isinstance(made, LowRank):
+            return LowRank(spread_heads(made.queries, self.heads, self.num_heads), made.keys[:1])
         return partial(_of_heads, made, self.heads, self.num_heads)
 
     def set_grid(self, grid: Grid) -> None:
@@ -282,7 +291,7 @@ class BiasPosition(Position):
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the bias of each layer for `grid`, or for its windows: (heads, N, N), or a function of the queries."""
         each = cast("Iterable[Any]", self.encodings)
-        given = [_layer(encoding(grid.within)) for encoding in each]
+        given = [_layer(encoding, grid.within) for encoding in each]
         return spread(given, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
@@ -329,7 +338,7 @@ class SharedBiasPosition(Position):
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return what each layer gets for `grid`: the same (heads, N, N) as `bias`."""
         encoding: Any = self.encoding
-        given = _layer(encoding(grid.within))
+        given = _layer(encoding, grid.within)
         return spread([given] * len(self.joined), self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
@@ -354,6 +363,27 @@ class SharedBiasPosition(Position):
         return fitted
 
 
-def _layer(given: Any) -> LayerPosition:
-    """Return what a layer gets, from a bias alone or from all of it."""
+def _layer(encoding: Any, grid: Grid) -> LayerPosition:
+    """Return what a layer gets: all of it, or a bias, in the form that is fastest."""
+    if isinstance(encoding, BiasEncoding) and grid.tokens >= LOW_RANK_TOKENS:
+        factors = encoding.low_rank(grid)
+        if factors is not None and factors.rank <= LOW_RANK_CHANNELS:
+            return LayerPosition(bias=factors)
+    given = encoding(grid)
     return given if isinstance(given, LayerPosition) else LayerPosition(bias=given)
+
+
+def squared_distance_factors(grid: Grid, weights: Tensor) -> LowRank:
+    r"""Return `weights`: (heads,) times the squared distance of two patches, in patches, as two factors.
+
+    .. math:: w |p - q|^2 = (w |p|^2, w, -2 w p_y, -2 w p_x) \cdot (1, |q|^2, q_y, q_x)
+
+    Coordinates are relative to the mean of the grid, which keeps the squares small. Rows of prefix tokens are zero.
+    """
+    wide = torch.promote_types(weights.dtype, torch.float32)
+    place = grid.coordinates(weights.device).to(wide)
+    place = place - place.mean(0)
+    square, one = place.square().sum(-1, keepdim=True), torch.ones_like(place[:, :1])
+    queries = weights.to(wide)[:, None, None] * torch.cat([square, one, -2 * place], -1)  # (heads, H * W, 4)
+    keys = torch.cat([one, square, place], -1)[None]
+    return LowRank(grid.with_prefix_rows(queries), grid.with_prefix_rows(keys))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.base import Position
 from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
+from graticule.layer_position import LayerPosition, LowRank
 
 
 class FoldedPosition(Position):
@@ -84,11 +84,15 @@ class FoldedPosition(Position):
         return [self._unpack(held) for held in layout]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedPosition:
+        before = {name: buffer.dtype for name, buffer in self.named_buffers(recurse=False)}
         nn.Module._apply(self, fn, recurse)
         # the modules that it shares with the original were changed with the rest
         apply: Callable[..., nn.Module] = self.original._apply
         apply(fn, recurse=False)
         self.__dict__.update(self._without_functions())
+        changed = any(buffer.dtype != before[name] for name, buffer in self.named_buffers(recurse=False))
+        if changed and any(isinstance(held.bias, LowRank) for held in self.layout):
+            self.fold()  # the factors of a bias stay in float32 at least: 16 bits are too few for them
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from graticule.checks import checked
 from graticule.grid import Grid
-from graticule.layer_position import LayerPosition, bias_of
+from graticule.layer_position import LayerPosition, LowRank, bias_of
 
 
 class Attention(nn.Module):
@@ -77,8 +77,17 @@ class Attention(nn.Module):
             weights = F.dropout(self._weights(q, k, bias, position), dropout)
             mixed = weights @ v
             return mixed if position.value_bias is None else mixed + position.value_bias(weights)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+        mixed = self._fused(q, k, v, bias)
         return mixed if position.positional is None else position.positional.mix(mixed, v)
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool = False) -> Tensor:
+        """Compute softmax(q k^T scale + bias) v, (B, h, N, d); queries and keys may have more channels than values."""
+        dropout = self.attn_drop if self.training else 0.0
+        more = q.shape[-1] - v.shape[-1]
+        # the fused kernel wants as many channels in the values; without it, attention takes two to three times as long
+        values = F.pad(v, (0, more)) if more else v
+        y = F.scaled_dot_product_attention(q, k, values, bias, dropout, is_causal, scale=self.scale)
+        return y[..., : v.shape[-1]] if more else y
 
     def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
         """Compute the attention weights, (B, h, N, N)."""
@@ -87,7 +96,11 @@ class Attention(nn.Module):
         return weights if position.positional is None else position.positional.blend(weights)
 
     def _project(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return queries, keys and values, (B, h, N, d) each, and the bias, if there is one."""
+        """Return queries, keys and values, (B, h, N, d) each, and the bias, if there is one.
+
+        A bias in two factors is not returned: it is in queries and keys, which then have r more channels.
+        """
+        of_q = x
         if position.inputs is None and position.queries_keys is None:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         else:
@@ -111,10 +124,21 @@ class Attention(nn.Module):
             q, k = position.rotary(q, k)
         if position.query_scale is not None:
             q = (q * position.query_scale[..., None]).type_as(v)
-        bias = None if position.bias is None else bias_of(position.bias, q * self.scale).to(q.dtype)
+        # 16 bits are too few for factors: the differences of squares that make a bias would be rounding errors
+        wide = q.dtype in (torch.float32, torch.float64)
+        factors, bias = [], None
+        made = None if position.token_bias is None else position.token_bias(of_q)
+        for each in (position.bias, made):
+            if isinstance(each, LowRank) and wide:
+                factors.append(each)
+            elif each is not None:
+                table = bias_of(each, q * self.scale).to(q.dtype)
+                bias = table if bias is None else bias + table
         if position.key_bias is not None:
             of_keys = position.key_bias(k * self.scale).to(q.dtype)
             bias = of_keys if bias is None else bias + of_keys
+        for each in factors:
+            q, k = each.append(q, k, self.scale)
         if bias is None:
             return q, k, v, None
         # with an axis for the samples the fused kernel takes it; without, PyTorch falls back on one half as fast

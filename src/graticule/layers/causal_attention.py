@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.layer_position import LayerPosition
@@ -31,16 +30,7 @@ class CausalAttention(Attention):
         for cache in where:
             k, v = cache.append(k, v)
         whole = bias is None and q.shape[-2] == k.shape[-2]
-        dropout = self.attn_drop if self.training else 0.0
-        x = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=None if whole else self._masked(bias, q.shape[-2], k),
-            dropout_p=dropout,
-            is_causal=whole,
-            scale=self.scale,
-        )
+        x = self._attend(q, k, v, None if whole else self._masked(bias, q.shape[-2], k), is_causal=whole)
         out: Tensor = self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
         return out
 

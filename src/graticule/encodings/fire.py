@@ -1,0 +1,106 @@
+"""FIRE: a bias that a small network makes from the distance, as a share of the largest one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import PatchBias
+from graticule.grid import Grid
+
+
+@register_encoding("fire")
+class Fire(PatchBias):
+    r"""Adds a bias that a small MLP computes from the distance, relative to the largest one (FIRE).
+
+    .. math:: b_{h, i, j} = f_h\left(\frac{\psi(|p_i - p_j|)}{\psi(\max(L, R))}\right), \quad
+              \psi(t) = \ln(1 + c t)
+
+    with a learned scale c, a learned threshold L and R the largest distance. On a grid larger than L the argument stays
+    in [0, 1], so f never sees values that it was not trained for. c starts at 0.1, as in the paper, and L at the
+    diagonal of the grid that it was made with, of which it is a learned multiple. Both are learned as logarithms, so
+    that they stay positive.
+
+    The paper has it for texts whose tokens see those before them. There R is the position i of the query, and so it is
+    here for such a text (`causal`). In an image every query sees the whole grid, and R is its diagonal for all queries,
+    so that the bias depends on the displacement alone, and f is evaluated once per displacement, not once per pair.
+
+    Forms in two dimensions, which the paper does not have:
+
+    - 'distance': f of the Euclidean distance, the same in all directions.
+    - 'axes': f of two displacements, of rows and of columns, each with its sign and as a share of the largest along its
+      axis. So directions differ.
+
+    Prefix tokens get no bias. Nothing is resampled at another grid.
+
+    Reference: Functional Interpolation for Relative Positions Improves Long Context Transformers (FIRE, Li et al.,
+    2024), Eq. 18-20; the MLP and its 32 hidden units are the paper's.
+
+    Args:
+        grid: the grid that the encoding is built for.
+        num_heads: h.
+        causal: whether tokens attend only to those before them, for grids of height 1.
+        hidden: units between the two layers.
+        form: 'distance' or 'axes'.
+    """
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        num_heads: int,
+        causal: bool = False,
+        hidden: int = 32,
+        form: Literal["distance", "axes"] = "distance",
+    ) -> None:
+        super().__init__()
+        self.grid = grid
+        self.num_heads, self.causal, self.form = num_heads, causal, form
+        # (H, W) is part of the function that was learned, so that a checkpoint brings it
+        self.register_buffer("reference", torch.tensor(grid.shape))
+        self.reference: Tensor
+        self.mlp = nn.Sequential(nn.Linear(2 if form == "axes" else 1, hidden), nn.ReLU(), nn.Linear(hidden, num_heads))
+        self.log_scale = nn.Parameter(torch.tensor([0.1]).log())
+        self.log_threshold = nn.Parameter(torch.zeros(1))
+
+    def patch_bias(self, grid: Grid) -> Tensor:
+        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+        wide = torch.promote_types(self.log_scale.dtype, torch.float32)
+        device = self.log_scale.device
+        reference = (self.reference - 1).clamp(min=1).to(wide)
+        if self.causal and grid.height == 1:
+            place = torch.arange(grid.width, device=device, dtype=wide)
+            distance = (place[:, None] - place).clamp(min=0)  # keys after the query are not seen
+            share = self._share(distance, place[:, None], reference[1])
+            return self._mlp(torch.stack([0 * share, share] if self.form == "axes" else [share], -1))
+        sides = [torch.arange(1 - side, side, device=device, dtype=wide) for side in grid.shape]
+        offsets = torch.stack(torch.meshgrid(*sides, indexing="ij"), -1).flatten(0, 1)  # (displacements, 2)
+        largest = torch.tensor([side - 1 for side in grid.shape], device=device, dtype=wide)
+        if self.form == "axes":
+            shares = offsets.sign() * self._share(offsets.abs(), largest, reference)
+        else:
+            shares = self._share(offsets.norm(dim=-1, keepdim=True), largest.norm(), reference.norm())
+        index = grid.offset_index(device)
+        return self._mlp(shares).index_select(1, index.flatten()).unflatten(1, index.shape)
+
+    def _share(self, distance: Tensor, largest: Tensor, reference: Tensor) -> Tensor:
+        """Return psi of distances as a share of psi of the largest one, or of the threshold."""
+        scale = self.log_scale.to(distance.dtype).exp()
+        threshold = self.log_threshold.to(distance.dtype).exp() * reference
+        return torch.log1p(scale * distance) / torch.log1p(scale * torch.maximum(threshold, largest))
+
+    def _mlp(self, shares: Tensor) -> Tensor:
+        """Map shares (..., 1 or 2) to one number per head, (num_heads, ...)."""
+        bias: Tensor = self.mlp(shares.to(self.log_scale.dtype)).movedim(-1, 0)
+        return bias
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
+        self.grid = grid
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, num_heads={self.num_heads}, form={self.form!r}"

@@ -1,0 +1,126 @@
+"""PaPE: a sum of parabolas of the displacement, whose coefficients depend on the token of the query."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.base import Position, Site, register_encoding
+from graticule.encodings.bias import BiasEncoding
+from graticule.grid import Grid
+from graticule.joining import Joining
+from graticule.layer_position import LayerPosition, LowRank
+
+
+@register_encoding("pape")
+class Pape(BiasEncoding):
+    r"""Adds a sum of parabolas of the displacement, with coefficients made from the token of the query (PaPE).
+
+    .. math:: b_{h, i, j} = \frac{1}{\sqrt d} \sum_{m=1}^{M} -a_{h, m, i}\, t_m^2 - b_{h, m, i}\, t_m, \quad
+              t_m = w_{h, m} \cdot (p_j - p_i), \quad a_i = softplus(A x_i), \quad b_i = B x_i
+
+    with M parabolas per head along learned directions w, and x the tokens after the norm, which queries are projected
+    from. `rotation_invariant` is the paper's PaPE-RI: one parabola of the Euclidean distance per head, b = 0, and fixed
+    scales instead of w, uniform within 1 / sqrt(2).
+
+    As a function of the key, the bias is a quadratic polynomial of its coordinates, so it costs six more channels of
+    queries and keys, whatever M is, and never a table per sample. Positions are (y, x) in patches, relative to the
+    center of the grid. In the paper the class token stands at the corner before the first patch; here prefix tokens get
+    no bias, so that the bias depends on displacements alone. Nothing is resampled at another grid.
+
+    Reference: Parabolic Position Encoding: Vision-Centric, Principled, Extrapolatable, General (PaPE, Øhrstrøm et al.,
+    2026) and its code.
+
+    Args:
+        grid: the grid that the encoding is built for; nothing depends on it.
+        dim: D.
+        num_heads: h.
+        head_dim: d.
+        parabolas: M; not used by `rotation_invariant`.
+        rotation_invariant: whether the bias depends on the distance alone.
+    """
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        parabolas: int = 50,
+        rotation_invariant: bool = False,
+    ) -> None:
+        super().__init__()
+        if parabolas < 1:
+            raise ValueError(f"`parabolas` must be at least 1, got {parabolas}.")
+        self.grid = grid
+        self.num_heads, self.head_dim, self.parabolas = num_heads, head_dim, parabolas
+        self.rotation_invariant = rotation_invariant
+        if rotation_invariant:
+            self.a = nn.Linear(dim, num_heads, bias=False)
+            self.register_buffer("position_scales", (2 * torch.rand(num_heads) - 1) / math.sqrt(2))
+            self.position_scales: Tensor
+        else:
+            self.directions = nn.Linear(2, num_heads * parabolas, bias=False)
+            self.ab = nn.Linear(dim, 2 * num_heads * parabolas, bias=False)
+
+    @classmethod
+    def position(
+        cls, site: Site, joining: Joining, *, heads: tuple[int, ...] | None = None, **options: Any
+    ) -> Position:
+        """Build one per joined layer.
+
+        Raises:
+            ValueError: if `heads` are chosen.
+        """
+        if heads is not None:
+            raise ValueError(f"`heads` must be None with pape, which has no form for some of the heads, got {heads}.")
+        return super().position(site, joining, **options)
+
+    def forward(self, grid: Grid) -> LayerPosition:
+        """Return what a layer gets on `grid`: `token_bias`, which makes the bias from tokens, (B, N, D)."""
+        return LayerPosition(token_bias=partial(self.factors, grid=grid))
+
+    def factors(self, tokens: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> LowRank:
+        """Make the bias, (B, h, n, 6) and (1, 1, M, 6), from tokens (B, n, D), which stand from `start` on.
+
+        M keys: those of the tokens before `stop`, or of all N.
+        """
+        wide = torch.promote_types(tokens.dtype, torch.float32)
+        place = grid.coordinates(tokens.device).to(wide)
+        place = grid.with_prefix_rows(place - place.mean(0))  # (N, 2)
+        patch = grid.with_prefix_rows(torch.ones_like(place[grid.prefix :, :1]))  # 0 for a prefix token
+        (y, x), own = place.unbind(-1), slice(start, start + tokens.shape[-2])
+        keys = torch.cat([patch, place, torch.stack([y * y, 2 * y * x, x * x], -1)], -1)[:stop]
+        (yy, yx, xx), (by, bx) = self._polynomial(tokens, wide)  # of (p_j - p_i), (B, h, n) each
+        y, x = y[own], x[own]
+        # a + b . p + p^T C p at p_j, with its coefficients at p_i
+        constant = -(yy * y * y + 2 * yx * y * x + xx * x * x) + by * y + bx * x
+        linear = [2 * (yy * y + yx * x) - by, 2 * (yx * y + xx * x) - bx]
+        queries = torch.stack([constant, *linear, -yy, -yx, -xx], -1) * patch[own] / math.sqrt(self.head_dim)
+        return LowRank(queries, keys[None, None])
+
+    def _polynomial(self, tokens: Tensor, wide: torch.dtype) -> Any:
+        """Return the sums over m of a w w^T, as (yy, yx, xx), and of b w, as (y, x), (B, h, n) each."""
+        if self.rotation_invariant:
+            strength = F.softplus(self.a(tokens).to(wide)).mT * self.position_scales.to(wide).square()[:, None]
+            zero = torch.zeros_like(strength)
+            return (strength, zero, strength), (zero, zero)
+        a, b = self.ab(tokens).to(wide).unflatten(-1, (2, self.num_heads, self.parabolas)).unbind(-3)
+        wy, wx = self.directions.weight.to(wide).unflatten(0, (self.num_heads, self.parabolas)).unbind(-1)  # (h, M)
+        a = F.softplus(a)
+        sums = [(a * w).sum(-1).mT for w in (wy * wy, wy * wx, wx * wx)], [(b * w).sum(-1).mT for w in (wy, wx)]
+        return sums
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for; nothing depends on it."""
+        self.grid = grid
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, num_heads={self.num_heads}, rotation_invariant={self.rotation_invariant}"

@@ -1,0 +1,83 @@
+"""Sandwich: the inner product of two sinusoidal encodings as a bias."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import BiasEncoding
+from graticule.grid import Grid
+from graticule.layer_position import LowRank
+
+
+@register_encoding("sandwich")
+class Sandwich(BiasEncoding):
+    r"""Adds the inner product of two sinusoidal encodings to the attention logits, scaled per head (Sandwich).
+
+    .. math:: b_{h, i, j} = \frac{n}{8 h} \sum_{k=1}^{c / 2} (\cos \omega_k (y_i - y_j) - 1) +
+              (\cos \omega_k (x_i - x_j) - 1), \quad \omega_k = T^{-2k / c}, \quad h = 1 \dots n
+
+    for n heads; c is `channels` and T `temperature`. Nothing is learned. The paper has it in one dimension, and on a
+    grid of height 1 it is the paper's. In two dimensions it is the sum of one bias for rows and one for columns, as the
+    inner product of two 2-D sinusoidal encodings is. The ones that are subtracted change nothing in a text; here they
+    make the bias zero at distance 0 and negative elsewhere, so that prefix tokens, which get none, are not at a
+    disadvantage. It is computed at any grid.
+
+    Each wave of an axis is a product of two channels, so `channels` up to 15 cost 2 `channels` + 1 more channels per
+    head instead of a table on large grids (`LowRank`).
+
+    Reference: Dissecting Transformer Length Extrapolation via the Lens of Receptive Field Analysis (Sandwich, Chi et
+    al., 2023), section 5; the scale per head and the subtraction as in NVIDIA's NeMo.
+
+    Args:
+        grid: the grid that the encoding is built for; nothing depends on it.
+        num_heads: h.
+        channels: c, of an axis, a multiple of 2.
+        temperature: T.
+    """
+
+    shared = True
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, channels: int = 128, temperature: float = 10_000.0) -> None:
+        super().__init__()
+        if channels < 2 or channels % 2:
+            raise ValueError(f"`channels` must be a positive multiple of 2 (sin and cos), got {channels}.")
+        self.grid = grid
+        self.num_heads, self.channels, self.temperature = num_heads, channels, temperature
+        wave = torch.arange(1, channels // 2 + 1, dtype=torch.float64)
+        self.register_buffer("omega", (temperature ** (-2 * wave / channels)).float(), persistent=False)
+        head = torch.arange(1, num_heads + 1, dtype=torch.float64)
+        self.register_buffer("scales", (num_heads / (8 * head)).float(), persistent=False)
+        self.omega: Tensor
+        self.scales: Tensor
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the bias for `grid`, (num_heads, N, N), nowhere positive."""
+        waves, _ = self._waves(grid)
+        # the inner product of all waves at two patches, (H * W, H * W)
+        bias = waves @ waves.T - waves.shape[1] / 2
+        return grid.with_prefix_bias((self.scales[:, None, None] * bias).to(self.scales.dtype))
+
+    def low_rank(self, grid: Grid) -> LowRank:
+        """Return the same in two factors of 2 `channels` + 1 channels."""
+        waves, scales = self._waves(grid)
+        one = torch.ones_like(waves[:, :1])
+        queries = scales[:, None, None] * torch.cat([waves, -waves.shape[1] / 2 * one], -1)
+        return LowRank(grid.with_prefix_rows(queries), grid.with_prefix_rows(torch.cat([waves, one], -1)[None]))
+
+    def _waves(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of all angles of each patch, (H * W, 2 channels), and the scales, in float32 at least."""
+        wide = torch.promote_types(self.omega.dtype, torch.float32)
+        place = grid.coordinates(self.omega.device).to(wide)
+        angle = (place[..., None] * self.omega.to(wide)).flatten(1)  # (H * W, channels)
+        return torch.cat([angle.cos(), angle.sin()], -1), self.scales.to(wide)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for; nothing depends on it."""
+        self.grid = grid
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, num_heads={self.num_heads}, channels={self.channels}"

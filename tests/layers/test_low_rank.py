@@ -1,0 +1,148 @@
+"""Laws of a bias in two factors: it equals its table, in attention, in sums, in parts, folded and trained."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import graticule
+from graticule import Grid
+from graticule.analysis import bias_maps
+from graticule.encodings import Alibi, Sandwich
+from graticule.encodings import bias as biases
+from graticule.layer_position import LayerPosition, LowRank, bias_of
+from graticule.layers.attention import Attention
+from graticule.layers.causal_attention import CausalAttention
+from tiny import draw, images, spec, tiny
+
+GRID, HEADS, DIM = Grid(3, 5, prefix=1), 3, 12
+FACTORED = {
+    "alibi": lambda: Alibi(GRID, HEADS, distance="squared"),
+    "sandwich": lambda: Sandwich(GRID, HEADS, channels=8),
+}
+
+
+def random_factors(rank=4, heads=HEADS):
+    return LowRank(
+        torch.randn(heads, GRID.tokens, rank, dtype=torch.float64),
+        torch.randn(1, GRID.tokens, rank, dtype=torch.float64),
+    )
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Give every bias that can be given in factors so, on small grids, too."""
+    monkeypatch.setattr(biases, "LOW_RANK_TOKENS", 1)
+
+
+@pytest.mark.parametrize("name", FACTORED)
+@pytest.mark.parametrize("grid", [GRID, Grid(4, 2), Grid(1, 7, prefix=2)], ids=str)
+def test_the_factors_of_an_encoding_multiply_to_its_table(name, grid):
+    encoding = FACTORED[name]().double()
+    factors = encoding.low_rank(grid)
+    assert factors.rank == {"alibi": 4, "sandwich": 17}[name]
+    torch.testing.assert_close(factors.table(), encoding(grid), rtol=0, atol=1e-12)
+
+
+def test_other_distances_have_no_few_factors():
+    assert all(Alibi(GRID, HEADS, distance=d).low_rank(GRID) is None for d in ("euclidean", "manhattan", "axes"))
+
+
+@pytest.mark.parametrize("kind", [Attention, CausalAttention])
+def test_attention_with_factors_equals_attention_with_the_table_and_so_do_gradients(kind):
+    torch.manual_seed(0)
+    attention = kind(DIM, HEADS).double()
+    x = torch.randn(2, GRID.tokens, DIM, dtype=torch.float64, requires_grad=True)
+    factors = LowRank(*(f.requires_grad_() for f in random_factors()))
+    wanted = [x, *factors, *attention.parameters()]
+    output = torch.randn(2, GRID.tokens, DIM, dtype=torch.float64)
+    found = []
+    for bias in (factors, factors.queries @ factors.keys.mT):
+        y = attention(x, LayerPosition(bias=bias))
+        found.append([y, *torch.autograd.grad((y * output).sum(), wanted)])
+        found[-1].append(attention.weights(x, LayerPosition(bias=bias)))
+    for given, expected in zip(*found, strict=True):
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
+
+
+def test_two_in_factors_stay_in_factors_and_any_other_sum_is_a_table():
+    torch.manual_seed(0)
+    one, two = random_factors(), random_factors(rank=2, heads=1)
+    table = torch.randn(HEADS, GRID.tokens, GRID.tokens, dtype=torch.float64)
+    both = LayerPosition(bias=one).merge(LayerPosition(bias=two)).bias
+    assert isinstance(both, LowRank) and both.rank == 6
+    torch.testing.assert_close(both.table(), one.table() + two.table(), rtol=0, atol=1e-12)
+    for first, second in ((one, table), (table, one)):
+        total = LayerPosition(bias=first).merge(LayerPosition(bias=second)).bias
+        torch.testing.assert_close(total, one.table() + table, rtol=0, atol=1e-12)
+    queries = torch.randn(2, HEADS, GRID.tokens, 4, dtype=torch.float64)
+    total = LayerPosition(bias=one).merge(LayerPosition(bias=lambda q: q @ q.mT)).bias
+    torch.testing.assert_close(bias_of(total, queries), one.table() + queries @ queries.mT, rtol=0, atol=1e-12)
+
+
+def test_a_part_of_the_factors_is_that_of_the_table():
+    bias = random_factors()
+    part = LayerPosition(bias=bias).part(3, 7).bias
+    torch.testing.assert_close(part.table(), bias.table()[:, 3:7, :7], rtol=0, atol=1e-12)
+
+
+def test_large_grids_of_few_channels_get_factors_and_others_a_table():
+    def kind(encoding, side):
+        grid = Grid(side, side)
+        position = graticule.build_position(grid, dim=DIM, depth=2, num_heads=HEADS, encoding=encoding)
+        first, second = position(grid)
+        assert first.bias is second.bias
+        return type(first.bias)
+
+    assert kind("alibi(distance='squared')", 31) is torch.Tensor
+    assert kind("alibi(distance='squared')", 32) is LowRank
+    assert kind("alibi(distance='manhattan')", 32) is torch.Tensor
+    assert kind("sandwich", 32) is torch.Tensor
+
+
+@pytest.mark.parametrize("encoding", ["alibi(distance='squared')", "alibi(distance='squared')+sandwich(channels=2)"])
+def test_a_model_computes_the_same_with_factors_and_folding_keeps_them(encoding, monkeypatch):
+    model = draw(tiny(encoding)).double().eval()
+    x = images().double()
+    expected = model(x)
+    maps = bias_maps(model).bias
+    monkeypatch.setattr(biases, "LOW_RANK_TOKENS", 1)
+    assert isinstance(model.position(model.grid)[0].bias, LowRank)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.tensor(bias_maps(model).bias), torch.tensor(maps), rtol=0, atol=1e-12)
+    folded = graticule.fold(copy.deepcopy(model))
+    assert isinstance(folded.position(model.grid)[0].bias, LowRank)
+    assert torch.equal(folded(x), model(x))
+
+
+def test_with_sixteen_bits_attention_uses_the_table_of_factors_that_stay_wide(everywhere):
+    model = draw(tiny("alibi(distance='squared')")).eval()
+    low = copy.deepcopy(model).bfloat16()
+    folded = graticule.fold(copy.deepcopy(model)).bfloat16()
+    for each in (low, folded):
+        bias = each.position(model.grid)[0].bias
+        assert bias.queries.dtype == bias.keys.dtype == torch.float32
+    x = images().bfloat16()
+    assert torch.equal(low(x), folded(x))
+    attention, tokens = Attention(DIM, HEADS).bfloat16(), torch.randn(2, GRID.tokens, DIM).bfloat16()
+    factors = Alibi(GRID, HEADS, distance="squared").low_rank(GRID)
+    with_table = attention(tokens, LayerPosition(bias=factors.table()))
+    assert torch.equal(attention(tokens, LayerPosition(bias=factors)), with_table)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert factors.table().dtype == torch.float32
+
+
+def test_a_model_with_factors_compiles_as_one_graph(everywhere):
+    model = draw(tiny(spec("alibi", distance="squared"))).eval()
+    x = images()
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_attention_with_factors_runs_in_the_fused_kernel():
+    attention, x = Attention(DIM, HEADS), torch.randn(2, GRID.tokens, DIM)
+    factors = Alibi(GRID, HEADS, distance="squared").low_rank(GRID)
+    for kind in (attention, CausalAttention(DIM, HEADS)):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.no_grad():  # an error if it cannot
+            kind(x, LayerPosition(bias=factors))
