@@ -25,7 +25,7 @@ class Sandwich(BiasEncoding):
     make the bias zero at distance 0 and negative elsewhere, so that prefix tokens, which get none, are not at a
     disadvantage. It is computed at any grid.
 
-    Each wave of an axis is a product of two channels, so `channels` up to 15 cost 2 `channels` + 1 more channels per
+    Each wave of an axis is a product of two channels, so up to 6 `channels` cost 2 `channels` + 1 more channels per
     head instead of a table on large grids (`LowRank`).
 
     Reference: Dissecting Transformer Length Extrapolation via the Lens of Receptive Field Analysis (Sandwich, Chi et

@@ -30,7 +30,7 @@ class CausalAttention(Attention):
         for cache in where:
             k, v = cache.append(k, v)
         whole = bias is None and q.shape[-2] == k.shape[-2]
-        x = self._attend(q, k, v, None if whole else self._masked(bias, q.shape[-2], k), is_causal=whole)
+        x = self._fused(q, k, v, None if whole else self._masked(bias, q.shape[-2], k), is_causal=whole)
         out: Tensor = self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
         return out
 
