@@ -20,6 +20,7 @@ from graticule.encodings import (
     Irpe,
     JoinedPosition,
     Learnable,
+    Pape,
     Peg,
     Position,
     ShawBias,
@@ -105,11 +106,11 @@ def test_a_folded_model_refuses_to_be_trained_and_has_no_gradient_but_of_functio
     with pytest.raises(RuntimeError, match=r"the model is folded.*graticule.unfold\(model\).*model.eval\(\)"):
         model(x)
     model.eval()(x).sum().backward()
-    kinds = (Peg, ConvolutionalProjection, ShawBias, Irpe, Decomposed)
+    kinds = (Peg, ConvolutionalProjection, ShawBias, Irpe, Decomposed, Pape)
     made = [module for module in model.position.modules() if isinstance(module, kinds)]
     functions = {id(parameter) for module in made for parameter in module.parameters()}
     assert bool(functions) == any(
-        name in encoding for name in ("peg", "convolutional_projection", "shaw", "irpe", "decomposed")
+        name in encoding for name in ("peg", "convolutional_projection", "shaw", "irpe", "decomposed", "pape")
     )
     for name, parameter in model.position.named_parameters():
         assert (parameter.grad is not None) == (id(parameter) in functions), name
