@@ -26,6 +26,7 @@ from graticule.data.sampling import (
     EpochSampler,
     EvaluationOrder,
     SeededImages,
+    SizedImages,
     TensorImages,
     TransformedImages,
 )
@@ -88,7 +89,8 @@ class DataModule(L.LightningDataModule):
     Args:
         dataset: one of `list_datasets()`.
         root: its folder, where it has one.
-        size: (height, width) in training.
+        size: (height, width) in training, and in evaluation unless another is asked for.
+        train_sizes: (height, width) of the training batches, of which each step has one; `size` alone by default.
         batch_size: images per training batch.
         eval_batch_size: images per batch in evaluation.
         workers: processes that load images; 0 loads them in the main process.
@@ -121,6 +123,7 @@ class DataModule(L.LightningDataModule):
         limit_test: int | None = None,
         drop_last: bool = False,
         repeats: int = 1,
+        train_sizes: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__()
         if drop_last and batch_size % 2:
@@ -129,6 +132,7 @@ class DataModule(L.LightningDataModule):
         self.dataset = dataset
         self.root = root
         self.size = size
+        self.train_sizes = tuple(train_sizes) or (size,)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.workers = workers
@@ -186,21 +190,26 @@ class DataModule(L.LightningDataModule):
             world_size=world_size,
             parts=accumulate,
             drop_last=self.drop_last,
+            sizes=len(self.train_sizes) if len(self.train_sizes) > 1 else None,
         )
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Batches of images (B, C, height, width) and labels (B,), in an order of their own each epoch."""
         if self._train is None:
-            images = self._images["train"]
-            if not self.augmentation.random and self._fits_in_memory(images, self.size):
-                self._train = TensorImages(images, evaluation_transform(self.info, self.size, self.augmentation))
-            elif shifts_only(self.augmentation) and self._fits_in_memory(images, self.size):
-                transform = evaluation_transform(self.info, self.size, self.augmentation)
-                self._train = ShiftedImages(images, transform, self.augmentation, self.info, self.seed)
-            else:
-                transform = training_transform(self.info, self.size, self.augmentation)
-                self._train = SeededImages(images, transform, self.seed)
+            each = [self._train_images(size) for size in self.train_sizes]
+            self._train = each[0] if len(each) == 1 else SizedImages(each)
         return self._loader(self._train, batch_sampler=order or self.train_order())
+
+    def _train_images(self, size: tuple[int, int]) -> Any:
+        """Return the training images at `size`, in memory if those of all sizes fit."""
+        images = self._images["train"]
+        in_memory = self._fits_in_memory(images, *self.train_sizes)
+        if not self.augmentation.random and in_memory:
+            return TensorImages(images, evaluation_transform(self.info, size, self.augmentation))
+        if shifts_only(self.augmentation) and in_memory:
+            transform = evaluation_transform(self.info, size, self.augmentation)
+            return ShiftedImages(images, transform, self.augmentation, self.info, self.seed)
+        return SeededImages(images, training_transform(self.info, size, self.augmentation), self.seed)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Batches of the test images at the training size."""
@@ -247,17 +256,17 @@ class DataModule(L.LightningDataModule):
             raise ValueError(f"`images` must be from 1 to the number of test images, {total}, got {count}.")
         return self.test_images(size, [index * total // count for index in range(count)])
 
-    def _fits_in_memory(self, images: Any, size: tuple[int, int]) -> bool:
+    def _fits_in_memory(self, images: Any, *sizes: tuple[int, int]) -> bool:
         source = images
         while isinstance(source, _Chosen):
             source = source.source
         held = isinstance(source, ArrayImages)
-        return held and len(images) * size[0] * size[1] * self.info.channels <= _IN_MEMORY_PIXELS
+        pixels = sum(height * width for height, width in sizes)
+        return held and len(images) * pixels * self.info.channels <= _IN_MEMORY_PIXELS
 
     def _loader(self, images: Any, **kwargs: Any) -> DataLoader[Any]:
-        whole = isinstance(
-            images, TensorImages | ShiftedImages
-        )  # already batches: nothing is left for workers or collation
+        kind = images.each[0] if isinstance(images, SizedImages) else images
+        whole = isinstance(kind, TensorImages | ShiftedImages)  # already batches: no work for workers or collation
         workers = 0 if whole else self.workers
         return DataLoader(
             images,

@@ -17,6 +17,10 @@ from graticule.data.transforms import Transform
 Key = tuple[int, ...]
 
 
+#: Keeps the draws of sizes apart from those of images.
+_SIZES = 0x512E
+
+
 class EpochSampler(Sampler[Key]):
     """Yields the key of every image once, in an order that is a function of seed and epoch.
 
@@ -80,6 +84,8 @@ class BatchOrder(Sampler[list[Key]]):
         world_size: number of processes.
         parts: number of micro-batches per step in each process.
         drop_last: leave out a last batch that is not full.
+        sizes: number of image sizes, of which each step has one, a function of seed, epoch and step; its index is then
+            the last entry of the keys that are yielded. None for a single size.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class BatchOrder(Sampler[list[Key]]):
         world_size: int = 1,
         parts: int = 1,
         drop_last: bool = False,
+        sizes: int | None = None,
     ) -> None:
         shares = world_size * parts
         if batch_size % shares:
@@ -103,6 +110,7 @@ class BatchOrder(Sampler[list[Key]]):
         self.rank = rank
         self.world_size = world_size
         self.parts = parts
+        self.sizes = sizes
         full, rest = divmod(len(sampler), batch_size)
         self.steps = full + (not drop_last and rest >= shares)
         if not self.steps:
@@ -137,11 +145,19 @@ class BatchOrder(Sampler[list[Key]]):
         """Return the keys of batch `number` of an epoch."""
         return self.sampler.keys(epoch, self.places(number))
 
+    def size(self, epoch: int, number: int) -> int:
+        """Return the index of the size of batch `number`; the batches of a step have the same in all processes."""
+        if self.sizes is None:
+            return 0
+        draw = np.random.SeedSequence([self.sampler.seed, epoch, number // self.parts, _SIZES])
+        return int(np.random.default_rng(draw).integers(self.sizes))
+
     def __iter__(self) -> Iterator[list[Key]]:
         epoch, first, self._first = self.sampler.epoch, self._first, 0
         indices = self.sampler.indices(epoch)
         for number in range(first, len(self)):
-            yield self.sampler.keys(epoch, self.places(number), indices)
+            keys = self.sampler.keys(epoch, self.places(number), indices)
+            yield keys if self.sizes is None else [(*key, self.size(epoch, number)) for key in keys]
 
 
 #: The label of an image that only fills a batch up, and is not counted.
@@ -195,6 +211,28 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
             random.setstate(states[0])
             np.random.set_state(states[1])
             torch.set_rng_state(states[2])
+
+
+class SizedImages(Dataset[Any]):
+    """The same images at several sizes; the last entry of a key is the index of the size.
+
+    Args:
+        each: the images at each size, all of the same kind.
+    """
+
+    def __init__(self, each: Sequence[Any]) -> None:
+        self.each = tuple(each)
+
+    def __len__(self) -> int:
+        return len(self.each[0])
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.each[key[-1]][key[:-1]]
+
+    def __getitems__(self, keys: Sequence[Key]) -> Any:
+        """Return the images of a batch, which has one size."""
+        images, keys = self.each[keys[0][-1]], [key[:-1] for key in keys]
+        return images.__getitems__(keys) if hasattr(images, "__getitems__") else [images[key] for key in keys]
 
 
 class TransformedImages(Dataset[tuple[Tensor, int]]):

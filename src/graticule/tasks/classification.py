@@ -9,11 +9,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from graticule.checks import parse_sizes
 from graticule.data.augmentation import Augmentation
 from graticule.metric import TOP1, Metric
 from graticule.tasks.distillation import Distillation
@@ -90,6 +91,8 @@ class Recipe(TrainingRecipe):
     """images per batch in evaluation"""
     img_size: tuple[Side, Side] = (28, 28)
     """height and width of the images, multiples of the patch"""
+    train_sizes: tuple[str, ...] = ()
+    """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""
     patch_size: Side | None = None
     """side of a patch (default: the backbone's)"""
     global_pool: Literal["token", "avg"] | None = None
@@ -109,6 +112,12 @@ class Recipe(TrainingRecipe):
     """processes that load images; 0 loads them in the main process"""
     sync_batchnorm: Flag = False
     """synchronize BatchNorm over all GPUs"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = parse_sizes(self.train_sizes, "train_sizes")
+        if len(set(sizes)) < len(sizes):
+            raise ValueError(f"`train_sizes` must be different sizes, got {' '.join(self.train_sizes)}.")
 
     def quick(self) -> Self:
         """Return a recipe of the same code path: two epochs of some tens of images, on the CPU."""
@@ -159,6 +168,7 @@ class Classification(Task[Recipe, "DataModule"]):
             limit_test=recipe.limit_test,
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
             repeats=recipe.aug_repeats,
+            train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
         )
         data.setup("fit")
         if run is not None:
@@ -192,11 +202,13 @@ class Classification(Task[Recipe, "DataModule"]):
         return names is None or same_classes(names, data.info.class_names)
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
-        """Build the mixing and the teacher."""
+        """Build the mixing and the teacher; check that the model takes all sizes of the training images."""
         from graticule.data import build_mixup
         from graticule.tasks.teacher import build_teacher
 
         recipe = self.recipe
+        for size in data.train_sizes:
+            cast("Any", model).grid_at(size)
         self.mixup = build_mixup(
             mixup=recipe.mixing.mixup,
             cutmix=recipe.mixing.cutmix,
