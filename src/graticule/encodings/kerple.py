@@ -36,6 +36,8 @@ class Kerple(PatchBias):
         kernel: 'log' or 'power'.
     """
 
+    crops = True
+
     @checked
     def __init__(self, grid: Grid, num_heads: int, kernel: Literal["log", "power"] = "log") -> None:
         super().__init__()

@@ -46,6 +46,8 @@ class Pape(BiasEncoding):
         rotation_invariant: whether the bias depends on the distance alone.
     """
 
+    crops = True
+
     @checked
     def __init__(
         self,

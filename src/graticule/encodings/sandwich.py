@@ -40,6 +40,8 @@ class Sandwich(BiasEncoding):
 
     shared = True
 
+    crops = True
+
     @checked
     def __init__(self, grid: Grid, num_heads: int, channels: int = 128, temperature: float = 10_000.0) -> None:
         super().__init__()
