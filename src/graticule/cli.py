@@ -29,6 +29,7 @@ COMMANDS = {
     "attention": "draw the attention maps of runs, with and without position",
     "mixing": "draw the token mixing of gated MLPs: weights around a token, bias maps, non-locality",
     "resamplers": "try all resamplers on a model at other image sizes: which keeps its features and scores",
+    "check": "check the position code of a model, a module or a plugin",
     "compare": "train several choices with several seeds, and make one table",
     "consolidate": "write the weights of a run's checkpoint, sharded or not, to one safetensors file",
     "pack": "pack an image folder or tar shards into Arrow files, or verify them",

@@ -24,6 +24,7 @@ from graticule.backbones import create_model
 from graticule.encodings import ENCODINGS, TokenMixing
 from graticule.encodings.base import LAYERS
 from graticule.joining import JOININGS
+from graticule.model_checks import Finding, inspect_model
 from graticule.registries import Registry
 from graticule.specs import Spec
 from graticule.surgery import fold, unfold
@@ -88,6 +89,32 @@ def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
         return create_model(name, **{"num_classes": _CLASSES, **kwargs, **more})
 
     _check_model(build, compiled)
+
+
+def check_model(
+    model: nn.Module,
+    img_size: tuple[int, int] | None = None,
+    patch_size: tuple[int, int] | None = None,
+    skip: Collection[str] = (),
+) -> list[Finding]:
+    """Check the position code of any model of images, of this library or not, as `graticule check` does.
+
+    Args:
+        model: takes images (B, C, height, width); it is not changed.
+        img_size: (height, width) in pixels; by default the model's own.
+        patch_size: the same of a patch; by default the model's own.
+        skip: names of checks to leave out, as 'export', which takes most of the time.
+
+    Returns:
+        What each check found: passed, or not applicable with the reason.
+
+    Raises:
+        AssertionError: naming every check that failed, and what came.
+    """
+    found = inspect_model(model, img_size, patch_size, skip)
+    failed = [f"{one.check}: {one.detail}" for one in found if one.outcome == "failed"]
+    assert not failed, "; ".join(failed)
+    return found
 
 
 def _builder(encoding: Any, joining: Any) -> _Build:

@@ -1,0 +1,160 @@
+"""`graticule check`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from graticule.checks import parse_sizes
+from graticule.commands.options import parse, print_written
+from graticule.names import known_name
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graticule.model_checks import Finding
+
+
+@dataclass
+class Check:
+    """Check the position code of a model: axes, pairs of channels, prefix tokens, autocast, sizes, caches, export.
+
+    MODEL is a name of timm or of graticule (timm's where both have the name; with random weights, and two layers per stage), FILE.py:NAME is a
+    module or a function that builds one, and FILE.py is a plugin, whose encodings, joinings and backbones are checked.
+    The exit code is 1 if a check failed.
+    """
+
+    target: tyro.conf.Positional[str]
+    """MODEL, FILE.py or FILE.py:NAME"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
+    patch_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH, of a patch (default: that of the model)"""
+    skip: list[str] = dataclasses.field(default_factory=list)
+    """names of checks to leave out"""
+    json: Path | None = None
+    """write the findings to this file too"""
+
+
+def run(arguments: list[str]) -> int:
+    """Check the position code of a model or a plugin."""
+    options = parse(Check, "check", arguments)
+    sizes = {
+        name: parse_sizes([text], name)[0]
+        for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))
+        if text is not None
+    }
+    if options.target.endswith(".py"):
+        if sizes or options.skip:
+            raise ValueError("`img_size`, `patch_size` and `skip` must be left out for a plugin, got one of them.")
+        title, found = options.target, list(_plugin(options.target))
+    else:
+        from graticule.model_checks import inspect_model
+
+        title, model = _model(options.target, sizes)
+        found = inspect_model(model, **sizes, skip=options.skip)
+    failed = sum(one.outcome == "failed" for one in found)
+    print(title)
+    width = max(len(one.check) for one in found)
+    for one in found:
+        print(f"  {one.check:{width}}  {one.outcome:14}  {one.detail}")
+    counts = {kind: sum(one.outcome == kind for one in found) for kind in ("passed", "failed", "not applicable")}
+    print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
+    if options.json is not None:
+        from graticule.files import write_json
+
+        records = {"target": options.target, "findings": [dataclasses.asdict(one) for one in found]}
+        print_written(write_json(options.json, records))
+    return int(failed > 0)
+
+
+def _plugin(file: str) -> Iterator[Finding]:
+    """Check what a plugin registers, by the contract of methods."""
+    from graticule.backbones import list_models
+    from graticule.backbones.registry import backbone_of
+    from graticule.encodings import ENCODINGS
+    from graticule.joining import JOININGS
+    from graticule.model_checks import Finding
+    from graticule.plugins import load_plugin, source_of
+    from graticule.testing import check_backbone, check_encoding, check_joining
+
+    load_plugin(file)
+    place = Path(file).resolve()
+
+    def here(definition: Any) -> bool:
+        source = source_of(definition) if definition is not None else None
+        return source is not None and source.resolve() == place
+
+    laws: list[tuple[str, Callable[[str], None], str]] = [
+        *(("encoding", check_encoding, name) for name, one in ENCODINGS.items() if here(one)),
+        *(("joining", check_joining, name) for name, one in JOININGS.items() if here(one)),
+        *(("backbone", check_backbone, name) for name in list_models() if here(backbone_of(name))),
+    ]
+    if not laws:
+        raise ValueError(f"the plugin {file} must register an encoding, a joining or a backbone, got none.")
+    for kind, law, name in laws:
+        try:
+            law(name)
+        except AssertionError as error:
+            yield Finding(f"{kind} {name}", "failed", str(error).partition("\n")[0])
+        else:
+            yield Finding(f"{kind} {name}", "passed", "keeps the contract")
+
+
+def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module]:
+    """Return a title and the model that `target` names."""
+    file, colon, name = target.rpartition(":")
+    if colon and file.endswith(".py"):
+        return target, _of_file(file, name)
+    import timm
+
+    from graticule.backbones import create_model, list_models
+
+    if not timm.is_model(target):
+        known_name("MODEL", target, [*list_models(), *timm.list_models()])
+        return target, create_model(target)
+    layers: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (2, 2, 2, 2)}, {})
+    image = sizes.get("img_size")
+    small = {"img_size": (64, 96)}  # whole patches of 16, and windows of 2 x 3 in four stages of patches of 4
+    frames: tuple[dict[str, Any], ...] = (
+        ({"img_size": image},) if image else (small | {"window_size": (2, 3)}, small, {})
+    )
+    for shape in (one | frame for one in layers for frame in frames):
+        try:
+            model = timm.create_model(target, **shape)
+        except (TypeError, ValueError, AssertionError, RuntimeError, IndexError):
+            continue
+        shown = ", ".join(f"{key} {value}" for key, value in shape.items())
+        return f"{target}, random weights{', ' * bool(shown)}{shown}", model
+    raise ValueError(f"`target` must be a model that can be built without arguments, got {target!r}.")
+
+
+def _of_file(file: str, name: str) -> nn.Module:
+    from torch import nn
+
+    from graticule.plugins import load_plugin
+
+    module = load_plugin(file)
+    known = [one for one in vars(module) if not one.startswith("_")]
+    given = getattr(module, known_name("NAME", name, known))
+    if not isinstance(given, nn.Module):
+        if not callable(given):
+            raise ValueError(f"`{name}` of {file} must be a module or a function that builds one, got {given!r}.")
+        missing = [
+            key
+            for key, one in inspect.signature(given).parameters.items()
+            if one.default is one.empty
+            and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        ]
+        if missing:
+            raise ValueError(f"`{name}` of {file} must need no arguments, got {', '.join(missing)}.")
+        given = given()
+    if not isinstance(given, nn.Module):
+        raise ValueError(f"`{name}` of {file} must return a torch.nn.Module, got {type(given).__name__}.")
+    return given

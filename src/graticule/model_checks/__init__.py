@@ -1,0 +1,91 @@
+"""Checks of the position code of any model, from outside: axes, pairs of channels, prefix tokens, caches, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from graticule.model_checks import laws
+from graticule.model_checks.subject import Failed, NotApplicable, Subject
+from graticule.names import known_name
+
+__all__ = ["CHECKS", "Finding", "inspect_model"]
+
+#: Name of each check -> the function that makes it; its docstring is the law.
+CHECKS = {
+    "axes": laws.axes,
+    "pair layout": laws.pair_layout,
+    "prefix": laws.prefix,
+    "autocast": laws.autocast,
+    "transposition": laws.transposition,
+    "crop": laws.crop,
+    "batch": laws.batch,
+    "sizes": laws.sizes,
+    "caches": laws.caches,
+    "export": laws.export,
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    check: its name.
+    outcome: passed, failed, or not applicable.
+    detail: what was compared, what came, or why it does not apply.
+    """
+
+    check: str
+    outcome: Literal["passed", "failed", "not applicable"]
+    detail: str
+
+
+def inspect_model(
+    model: nn.Module,
+    img_size: tuple[int, int] | None = None,
+    patch_size: tuple[int, int] | None = None,
+    skip: Collection[str] = (),
+) -> list[Finding]:
+    """Check the position code of any model of images from outside; the model is not changed.
+
+    The checks run on copies in float64 with weights drawn again, at a small grid of patches that is not square if the
+    model accepts one. What enters the first attention is compared for an image whose patches are all the same, so that
+    only position tells them apart.
+
+    Args:
+        model: takes images (B, C, height, width).
+        img_size: (height, width) in pixels; by default the model's own.
+        patch_size: the same of a patch; by default the model's own.
+        skip: names of checks to leave out.
+
+    Returns:
+        One finding per check, in the order of `CHECKS`.
+
+    Raises:
+        ValueError: for a size that is not given and cannot be found, or an unknown name in `skip`.
+    """
+    for name in skip:
+        known_name("skip", name, CHECKS)
+    found = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        original = Subject.of(model, img_size, patch_size)
+        subject = original.small().drawn()
+        laws.run(subject.model, subject.images(1))  # an error of the model as it is belongs to the user
+        for name, check in CHECKS.items():
+            if name in skip:
+                continue
+            try:
+                found.append(Finding(name, "passed", check(subject, original)))
+            except Failed as error:
+                found.append(Finding(name, "failed", str(error)))
+            except NotApplicable as error:
+                found.append(Finding(name, "not applicable", str(error)))
+            except Exception as error:  # the model raises what the check does not expect
+                said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                found.append(Finding(name, "failed", f"the check could not be made, got {said}"))
+    return found

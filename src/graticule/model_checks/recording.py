@@ -1,0 +1,134 @@
+"""What a model computes up to its first attention, recorded from outside: token sequences, queries, logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+@dataclass
+class Recording:
+    """What was seen in one forward pass of B images.
+
+    inputs: inputs of normalizations and linear layers, (B, rows, D) each; windows of an image follow each other.
+    queries: of the first attention, (B, windows, h, n, d); None if they were not seen.
+    logits: of the first attention before the softmax, (B, windows, h, n, n); None if there is no such attention.
+    """
+
+    inputs: list[Tensor] = field(default_factory=list)
+    queries: Tensor | None = None
+    logits: Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Index of the input that holds the tokens of the first attention, or of the first input without one.
+
+        Raises:
+            LookupError: if there is none.
+        """
+        if self.logits is None:
+            wide = [at for at, one in enumerate(self.inputs) if one.shape[1] > 1]
+            if not wide:
+                raise LookupError("no sequence of tokens was seen")
+            return wide[0]
+        rows = self.logits.shape[1] * self.logits.shape[3]
+        found = [at for at, one in enumerate(self.inputs) if one.shape[1] == rows]
+        if not found:
+            raise LookupError("the tokens of the first attention were not seen")
+        return found[-1]
+
+
+class _Stop(Exception):
+    """The first attention was seen; nothing after it is needed."""
+
+
+@torch.no_grad()
+def record(model: nn.Module, images: Tensor) -> Recording:
+    """Run `model` up to its first attention between all tokens, or of a window, and return what was seen."""
+    watcher = _Watcher(len(images))
+    try:
+        with watcher:
+            model(images)
+    except _Stop:
+        pass
+    return watcher.recording
+
+
+class _Watcher(TorchFunctionMode):
+    """Looks at every function of PyTorch that a model calls."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self._batch = batch
+        self._product: tuple[Tensor, Tensor] | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in ("linear", "layer_norm", "rms_norm"):
+            self._sequence(args[0] if args else named["input"])
+        elif name == "multi_head_attention_forward":
+            self._sequence(args[0].transpose(0, 1))  # (N, B, D)
+            raise _Stop
+        elif name in ("matmul", "__matmul__", "bmm") and len(args) == 2 and args[0].ndim >= 3:
+            self._product = args[0], args[1]
+        elif func is F.scaled_dot_product_attention:
+            self._attention(*args, **named)
+        elif name in ("softmax", "_softmax"):
+            self._softmax(args[0] if args else named["input"])
+        return func(*args, **named)
+
+    def _sequence(self, x: Tensor) -> None:
+        if x.ndim >= 3 and x.shape[0] % self._batch == 0:
+            self.recording.inputs.append(x.detach().reshape(self._batch, -1, x.shape[-1]).clone())
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> None:
+        if query.shape[-2] != key.shape[-2]:
+            raise _Stop  # keys are fewer than queries: their logits are not of pairs of patches
+        if enable_gqa:
+            key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        logits = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+        if attn_mask is not None:
+            zero = torch.zeros((), dtype=logits.dtype)
+            logits = logits + (zero.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else attn_mask)
+        self._keep(query, logits)
+
+    def _softmax(self, logits: Tensor) -> None:
+        if logits.ndim < 3 or logits.shape[-1] < 2:
+            return
+        if logits.shape[-2] != logits.shape[-1]:
+            raise _Stop
+        queries = None
+        if self._product is not None and self._product[0].shape[:-1] == logits.shape[:-1]:
+            queries = self._product[0]
+        self._keep(queries, logits)
+
+    def _keep(self, queries: Tensor | None, logits: Tensor) -> None:
+        if logits.ndim >= 3 and logits.shape[0] % self._batch == 0:
+            self.recording.logits = self._by_image(logits)
+            self.recording.queries = None if queries is None else self._by_image(queries)
+        raise _Stop
+
+    def _by_image(self, x: Tensor) -> Tensor:
+        """Return (B * windows, h, n, ...) or (B * windows, n, ...) as (B, windows, h, n, ...)."""
+        heads = x.detach() if x.ndim > 3 else x.detach()[:, None]
+        return heads.flatten(0, -4).unflatten(0, (self._batch, -1)).clone()

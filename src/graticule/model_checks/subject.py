@@ -1,0 +1,268 @@
+"""A model as the checks see it: a copy with drawn weights, its patches, its position tables, its other sizes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.model_checks.recording import Recording, record
+
+Size = tuple[int, int]
+_TABLE = re.compile(r"pos")
+_NO_TABLE = re.compile(r"rel|bias|index|coord|freq|rope|rot|band|period|norm")
+
+
+class NotApplicable(Exception):
+    """A check does not apply to this model; the message says why."""
+
+
+class Failed(Exception):
+    """A law does not hold; the message says which and what came."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """An absolute position table: a parameter or buffer with a row per patch, and perhaps rows of prefix tokens.
+
+    axes: the dimension of its patches, or the two of its rows and columns.
+    """
+
+    name: str
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model at one image size.
+
+    model: a copy in float64 and evaluation mode; it is not changed.
+    image, patch: (height, width) in pixels.
+    """
+
+    model: nn.Module
+    image: Size
+    patch: Size
+    channels: int
+
+    @classmethod
+    def of(cls, model: nn.Module, img_size: Size | None, patch_size: Size | None) -> Subject:
+        """Return a subject of a copy of `model`, with its own weights.
+
+        Raises:
+            ValueError: if its image or patch size is not given and cannot be found.
+        """
+        image, patch, channels = _sizes(model, img_size, patch_size)
+        return cls(copy.deepcopy(model).double().eval(), image, patch, channels)
+
+    @property
+    def grid(self) -> Size:
+        """(H, W), in patches."""
+        return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
+
+    @property
+    def patches(self) -> int:
+        """H * W."""
+        return self.grid[0] * self.grid[1]
+
+    def drawn(self) -> Subject:
+        """Return a subject with other weights: every trainable parameter is drawn again, so that each one matters."""
+        model = copy.deepcopy(self.model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    noise = torch.randn_like(parameter)
+                    if parameter.ndim < 2:
+                        parameter.copy_(noise * 0.2 + 0.5)
+                    elif re.search(r"pos|token|rel|bias|freq", name) and "mlp" not in name:
+                        parameter.copy_(noise * 0.5)
+                    else:
+                        parameter.copy_(noise * parameter[0].numel() ** -0.5)
+        return replace(self, model=model)
+
+    def images(self, batch: int) -> Tensor:
+        """Return random images, (batch, C, height, width)."""
+        return torch.randn(batch, self.channels, *self.image, dtype=torch.float64)
+
+    def constant(self, level: float = 1.0) -> Tensor:
+        """Return an image whose pixels are all the same, so that patches differ only in their position."""
+        color = torch.linspace(0.3, 1.0, self.channels, dtype=torch.float64) * level
+        return color[None, :, None, None].expand(1, -1, *self.image).contiguous()
+
+    def at(self, grid: Size) -> Subject:
+        """Return the model for another grid of patches: by `set_input_size` if it has it, else as it is.
+
+        Raises:
+            NotApplicable: if the model refuses it.
+        """
+        image = grid[0] * self.patch[0], grid[1] * self.patch[1]
+        if image == self.image:
+            return self
+        model: Any = copy.deepcopy(self.model)
+        other = replace(self, model=model, image=image)
+        try:
+            if hasattr(model, "set_input_size"):
+                set_size(model, image)
+            with torch.no_grad():
+                model(other.images(1))
+            if self._windows() != other._windows():
+                raise ValueError("the model changes its windows")
+        except Exception as error:  # whatever code of others raises is its way to refuse the size
+            said = str(error).strip().partition("\n")[0]
+            raise NotApplicable(
+                f"a grid of {grid[0]} x {grid[1]} is refused: {type(error).__name__}: {said}"
+            ) from error
+        return other
+
+    def _windows(self) -> list[Any]:
+        """Return the windows of all modules, in their order, None where a window is the whole grid."""
+        sides = [getattr(one, "window_size", None) for one in self.model.modules()]
+        return [side if _pair(side) is not None and _pair(side) != self.grid else None for side in sides]
+
+    def small(self) -> Subject:
+        """Return the model at a small grid that is not square, or as it is if it refuses all of them."""
+        if self.grid[0] != self.grid[1] and self.patches <= 512:
+            return self
+        for factor in (1, 2, 4, 8):
+            try:
+                return self.at((3 * factor, 5 * factor))
+            except NotApplicable:
+                continue
+        return self
+
+    @cached_property
+    def base(self) -> Recording:
+        """What is seen of a constant image."""
+        return record(self.model, self.constant())
+
+    def rows(self, at: int | None = None) -> Tensor:
+        """Return the row of each patch in the recorded input `at` (default: the tokens), (H * W,), row by row.
+
+        It is found from the content: each patch is changed on its own.
+
+        Raises:
+            NotApplicable: if it cannot be found.
+        """
+        try:
+            at = self.base.tokens if at is None else at
+        except LookupError as error:
+            raise NotApplicable(f"{error}") from error
+        before = self.base.inputs[at][0]
+        found: list[Tensor] = []
+        places = [(i, j) for i in range(self.grid[0]) for j in range(self.grid[1])]
+        for start in range(0, len(places), 64):
+            part = places[start : start + 64]
+            images = self.constant().repeat(len(part), 1, 1, 1)
+            for image, (i, j) in zip(images, part, strict=True):
+                (h, w), (y, x) = self.patch, (i * self.patch[0], j * self.patch[1])
+                image[:, y : y + h, x : x + w] += torch.linspace(-1, 2, h * w, dtype=torch.float64).view(h, w)
+            after = record(self.model, images).inputs[at]
+            found.append((after - before).norm(dim=-1).argmax(-1))
+        rows = torch.cat(found)
+        if len(rows.unique()) < len(rows):
+            raise NotApplicable("the tokens of the patches were not found")
+        return rows
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """Absolute position tables, found by name and shape."""
+        found = []
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        try:
+            extra = self.base.inputs[self.base.tokens].shape[1] - self.patches
+        except LookupError:
+            extra = 0
+        for name, tensor in tensors:
+            if not tensor.is_floating_point() or not _TABLE.search(name.lower()) or _NO_TABLE.search(name.lower()):
+                continue
+            wide = [axis for axis, side in enumerate(tensor.shape) if side > 1]
+            sides = [tensor.shape[axis] for axis in wide]
+            if len(wide) == 2 and self.patches <= sides[0] <= self.patches + max(extra, 0):
+                found.append(Table(name, (wide[0],)))
+            elif len(wide) == 3 and tuple(sides[:2]) == self.grid:
+                found.append(Table(name, (wide[0], wide[1])))
+            elif len(wide) == 3 and tuple(sides[1:]) == self.grid:
+                found.append(Table(name, (wide[1], wide[2])))
+        return found
+
+    def with_tables(self, values: dict[str, Tensor]) -> Subject:
+        """Return a subject whose tables have other values, (rows, D) each."""
+        model = copy.deepcopy(self.model)
+        held = dict([*model.named_parameters(), *model.named_buffers()])
+        with torch.no_grad():
+            for table in self.tables:
+                held[table.name].copy_(from_rows(held[table.name], table, values[table.name]))
+        return replace(self, model=model)
+
+    def values(self) -> dict[str, Tensor]:
+        """Return the values of the tables, (rows, D) each."""
+        held = dict([*self.model.named_parameters(), *self.model.named_buffers()])
+        return {table.name: to_rows(held[table.name].detach(), table) for table in self.tables}
+
+    def without_tables(self) -> Subject:
+        """Return a subject whose tables are zero."""
+        return self.with_tables({name: torch.zeros_like(value) for name, value in self.values().items()})
+
+
+def set_size(model: Any, image: Size) -> None:
+    """Call `set_input_size` of a model, with the windows that it has where it takes them."""
+    windows = {}
+    if "window_size" in inspect.signature(model.set_input_size).parameters:
+        sides = [side for one in model.modules() if (side := _pair(getattr(one, "window_size", None))) is not None]
+        windows = {"window_size": sides[0]} if sides else {}
+    model.set_input_size(image, **windows)
+
+
+def to_rows(value: Tensor, table: Table) -> Tensor:
+    """Return a table as (rows, D)."""
+    moved = value.movedim(table.axes, tuple(range(len(table.axes))))
+    return moved.reshape(value.numel() // _channels(value, table), -1).clone()
+
+
+def from_rows(like: Tensor, table: Table, rows: Tensor) -> Tensor:
+    """Return (rows, D) in the shape of a table."""
+    moved = like.movedim(table.axes, tuple(range(len(table.axes))))
+    return rows.reshape(moved.shape).movedim(tuple(range(len(table.axes))), table.axes)
+
+
+def _channels(value: Tensor, table: Table) -> int:
+    rows = 1
+    for axis in table.axes:
+        rows *= value.shape[axis]
+    return value.numel() // rows
+
+
+def _sizes(model: Any, img_size: Size | None, patch_size: Size | None) -> tuple[Size, Size, int]:
+    """Find the image size, the patch size and the number of channels of a model."""
+    stem = getattr(model, "patch_embed", None)
+    configured = getattr(model, "default_cfg", None) or {}
+    convolution = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
+    image = img_size or _pair(getattr(model, "img_size", None)) or _pair(getattr(stem, "img_size", None))
+    image = image or _pair(tuple(configured.get("input_size", ()))[1:])
+    patch = patch_size or _pair(getattr(stem, "patch_size", None)) or _pair(getattr(model, "patch_size", None))
+    if patch is None and convolution is not None and convolution.stride == convolution.kernel_size:
+        patch = _pair(convolution.stride)
+    if image is None:
+        raise ValueError("`img_size` must be given for a model without an attribute img_size, got none.")
+    if patch is None:
+        raise ValueError("`patch_size` must be given for a model without an attribute patch_size, got none.")
+    if image[0] % patch[0] or image[1] % patch[1]:
+        raise ValueError(
+            f"`img_size` must be a multiple of the patch size, {patch[0]} x {patch[1]}, got {image[0]} x {image[1]}."
+        )
+    channels = getattr(model, "in_chans", None) or (convolution.in_channels if convolution is not None else 3)
+    return image, patch, channels
+
+
+def _pair(given: Any) -> Size | None:
+    if isinstance(given, int):
+        return given, given
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return int(given[0]), int(given[1])
+    return None
