@@ -109,9 +109,6 @@ class Small(nn.Module):
         y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         place = torch.stack([y, x], -1).flatten(0, 1)
         dy, dx = (place[:, None] - place[None]).unbind(-1)
-        if self.fault == "stride":  # of the other axis: displacements collide
-            index = (dy + height - 1) * (2 * height - 1) + dx + width - 1
-            return F.pad(self.rel_table[:, index], (1, 0, 1, 0))
         return F.pad(self.rel_table[:, (dy + 20) * 41 + dx + 20], (1, 0, 1, 0))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -193,7 +190,6 @@ FAULTS = [
     ),
     ("table", "prefix resampled", "prefix", "must not be resampled, got a table that is shifted by"),
     ("rope", "low precision", "autocast", "position under bfloat16 autocast must be near"),
-    ("bias", "stride", "transposition", "a transposed model must give the same"),
     ("rope", "one axis relative", "crop", "must depend on both sides of the image or on none, got only its width"),
     ("rope", "over the batch", "batch", "a batch must give what its images give alone"),
     ("rope", "cache of one size", "caches", "must depend on their displacement after"),
@@ -210,6 +206,19 @@ def test_a_planted_fault_is_found_by_its_check(position, fault, check, message):
     found = outcomes(Small(position, fault), skip=set(CHECKS) - {check})
     assert found[check][0] == "failed", found
     assert re.search(message, found[check][1]), found[check]
+
+
+def test_displacements_that_collide_are_found_by_transposition(monkeypatch):
+    def index(q_size, k_size=None, class_token=False, device=None):
+        height, width = q_size
+        dy, dx = graticule.Grid(height, width).offsets(device).unbind(-1)
+        stride = 2 * height - 1  # of the other axis
+        return ((dy + height - 1) * stride + dx + width - 1) % (stride * (2 * width - 1))
+
+    monkeypatch.setattr("timm.layers.pos_embed_rel.gen_relative_position_index", index)
+    model = VisionTransformerRelPos(**{**VIT, "img_size": (40, 24)}, rel_pos_type="bias", class_token=False)
+    kind, said = outcomes(model, skip=set(CHECKS) - {"transposition"})["transposition"]
+    assert kind == "failed" and "a transposed model must give the same" in said, said
 
 
 def test_set_input_size_that_leaves_something_behind_is_found():
@@ -351,3 +360,10 @@ def test_the_command_checks_what_a_plugin_registers(my_methods, monkeypatch, cap
     assert code == 1 and "encoding distance" in out and "a law" in out
     assert ", 1 failed, " in out
     assert re.search(r"joining decayed +passed", out) and re.search(r"backbone convolutional_vit +passed", out)
+
+
+def test_the_output_in_the_docs_is_what_the_command_prints(capsys):
+    page = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+    (command, shown) = re.findall(r"^    (graticule check \S+ --skip export)\n\n((?:    .*\n)+)", page, re.MULTILINE)[0]
+    code, out, _ = run_command(capsys, *command.split()[1:])
+    assert code == 0 and out == re.sub("^    ", "", shown, flags=re.MULTILINE)

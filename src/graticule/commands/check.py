@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class Check:
     """Check the position code of a model: axes, pairs of channels, prefix tokens, autocast, sizes, caches, export.
 
-    MODEL is a name of timm or of graticule (timm's where both have the name; with random weights, and two layers per stage), FILE.py:NAME is a
-    module or a function that builds one, and FILE.py is a plugin, whose encodings, joinings and backbones are checked.
+    MODEL is a name of timm or else of graticule, built with random weights (timm's with two layers per stage).
+    FILE.py:NAME is a module or a function that builds one. FILE.py is a plugin: its encodings, joinings and backbones
+    are checked.
     The exit code is 1 if a check failed.
     """
 
