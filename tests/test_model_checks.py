@@ -208,6 +208,7 @@ def test_a_planted_fault_is_found_by_its_check(position, fault, check, message):
     assert re.search(message, found[check][1]), found[check]
 
 
+@pytest.mark.filterwarnings("ignore")  # of timm's own resampling of a bias table
 def test_displacements_that_collide_are_found_by_transposition(monkeypatch):
     def index(q_size, k_size=None, class_token=False, device=None):
         height, width = q_size
