@@ -33,7 +33,7 @@ def build(encoding, grid=BUILT, **kwargs):
     for parameter in position.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter)  # biases start near zero
-    return position.eval()
+    return position.double().eval()
 
 
 def chosen(position, tokens):
