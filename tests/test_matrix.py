@@ -18,7 +18,9 @@ ATTENTION = {"bias", "key_bias", "value_bias", "rotary", "query_scale"}
 MIXING = {*BETWEEN, "mixing", "gate"}
 #: The fields of `LayerPosition` that the layers of a family can use; PVT's keys are fewer than its queries, and the
 #: windows of Swin have borders inside of the image.
-USES = {family: {*BETWEEN, *ATTENTION, "inner", "inputs", "positional", "queries_keys"} for family in SMALL} | {
+USES = {
+    family: {*BETWEEN, *ATTENTION, "inner", "inputs", "positional", "queries_keys", "token_bias"} for family in SMALL
+} | {
     "PVT": {*BETWEEN, "inner"},
     "Swin": {*BETWEEN, *ATTENTION, "inner"},
     "gMLP": MIXING,
