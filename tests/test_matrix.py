@@ -14,7 +14,7 @@ from graticule.studies.matrix import SMALL, build, combinations, encodings_table
 from tiny import fields, takes
 
 BETWEEN = {"pre", "before", "after"}
-ATTENTION = {"bias", "key_bias", "value_bias", "rotary", "query_scale"}
+ATTENTION = {"bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale"}
 MIXING = {*BETWEEN, "mixing", "gate"}
 #: The fields of `LayerPosition` that the layers of a family can use; PVT's keys are fewer than its queries, and the
 #: windows of Swin have borders inside of the image.
