@@ -1,7 +1,6 @@
 """The commands around gated MLPs, as a person types them: what they write, and what they say of a mistake."""
 
 import contextlib
-import functools
 import io
 import json
 from pathlib import Path
@@ -14,7 +13,6 @@ from PIL import Image
 from commands import run_command
 from graticule.analysis import mixing_maps, mixing_parts
 from graticule.cli import main
-from graticule.data.digits import digits
 from graticule.tasks import Recipe, evaluate, set_windows
 from graticule.training import Run
 
@@ -23,13 +21,6 @@ def trained(folder: Path, *arguments: str) -> Run:
     """Train quickly; a run that is not there is an error."""
     main(["train", *arguments, "--quick", "--output", str(folder)])
     return Run.open(folder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _digits_are_unpacked_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
-        yield
 
 
 @pytest.fixture(scope="module")

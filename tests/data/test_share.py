@@ -1,6 +1,5 @@
 """A share of the training images: as much of every class, the same for all runs, and the test images as they are."""
 
-import functools
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 from image_files import write_folder
 
 from graticule.data import DataModule
-from graticule.data.digits import digits
 from graticule.data.images import class_share
 from graticule.tasks import Recipe
 from graticule.training import build_data
@@ -116,13 +114,6 @@ def test_a_negative_seed_is_refused():
 
 
 # The data module
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _digits_are_unpacked_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
-        yield
 
 
 def module(dataset="digits", **options):

@@ -1,7 +1,6 @@
 """A checkpoint is whole or not there, the last few and the best are kept, and a bad one leaves the others of use."""
 
 import errno
-import functools
 import json
 import os
 
@@ -11,17 +10,9 @@ from safetensors.torch import load_file
 from short_runs import assert_same_end, at_step, copied, rows, short, stopped
 
 from graticule.cli import main
-from graticule.data.digits import digits
 from graticule.metric import TOP1
 from graticule.training import Run, train
 from graticule.training.checkpoints import Checkpoints, best_checkpoint, remove_leftovers, saved_checkpoints
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _digits_are_unpacked_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """What a teacher adds to a student's loss, what it sees, and that it stays as it is."""
 
 import copy
-import functools
 import json
 import math
 
@@ -15,7 +14,7 @@ from torch import nn
 
 from graticule.checkpoints import read_checkpoint
 from graticule.data import DatasetInfo, build_mixup
-from graticule.data.digits import INFO, digits
+from graticule.data.digits import INFO
 from graticule.tasks import Classification, Mixing, Recipe
 from graticule.tasks.distillation import Distillation
 from graticule.tasks.teacher import Teacher, build_teacher
@@ -36,13 +35,6 @@ STUDENTS = {
     "average": {"model": "vit_nano_patch4_28", "model_kwargs": ("depth=2",), "global_pool": "avg"},
     "mixer": {"model": "gmlp_nano_patch4_28", "model_kwargs": ("num_blocks=2",)},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _digits_are_unpacked_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
-        yield
 
 
 class Probe(nn.Module):

@@ -1,7 +1,6 @@
 """What is seen of a run: a history, a plain log, a bar, files for TensorBoard; and after a resume as if nothing was."""
 
 import csv
-import functools
 import io
 import re
 import types
@@ -10,18 +9,10 @@ import pytest
 import torch
 from short_runs import RICH, at_step, rows, short, stopped
 
-from graticule.data.digits import digits
 from graticule.training import Run, train
 from graticule.training.callbacks import History, Progress, memory
 
 DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _digits_are_unpacked_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from forked import forked
 from graticule.checkpoints import read_checkpoint
 from graticule.cli import main
 from graticule.data import Augmentation
-from graticule.data.digits import digits
 from graticule.data.pack import pack
 from graticule.files import locked
 from graticule.tasks import Recipe
@@ -32,13 +31,6 @@ from graticule.training.module import TrainingModule
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 #: Random augmentation of single images, so that there is work for other processes.
 EACH = Augmentation(erasing=0.3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _digits_are_unpacked_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """A loss that is not finite: the run stops and names the images, or skips the step and counts it."""
 
 import contextlib
-import functools
 import itertools
 import json
 
@@ -14,7 +13,6 @@ from test_parallel import PLAIN
 from forked import two_processes
 from graticule.checkpoints import read_checkpoint
 from graticule.cli import main
-from graticule.data.digits import digits
 from graticule.data.sampling import TensorImages
 from graticule.tasks import Recipe
 from graticule.training import Preempted, Run, build_data, train
@@ -22,13 +20,6 @@ from graticule.training.module import _MOST_SKIPPED, TrainingModule
 
 #: A backbone with BatchNorm, whose statistics a bad image would spoil.
 NORMS = {"encoding": "peg(layers=2)", "global_pool": "avg"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _digits_are_unpacked_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
-        yield
 
 
 @pytest.fixture

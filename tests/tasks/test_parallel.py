@@ -1,6 +1,5 @@
 """Several processes do what one does."""
 
-import functools
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from short_runs import at_step, signal_itself
 
 from forked import two_processes
 from graticule.checkpoints import read_checkpoint
-from graticule.data.digits import digits
 from graticule.tasks import Recipe
 from graticule.training import Preempted, Run, train
 from graticule.training.devices import check_shards, read_shards
@@ -43,13 +41,6 @@ def both(folder: Path, **options: Any) -> Run:
     recipe = Recipe(**(PLAIN | {"devices": 2} | options))
     two_processes(lambda: train(recipe, folder, resume=True, progress=False))
     return Run(folder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _digits_are_unpacked_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """A machine that is taken away: the run saves, says so with its exit code, and is resumed as if never interrupted."""
 
-import functools
 import os
 import signal
 import threading
@@ -11,7 +10,6 @@ from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
 from forked import forked, run_command
 from graticule.cli import main
-from graticule.data.digits import digits
 from graticule.training import Interrupted, Preempted, Run, train
 from graticule.training.checkpoints import saved_checkpoints
 from graticule.training.module import TrainingModule
@@ -22,13 +20,6 @@ TYPED = """
     --joining lape --drop-path-rate 0.2 --augmentation.random-crop-padding 2 --augmentation.erasing 0.3
     --mixing.mixup 0.5 --mixing.cutmix 0.5 --ema-decay 0.8 --warmup-epochs 1 --aug-repeats 3 --accumulate 2
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _digits_are_unpacked_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
-        yield
 
 
 @pytest.fixture(autouse=True)
