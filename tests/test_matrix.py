@@ -22,7 +22,7 @@ USES = {
     family: {*BETWEEN, *ATTENTION, "inner", "inputs", "positional", "queries_keys", "token_bias"} for family in SMALL
 } | {
     "PVT": {*BETWEEN, "inner"},
-    "Swin": {*BETWEEN, *ATTENTION, "inner"},
+    "Swin": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
     "gMLP": MIXING,
     "MLP-Mixer": {*MIXING, "inner"},
     "ResMLP": {*MIXING, "inner"},
