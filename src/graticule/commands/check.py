@@ -122,14 +122,23 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
         return target, create_model(target)
     layers: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (2, 2, 2, 2)}, {})
     image = sizes.get("img_size")
-    small = {"img_size": (64, 96)}  # whole patches of 16, and windows of 2 x 3 in four stages of patches of 4
-    frames: tuple[dict[str, Any], ...] = (
-        ({"img_size": image},) if image else (small | {"window_size": (2, 3)}, small, {})
-    )
+    # whole patches of 16 or of 14, and windows of 2 x 3 in four stages of patches of 4
+    small, odd = {"img_size": (64, 96)}, {"img_size": (56, 84)}
+    frames: tuple[dict[str, Any], ...] = (small | {"window_size": (2, 3)}, small, odd, {})
+    if image:
+        frames = ({"img_size": image},)
     for shape in (one | frame for one in layers for frame in frames):
         try:
             model = timm.create_model(target, **shape)
         except (TypeError, ValueError, AssertionError, RuntimeError, IndexError):
+            continue
+        stem = getattr(model, "patch_embed", getattr(model, "stem", None))
+        patch = getattr(stem, "patch_size", None)
+        if (
+            "img_size" in shape
+            and patch
+            and any(side % step for side, step in zip(shape["img_size"], patch, strict=True))
+        ):
             continue
         shown = ", ".join(f"{key} {value}" for key, value in shape.items())
         return f"{target}, random weights{', ' * bool(shown)}{shown}", model

@@ -295,7 +295,8 @@ def crop(subject: Subject, original: Subject) -> str:
     for factor in (1, 4, 8):
         try:
             grids = [(3 * factor, 3 * factor), (5 * factor, 3 * factor), (3 * factor, 5 * factor)]
-            square, tall, wide = (_signature(subject.at(grid)) for grid in grids)
+            models = [subject.at(grid) for grid in grids]
+            square, tall, wide = (_signature(one) for one in models)
             break
         except NotApplicable as error:
             reason = error
@@ -308,6 +309,9 @@ def crop(subject: Subject, original: Subject) -> str:
         kept.append(all(float((square[p] - larger[p]).abs().max()) <= _SAME * scale for p in common))
     if all(kept):
         return "positions of a crop are the crop of the positions"
+    shapes = [{name: value.shape for name, value in one.model.named_parameters()} for one in models]
+    if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
+        raise NotApplicable("its parameters are resampled for the size of the image")
     if any(kept):
         axis = "height" if kept[1] else "width"
         raise Failed(f"positions must depend on both sides of the image or on none, got only its {axis}")

@@ -240,7 +240,7 @@ def _channels(value: Tensor, table: Table) -> int:
 
 def _sizes(model: Any, img_size: Size | None, patch_size: Size | None) -> tuple[Size, Size, int]:
     """Find the image size, the patch size and the number of channels of a model."""
-    stem = getattr(model, "patch_embed", None)
+    stem = getattr(model, "patch_embed", getattr(model, "stem", None))
     configured = getattr(model, "default_cfg", None) or {}
     convolution = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
     image = img_size or _pair(getattr(model, "img_size", None)) or _pair(getattr(stem, "img_size", None))
