@@ -85,7 +85,8 @@ class MixerBlock(nn.Module):
         y = self.mix_drop(mix_tokens(y, position.mixing, position.gate, self.windows(*where)))
         x = x + self.drop_path(y if self.ls1 is None else self.ls1 * y)
         y = self.mlp_channels(self.norm2(x))
-        return x + self.drop_path(y if self.ls2 is None else self.ls2 * y)
+        mixed: Tensor = x + self.drop_path(y if self.ls2 is None else self.ls2 * y)
+        return mixed
 
     def windows(self, *where: Grid) -> Windows | None:
         """Return the windows within which tokens of the grid are mixed; None for the whole grid, as here."""

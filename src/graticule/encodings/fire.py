@@ -85,7 +85,8 @@ class Fire(PatchBias):
         else:
             shares = self._share(offsets.norm(dim=-1, keepdim=True), largest.norm(), reference.norm())
         index = grid.offset_index(device)
-        return self._mlp(shares).index_select(1, index.flatten()).unflatten(1, index.shape)
+        bias: Tensor = self._mlp(shares).index_select(1, index.flatten()).unflatten(1, index.shape)
+        return bias
 
     def _share(self, distance: Tensor, largest: Tensor, reference: Tensor) -> Tensor:
         """Return psi of distances as a share of psi of the largest one, or of the threshold."""

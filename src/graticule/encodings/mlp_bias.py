@@ -50,7 +50,8 @@ class MlpBias(PatchBias):
         """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
         table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, 1)).relu())  # (displacements, heads)
         index = grid.offset_index(table.device)
-        return table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
+        bias: Tensor = table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
+        return bias
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the encoding is built for; no parameter depends on it."""
