@@ -47,7 +47,7 @@ from graticule.tasks import Recipe, TextRecipe, set_windows
 from graticule.training import build_model, cost, read_recipe
 from tiny import count, draw, having
 
-GATED = ("gMLP", "PosMLP")
+GATED = ("gMLP", "PosMLP", "MLP-Mixer", "ResMLP", "Swin-MLP")
 PYRAMIDS = ("PVT", "Swin", *GATED)
 CLASSES = 5
 
@@ -85,6 +85,7 @@ family_alone = pytest.mark.parametrize("family", SMALL)
 REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
     ("attention_maps", GATED): "`model` must be one of our backbones with attention",
     ("mixing_maps", tuple(set(SMALL) - set(GATED))): "`model` must mix its tokens by position",
+    ("mixing_maps of its own", ("MLP-Mixer",)): "`model` must mix its tokens by weights",
     ("position_correlations", ("bucketed_bias", "rope+shaw", "peg+sgu")): "`model` must have an absolute encoding",
     # the families whose own encoding is no table
     ("position_correlations of its own", ("CPVT, GAP", "Swin", *GATED)): "`model` must have an absolute encoding",
@@ -99,7 +100,7 @@ WITHOUT_A_MODEL = {
     *("list_decompositions", "list_models", "list_language_models", "create_model"),
     *("load_plugin", "register_backbone", "register_dataset", "register_recipe", "register_task"),
     *("register_text", "score_plot"),
-    *("register_names", "own_state", "read_state"),
+    *("register_names", "own_state", "read_state", "renamed_state_dict"),
 }
 
 
@@ -150,6 +151,12 @@ def own(family: str, encoding: str | None) -> str | None:
     if encoding is None:
         return refusal("position_correlations of its own", family)
     return refusal("position_correlations", encoding)
+
+
+def unmixed(family: str, encoding: str | None) -> str | None:
+    """Why a case has no weights that mix tokens, if so."""
+    own_refusal = refusal("mixing_maps of its own", family) if encoding is None else None
+    return own_refusal or refusal("mixing_maps", family)
 
 
 @every
@@ -376,7 +383,7 @@ def test_bias_maps_are_the_biases_of_the_patches_where_layers_have_some(family, 
 @every
 def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding, joining):
     model = held(family, encoding, joining)
-    found = result(refusal("mixing_maps", family), mixing_maps, model)
+    found = result(unmixed(family, encoding), mixing_maps, model)
     if found is None:
         return
     assert [one.layer for one in found] == list(range(layers(model)))
@@ -392,7 +399,7 @@ def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding
 @every
 def test_the_parts_of_a_mixing_sum_up_to_its_maps(family, encoding, joining):
     model = held(family, encoding, joining)
-    parts = result(refusal("mixing_maps", family), mixing_parts, model)
+    parts = result(unmixed(family, encoding), mixing_parts, model)
     if parts is None:
         return
     assert len(parts) == (layers(model) if "lrpe_m" in str(encoding) else 0)
@@ -508,10 +515,10 @@ def test_the_cost_of_a_pass_is_positive(family, monkeypatch):
 def test_what_was_found_is_drawn(family):
     model = held(family, None, "default")
     figures: list[Any] = [translation_plot({family: translation_error(model, images(model, taller=2, wider=2))})]
-    if family in GATED:
+    if unmixed(family, None) is None:
         maps = mixing_maps(model)
         figures += [mixing_sheet(maps), bias_sheet(maps), non_locality_plot({family: maps})]
-    else:
+    elif family not in GATED:
         figures.append(attention_sheet({family: attention_maps(model, images(model, batch=1))}))
     if (biases := bias_maps(model)) is not None:
         figures.append(bias_map_sheet(biases, family))

@@ -20,6 +20,8 @@ from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid, Windows
 
+torch.fx.wrap("pad_to")  # as in `swin`: it compares sizes, so torch.fx records the call as one node
+
 
 class SwinMlp(Pyramid):
     """Swin with token mixing instead of attention; any mixing encoding gives the weights of its windows.
@@ -159,8 +161,9 @@ class SwinMlp(Pyramid):
             elif name.endswith(".spatial_mlp.weight") and value.ndim == 3:
                 value = value.unflatten(0, (-1, value.shape[1])).squeeze(-1)
             elif name.endswith(".spatial_mlp.bias") and value.ndim == 1:
-                pairs = state[name.removesuffix("bias") + "weight"]
-                value = value.unflatten(0, (-1, pairs.shape[1]))
+                pairs = state.get(name.removesuffix("bias") + "weight")
+                if pairs is not None and pairs.ndim == 3:
+                    value = value.unflatten(0, (-1, pairs.shape[1]))
             found[name] = value
         return found
 
@@ -172,9 +175,9 @@ class SwinMlp(Pyramid):
             stage, _, leaf = rest.partition(".")
             if kind == "layers" and leaf.startswith("downsample."):
                 name = f"layers.{int(stage) - 1}.{leaf}"
-            elif name.endswith(".spatial_mlp.weight"):
+            elif name.endswith(".spatial_mlp.weight") and value.ndim == 3:
                 value = value.flatten(0, 1)[..., None]
-            elif name.endswith(".spatial_mlp.bias"):
+            elif name.endswith(".spatial_mlp.bias") and value.ndim == 2:
                 value = value.flatten()
             found[name] = value
         return found
