@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from graticule.checkpoints import register_names
 from graticule.checks import checked
-from graticule.encodings import MixingEncoding, Position, PositionBuilder, check_fields
+from graticule.encodings import MixingPosition, Position, PositionBuilder, check_fields
 from graticule.grid import Crop, Grid
 from graticule.layer_position import LayerPosition
 from graticule.layers import patch_grid
@@ -113,10 +113,10 @@ class TokenModel(nn.Module, ABC):
         """Return the names of prefix tokens and position parameters, fixed tables and LaPE's norms included.
 
         The weights that mix tokens are not among them: with timm's rule, what has two dimensions or more decays. So
-        it is in timm's gMLP and in PosMLP's code.
+        it is in timm's gMLP and in PosMLP's code. The same encoding as a bias on attention logits is.
         """
-        mixing = [module for module in self.position.modules() if isinstance(module, MixingEncoding)]
-        decayed = {id(parameter) for module in mixing for parameter in module.parameters()}
+        mixing = [module for module in self.position.modules() if isinstance(module, MixingPosition)]
+        decayed = {id(parameter) for module in mixing for parameter in module.encodings.parameters()}
         kept = {name for name, parameter in self.position.named_parameters() if id(parameter) not in decayed}
         published = {theirs for theirs, own in self.position.published_names().items() if own in kept}
         return {f"position.{name}" for name in kept} | published | set(self.prefix_names)
