@@ -109,7 +109,7 @@ class Decomposed(BiasEncoding):
         side = dict(zip(("rel_pos_h", "rel_pos_w"), self.grid.shape, strict=True)).get(name)
         if side is None or value.ndim != 2 or value.shape[1] != self.head_dim or value.shape[0] % 2 == 0:
             return value
-        return self._resampled(value, 2 * side - 1)
+        return value if len(value) == 2 * side - 1 else self._resampled(value, 2 * side - 1)
 
     def _resampled(self, table: Tensor, rows: int) -> Tensor:
         """Resample a table of vectors over the offsets of an axis, (2H' - 1, d), to (rows, d)."""
