@@ -120,12 +120,14 @@ def test_fresh_classifiers_of_a_distilled_model():
 def test_gradient_checkpointing_gives_the_same_gradients(encoding, joining):
     model = draw(tiny(encoding, joining)).double()
     x = images(dtype=torch.float64)
+    torch.manual_seed(5)  # for what is drawn in training, such as coordinates
     model(x).square().sum().backward()
     kept = {name: gradient.clone() for name, gradient in gradients(model).items()}
     model.zero_grad()
     model.set_grad_checkpointing()
     runs = []
     model.blocks[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    torch.manual_seed(5)
     model(x).square().sum().backward()
     assert len(runs) == 2  # once forward, once again for the gradient
     for name, gradient in gradients(model).items():

@@ -270,7 +270,7 @@ REFUSED = {
     "liere(scaling='yarn')": "must not have the option 'scaling'",
     "log_n(reference=1)": "`reference` must be at least 2",
     "rope + rope_mixed": "`rotary` must be given by one encoding at most",
-    "pope + shaw": "`bias` must not be made from queries whose channels `rotary` doubles",
+    "pope + shaw": "`bias` must not be made from queries or keys whose channels `rotary` doubles",
 }
 
 
