@@ -65,8 +65,11 @@ class LowRank(NamedTuple):
             return self.queries @ self.keys.transpose(-2, -1)
 
     def append(self, queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Append the factors to queries and keys, (B, h, N, d) each; their product times `scale` has the bias in it."""
-        more = (self.queries / scale, self.keys)
+        """Append the factors to queries and keys, (B, h, N, d) each; their product times `scale` has the bias in it.
+
+        Of a part of a text (`LayerPosition.part`) there are factors for earlier keys, too, which have theirs already.
+        """
+        more = (self.queries / scale, self.keys[..., self.keys.shape[-2] - keys.shape[-2] :, :])
         pairs = zip((queries, keys), more, strict=True)
         longer = (torch.cat([x, y.to(x.dtype).expand(*x.shape[:-1], -1)], -1) for x, y in pairs)
         return next(longer), next(longer)
