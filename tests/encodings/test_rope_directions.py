@@ -121,10 +121,10 @@ def test_liere_matrices_are_rotations_that_leave_prefix_tokens_alone():
 
 def test_liere_is_the_exponential_of_the_skew_matrix_of_the_position():
     encoding = LieRe(GRID, 2, HEADS, D, block=4, per_layer=True, per_head=True).double()
-    found = encoding(GRID).detach()
+    found, generators = encoding(GRID).detach(), encoding.generators.unflatten(-1, (2, 6))
     assert found.shape == (2, HEADS, GRID.tokens, 2, 4, 4)
     for patch, (row, column) in enumerate(GRID.coordinates().tolist()):
-        upper = (row / 2) * encoding.generators[0] + (column / 4) * encoding.generators[1]
+        upper = (row / 2) * generators[0] + (column / 4) * generators[1]
         for layer, head, block in ((0, 0, 0), (1, 2, 1)):
             matrix = torch.zeros(4, 4, dtype=torch.float64)
             entries = iter(upper[layer, head, block].tolist())
@@ -141,8 +141,8 @@ def test_liere_with_blocks_of_two_is_the_mixed_encoding():
     lie = LieRe(GRID, 1, HEADS, D, block=2, per_head=True).double()
     mixed = MixedRope(GRID, 1, HEADS, D).double()
     with torch.no_grad():  # x before y, per patch instead of per side, and the other way round
-        mixed.freqs[0] = -lie.generators[1].squeeze(-1) / 4
-        mixed.freqs[1] = -lie.generators[0].squeeze(-1) / 2
+        mixed.freqs[0] = -lie.generators[1] / 4
+        mixed.freqs[1] = -lie.generators[0] / 2
     q, k = torch.randn(2, 2, HEADS, GRID.tokens, D, dtype=torch.float64)
     for a, b in zip(lie.rotations(GRID)[0](q, k), mixed.rotations(GRID)[0](q, k), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)

@@ -63,7 +63,8 @@ class LieRe(RotaryEncoding):
         self.noise = noise
         self.block = block
         layers, heads = depth if per_layer else 1, num_heads if per_head else 1
-        self.generators = nn.Parameter(torch.empty(2, layers, heads, head_dim // block, block * (block - 1) // 2))
+        # all blocks in one axis: `to(memory_format=torch.channels_last)` fails on parameters of 5 axes
+        self.generators = nn.Parameter(torch.empty(2, layers, heads, head_dim // block * (block * (block - 1) // 2)))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -77,6 +78,7 @@ class LieRe(RotaryEncoding):
         if self.training and self.noise.active:
             places = self.noise(places)
         upper = self.generators.to(torch.promote_types(self.generators.dtype, torch.float32))
+        upper = upper.unflatten(-1, (-1, self.block * (self.block - 1) // 2))  # (2, l, h, d / b, .)
         places = places.to(upper.dtype)[:, :, None, None]  # (H * W, 2, 1, 1)
         entries = places[:, 0] * upper[0, :, :, None] + places[:, 1] * upper[1, :, :, None]  # (l, h, H * W, d / b, .)
         row, column = torch.triu_indices(self.block, self.block, 1, device=upper.device).unbind()
