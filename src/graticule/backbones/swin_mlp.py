@@ -209,13 +209,14 @@ class _WindowBlock(MixerBlock):
         return Windows(grid, window, (down, across))
 
 
+_POOL_8, _POOL_7 = {"pool_size": (8, 8)}, {"pool_size": (7, 7)}
 _BASE = {"img_size": 224, "embed_dim": 128, "depths": (2, 2, 18, 2), "window_size": 7}
 register_sizes(
     SwinMlp,
     {
-        "swin_mlp_tiny_c24_patch4_window8_256": Size(20_386_632),
-        "swin_mlp_tiny_c12_patch4_window8_256": Size(21_152_072, {"groups": (8, 16, 32, 64)}),
-        "swin_mlp_tiny_c6_patch4_window8_256": Size(22_682_952, {"groups": (16, 32, 64, 128)}),
-        "swin_mlp_base_patch4_window7_224": Size(60_659_416, _BASE),
+        "swin_mlp_tiny_c24_patch4_window8_256": Size(20_386_632, cfg=_POOL_8),
+        "swin_mlp_tiny_c12_patch4_window8_256": Size(21_152_072, {"groups": (8, 16, 32, 64)}, cfg=_POOL_8),
+        "swin_mlp_tiny_c6_patch4_window8_256": Size(22_682_952, {"groups": (16, 32, 64, 128)}, cfg=_POOL_8),
+        "swin_mlp_base_patch4_window7_224": Size(60_659_416, _BASE, cfg=_POOL_7),
     },
 )
