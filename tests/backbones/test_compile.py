@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import graticule
+from graticule.backbones import MODELS
 from tiny import draw, gradients, images, tiny
 
 #: Every kind of thing that a layer gets, once: nothing, `pre`, `inner`, a bias, one made from queries, a rotation,
@@ -64,13 +65,13 @@ def test_a_distilled_model_in_training_is_one_graph_with_both_logits():
 
 def one_block(name: str, **kwargs) -> tuple[torch.nn.Module, int]:
     """The model `name` with a block, or one a stage, for images of 2 x 2 of its coarsest patches; and that patch."""
-    family = name.split("_")[0]
-    if family in ("pvt", "swin", "posmlp"):
-        stages = 2 if "nano" in name else 4
-        sizes = {"depths": (1,) * stages} | ({"sr_ratios": (2, 2, 2, 1)} if family == "pvt" else {})
+    size = MODELS[name]
+    if size.argument("depths") is not None:
+        stages = len(size.depths)
+        sizes = {"depths": (1,) * stages} | ({"sr_ratios": (2, 2, 2, 1)} if size.argument("sr_ratios") else {})
         return graticule.create_model(name, img_size=8 << stages, num_classes=5, **sizes, **kwargs).eval(), 4 << stages
-    if family == "gmlp":
-        patch = 4 if "nano" in name else 16
+    if size.argument("num_blocks") is not None:
+        patch = size.argument("patch_size")
         return graticule.create_model(name, num_blocks=1, img_size=2 * patch, num_classes=5, **kwargs).eval(), patch
     patch = next((int(found[1]) for found in [re.search(r"patch(\d+)", name)] if found), 16)
     return graticule.create_model(name, depth=1, img_size=2 * patch, num_classes=5, **kwargs).eval(), patch
@@ -85,7 +86,8 @@ def one_of_each_kind() -> list[str]:
 
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_a_model_of_every_kind_is_one_graph_in_bfloat16_at_another_size_that_is_no_square(name):
-    lape = {} if "peg" in name or name.startswith(("cpvt", "gmlp", "posmlp")) else {"joining": "lape"}
+    mixes = "mixing" in MODELS[name].kind.needs
+    lape = {} if mixes or "peg" in name or name.startswith("cpvt") else {"joining": "lape"}
     model, patch = one_block(name, **lape)
     x = torch.randn(1, model.in_chans, 2 * patch, 3 * patch, dtype=torch.bfloat16)
     model = model.bfloat16()
