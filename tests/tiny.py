@@ -46,9 +46,10 @@ def _position(encoding: str, joining: str = "default") -> Any:
 
 #: Every encoding alone with every joining that it takes.
 PAIRS = [(encoding, joining) for encoding in ENCODERS for joining in JOININGS if takes(joining, encoding)]
-#: The same, and an absolute encoding beside a relative or a conditional one.
+#: Every encoding with the default joining, every joining with one encoding, and an absolute encoding beside a relative
+#: or a conditional one: what is true of encodings, of joinings and of backbones needs no product of them.
 CHOICES = [
-    *PAIRS,
+    *[pair for pair in PAIRS if pair[1] == "default" or pair[0] in ("learnable", "relative_bias")],
     ("learnable+relative_bias", "default"),
     ("sinusoidal_2d+relative_bias", "shared"),
     ("learnable+relative_bias", "lape"),
