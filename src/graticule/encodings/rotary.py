@@ -74,7 +74,8 @@ class RotaryEncoding(Encoding):
         found: dict[str, Option] = {}
         for name, option in options_of(cls.__init__, FROM_SITE).items():
             if dataclasses.is_dataclass(option.kind):
-                parts = options_of(option.kind.__init__, FROM_SITE)  # type: ignore[misc]
+                holder: Any = option.kind
+                parts = options_of(holder.__init__, FROM_SITE)
                 found |= {part: Option(kind.kind, getattr(option.default, part)) for part, kind in parts.items()}
             else:
                 found[name] = option
