@@ -145,4 +145,5 @@ def test_attention_with_factors_runs_in_the_fused_kernel():
     factors = Alibi(GRID, HEADS, distance="squared").low_rank(GRID)
     for kind in (attention, CausalAttention(DIM, HEADS)):
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.no_grad():  # an error if it cannot
-            kind(x, LayerPosition(bias=factors))
+            found = kind(x, LayerPosition(bias=factors))
+        torch.testing.assert_close(found, kind(x, LayerPosition(bias=factors.table())))
