@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from graticule.resampling import Resampler, register_resampler
     from graticule.specs import Spec
     from graticule.surgery import fold, unfold
+    from graticule.surgery.convert import convert, to_timm
     from graticule.tasks import Distillation, Mixing, Recipe, TextRecipe
     from graticule.training import Run, Task, TrainingRecipe, register_task, train
 
@@ -68,6 +69,7 @@ _HOMES = {
     "TrainingRecipe": "training",
     "Transfer": "checkpoints",
     "build_position": "factory",
+    "convert": "surgery.convert",
     "create_language_model": "backbones",
     "create_model": "backbones",
     "fold": "surgery",
@@ -88,6 +90,7 @@ _HOMES = {
     "register_resampler": "resampling",
     "register_task": "training",
     "register_text": "data",
+    "to_timm": "surgery.convert",
     "train": "training",
     "transfer": "checkpoints",
     "unfold": "surgery",
@@ -117,6 +120,7 @@ __all__ = [
     "TrainingRecipe",
     "Transfer",
     "build_position",
+    "convert",
     "create_language_model",
     "create_model",
     "fold",
@@ -137,6 +141,7 @@ __all__ = [
     "register_resampler",
     "register_task",
     "register_text",
+    "to_timm",
     "train",
     "transfer",
     "unfold",

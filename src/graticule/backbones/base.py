@@ -187,6 +187,10 @@ class Backbone(TokenModel):
     )
 
     head: nn.Module
+    #: h, of each stage where there are several.
+    num_heads: Any
+    #: The model of timm that it was converted from, for the way back; None once the position is another.
+    timm_source: Any = None
 
     @checked
     def __init__(
@@ -227,7 +231,25 @@ class Backbone(TokenModel):
         self.num_prefix_tokens = sum(token.shape[1] for token in self._prefix_tokens())
         self.grid = self.grid_at(self.img_size)
         (dim,), (depth,) = self.embed_dims, self.depths
+        self.num_heads = num_heads
         self.position = position(self.grid, dim=dim, depth=depth, num_heads=num_heads)
+
+    def replace_position(self, position: PositionBuilder) -> None:
+        """Build another position in place of the present one; all other weights stay.
+
+        Raises:
+            ValueError: if the layers cannot use it. The present one then stays.
+        """
+        before = self.position
+        self.build_position(position, self.num_heads)
+        try:
+            with torch.no_grad():
+                check_fields(self.position(self.grid), self.takes, self.needs, type(self).__name__, self.takes_why)
+        except ValueError:
+            self.position = before
+            raise
+        self._like_weights(self.position).train(self.training)
+        self.timm_source = None
 
     def build_head(self, norm_layer: Callable[[int], nn.Module]) -> None:
         """Build the final norm and the classifier."""

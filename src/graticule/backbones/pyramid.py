@@ -44,6 +44,7 @@ class Pyramid(Backbone):
         self.check_pool(self.global_pool)
         self.num_prefix_tokens = sum(token.shape[1] for token in self._prefix_tokens())
         self.grid = self.grid_at(self.img_size)
+        self.num_heads = num_heads
         later = range(1, len(self.depths))
         self.position = PyramidPosition(
             position,

@@ -1,0 +1,11 @@
+"""Conversion of models of timm into backbones of this library, and back.
+
+One file per group of families says how its models are read; `conversion.py` has what they share.
+"""
+
+from graticule.surgery.convert import vit
+from graticule.surgery.convert.conversion import Conversion, register_conversion
+from graticule.surgery.convert.from_timm import convert
+from graticule.surgery.convert.to_timm import to_timm
+
+__all__ = ["Conversion", "convert", "register_conversion", "to_timm", "vit"]

@@ -1,0 +1,92 @@
+"""How a model of timm becomes one of ours: the description that each family makes of a model, and their registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import nn
+
+from graticule.backbones import Backbone
+
+Reader = Callable[[Any], "Conversion"]
+Function = TypeVar("Function", bound=Reader)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Describes a model of timm as one of ours, read from its attributes.
+
+    backbone: the class of our model, or a function that builds it from `position` and the arguments.
+    arguments: those of its constructor, beside `position`.
+    encoding: the encoding of the model, as text.
+    joining: the joining of the model, as text.
+    names: name of a tensor in timm -> name in our model, for those that `own_name` of the backbone and
+        `published_names` of the position do not give.
+    reshaped: names in timm of tensors that have the same values in the same order here, in another shape.
+    """
+
+    backbone: Callable[..., Backbone]
+    arguments: Mapping[str, Any]
+    encoding: str
+    joining: str = "default"
+    names: Mapping[str, str] = field(default_factory=dict)
+    reshaped: frozenset[str] = frozenset()
+
+
+#: How the models of a class of timm are read. A subclass computes something else, so it has an entry of its own.
+CONVERSIONS: dict[type[nn.Module], Reader] = {}
+
+
+def register_conversion(*kinds: type[nn.Module]) -> Callable[[Function], Function]:
+    """Return a decorator that registers how models of these classes of timm are read.
+
+    The function takes a model and returns its `Conversion`; it calls `refuse` for what cannot be converted.
+    """
+
+    def add(reader: Function) -> Function:
+        CONVERSIONS.update(dict.fromkeys(kinds, reader))
+        return reader
+
+    return add
+
+
+def read(model: nn.Module) -> Conversion:
+    """Describe a model of timm as one of ours.
+
+    Raises:
+        ValueError: if there is no conversion for its class, or for a part of it.
+    """
+    if isinstance(model, Backbone):
+        raise ValueError(f"`model` must be a model of timm, got {type(model).__name__}, which is one of ours already.")
+    reader = CONVERSIONS.get(type(model))
+    if reader is None:
+        known = ", ".join(sorted(kind.__name__ for kind in CONVERSIONS))
+        raise ValueError(f"`model` must be of one of timm's classes {known}, got {type(model).__name__}.")
+    return reader(model)
+
+
+def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueError:
+    """Return the error that a part of a model cannot be converted.
+
+    Args:
+        model: the model, or a module of it.
+        attribute: the name of what cannot be converted.
+        value: its value; of a module, its class is named.
+        rule: what it would have to be, as 'must be False'.
+    """
+    shown = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
+    return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {shown}.")
+
+
+def check_kind(model: nn.Module, attribute: str, *kinds: type[nn.Module]) -> None:
+    """Check that an attribute of a module, given as a path, is exactly of one of these classes.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    found = model.get_submodule(attribute)
+    if type(found) not in kinds:
+        names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+        raise refuse(model, attribute, found, f"must be {names}")

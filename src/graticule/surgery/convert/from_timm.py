@@ -1,0 +1,120 @@
+"""Turn a model of timm into one of ours, with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.checks import checked
+from graticule.factory import build_position
+from graticule.specs import Spec
+from graticule.surgery.convert.conversion import Conversion, read
+from graticule.surgery.convert.to_timm import Source
+from graticule.surgery.position import change_position
+
+
+@checked
+def convert(model: nn.Module, encoding: str | Spec | None = None, joining: str | Spec | None = None) -> Backbone:
+    """Return a model of timm as a backbone of this library, with its weights; `model` stays as it is.
+
+    The structure is read from the modules and attributes of the model, not from its name. Every tensor of the model
+    has one place in the backbone, and the backbone has no other; so its outputs are those of `model`, also of
+    `forward_features` and of intermediates. Any image whose sides are multiples of the patch goes in: tables are
+    resampled as timm's `dynamic_img_size` does it.
+
+    With another encoding or joining the position is new and everything else is kept. A table is kept where the new
+    position has one: `joining="lape"` joins the table of the model.
+
+    Args:
+        model: a model of timm.
+        encoding: an encoding as `create_model` takes it; that of the model by default.
+        joining: a joining; 'default' by default.
+
+    Raises:
+        ValueError: if the class of the model, or a part of it, has no counterpart here; the part is named.
+    """
+    conversion = read(model)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # the weights that are drawn are all replaced
+        ours = _build(model, conversion)
+        names = _names(model, ours, conversion)
+        ours.load_state_dict(_values(model, ours, names, conversion.reshaped))
+    _copy_settings(model, ours, names)
+    ours.timm_source = Source.of(model, names)
+    if encoding is None and joining is None:
+        return ours
+    return change_position(ours, conversion.encoding if encoding is None else encoding, joining or conversion.joining)
+
+
+def _build(model: nn.Module, conversion: Conversion) -> Backbone:
+    """Build the backbone on the device and in the dtype of the model."""
+    position = partial(build_position, encoding=conversion.encoding, joining=conversion.joining)
+    ours = conversion.backbone(position, **conversion.arguments)
+    weight = next(model.parameters())
+    return ours.to(weight.device, weight.dtype)
+
+
+def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str, str]:
+    """Map the name of each tensor in timm to its name in our model.
+
+    Raises:
+        ValueError: if a tensor has no place, or a place has no tensor or two.
+    """
+    published = {theirs: f"position.{own}" for theirs, own in ours.position.published_names().items()}
+    names = {}
+    for theirs in model.state_dict():
+        own = conversion.names.get(theirs) or ours.own_name(theirs)
+        names[theirs] = published.get(own, own)
+    places = ours.state_dict()
+    lost = [theirs for theirs, own in names.items() if own not in places]
+    empty = sorted(places.keys() - names.values())
+    kind = type(model).__name__
+    if lost:
+        raise ValueError(f"`model` must have no tensor without a place here, got {kind} with {_some(lost)}.")
+    if empty:
+        raise ValueError(f"`model` must have all weights of {type(ours).__name__}, got {kind} without {_some(empty)}.")
+    if len(set(names.values())) < len(names):
+        twice = [theirs for theirs, own in names.items() if list(names.values()).count(own) > 1]
+        raise ValueError(f"`model` must have one tensor for each place here, got {kind} with {_some(twice)}.")
+    return names
+
+
+def _values(model: nn.Module, ours: Backbone, names: dict[str, str], reshaped: Collection[str]) -> dict[str, Tensor]:
+    """Return the tensors of the model under their names here, in the shapes that they have here.
+
+    Raises:
+        ValueError: if one has another shape.
+    """
+    there, here, found = model.state_dict(), ours.state_dict(), {}
+    for theirs, own in names.items():
+        value, shape = there[theirs], here[own].shape
+        if theirs in reshaped and value.numel() == shape.numel():
+            value = value.reshape(shape)
+        if value.shape != shape:
+            kind = type(model).__name__
+            raise ValueError(f"`{theirs}` of {kind} must be {tuple(shape)} to be converted, got {tuple(value.shape)}.")
+        found[own] = value
+    return found
+
+
+def _copy_settings(model: nn.Module, ours: Backbone, names: dict[str, str]) -> None:
+    """Copy what is no weight: the mode, which parameters are trained, and timm's configuration."""
+    ours.train(model.training)
+    own = dict(ours.named_parameters())
+    for theirs, parameter in model.named_parameters():
+        own[names[theirs]].requires_grad_(parameter.requires_grad)
+    untyped: Any = ours
+    configuration = deepcopy(getattr(model, "pretrained_cfg", None))
+    if isinstance(configuration, dict):
+        # the size of the model at hand, from which timm resolves the transforms
+        configuration["input_size"] = (ours.in_chans, *ours.img_size)
+        untyped.pretrained_cfg = untyped.default_cfg = configuration
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,88 @@
+"""Give a converted model back to timm, with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.checks import checked
+
+
+@dataclass(frozen=True)
+class Source:
+    """The model of timm that a backbone was converted from, without the values of its weights.
+
+    skeleton: the model with its parameters on the meta device.
+    names: name of each tensor in timm -> name in the backbone.
+    """
+
+    skeleton: nn.Module
+    names: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module, names: Mapping[str, str]) -> Source:
+        """Keep the structure of a model; buffers that are no weights stay as they are."""
+        empty = {
+            id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+            for parameter in model.parameters()
+        }
+        return cls(deepcopy(model, dict[int, Any](empty)), dict(names))
+
+
+@checked
+def to_timm(model: Backbone) -> nn.Module:
+    """Return a model that `convert` made as timm's, with the weights that it has now; `model` stays as it is.
+
+    The round trip is bit-equal. Another image size or number of classes is given to timm's model as well.
+
+    Args:
+        model: a backbone that was converted from timm.
+
+    Raises:
+        ValueError: if it was not, or if timm's model has no place for its position.
+    """
+    source: Source | None = model.timm_source
+    if source is None:
+        raise ValueError(
+            f"`model` must come from `convert` and have the position that it had in timm, got {type(model).__name__}."
+        )
+    state = model.state_dict()
+    there = deepcopy(source.skeleton)
+    _resize(there, model)
+    lost = sorted(state.keys() - source.names.values())
+    if lost:
+        raise ValueError(f"`model` must have no tensor that timm's has no place for, got {', '.join(lost[:4])}.")
+    weight = next(model.parameters())
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for theirs, own in source.names.items():
+        _put(there, theirs, state[own], trained.get(own, False))
+    return there.to(weight.device, weight.dtype).train(model.training)
+
+
+def _resize(there: Any, model: Backbone) -> None:
+    """Give timm's model the image size and the classifier of ours."""
+    size = getattr(there.patch_embed, "img_size", None) if hasattr(there, "patch_embed") else None
+    if size is not None and tuple(size) != model.img_size:
+        if not hasattr(there, "set_input_size"):
+            raise ValueError(
+                f"`model` must have the image size of timm's, {size[0]} x {size[1]}, which {type(there).__name__} "
+                f"cannot change, got {model.img_size[0]} x {model.img_size[1]}."
+            )
+        there.set_input_size(img_size=model.img_size)
+    if there.num_classes != model.num_classes or there.global_pool != model.global_pool:
+        there.reset_classifier(model.num_classes, model.global_pool)
+
+
+def _put(model: nn.Module, name: str, value: Tensor, trained: bool) -> None:
+    """Put a copy of a tensor in the place of a parameter or buffer."""
+    owner, _, leaf = name.rpartition(".")
+    module = model.get_submodule(owner)
+    old = getattr(module, leaf)
+    value = value.detach().clone().reshape(old.shape)
+    setattr(module, leaf, nn.Parameter(value, trained) if isinstance(old, nn.Parameter) else value)
