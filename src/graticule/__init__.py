@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from graticule.surgery import fold, unfold
     from graticule.surgery.convert import convert, to_timm
     from graticule.tasks import Distillation, Mixing, Recipe, TextRecipe
-    from graticule.training import Run, Task, TrainingRecipe, register_task, train
+    from graticule.training import Run, Task, TrainingRecipe, load, register_task, train
 
 __version__ = "0.1.0"
 
@@ -79,6 +79,7 @@ _HOMES = {
     "list_joinings": "factory",
     "list_language_models": "backbones",
     "list_models": "backbones",
+    "load": "training",
     "load_checkpoint": "checkpoints",
     "load_plugin": "plugins",
     "published_state_dict": "checkpoints",
@@ -130,6 +131,7 @@ __all__ = [
     "list_joinings",
     "list_language_models",
     "list_models",
+    "load",
     "load_checkpoint",
     "load_plugin",
     "published_state_dict",

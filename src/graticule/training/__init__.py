@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from graticule.training.checkpoints import Interrupted, Preempted
     from graticule.training.evaluation import Evaluated, Evaluation, HeldOut, HeldOutEvaluation, Table
     from graticule.training.loop import train
+    from graticule.training.opening import load
     from graticule.training.recipe import TrainingRecipe
     from graticule.training.run import Run
     from graticule.training.task import Task, build_data, build_model, list_tasks, read_recipe, register_task, task_of
@@ -29,6 +30,7 @@ __all__ = [
     "build_data",
     "build_model",
     "list_tasks",
+    "load",
     "read_recipe",
     "register_task",
     "task_of",
@@ -49,6 +51,7 @@ _HOMES = {
     "build_data": "task",
     "build_model": "task",
     "list_tasks": "task",
+    "load": "opening",
     "read_recipe": "task",
     "register_task": "task",
     "task_of": "task",

@@ -193,6 +193,12 @@ class Run(RunFolder):
         return load_weights(task.build_model(described), path).eval()
 
 
+def run_of(source: Path) -> Run | None:
+    """Return the run whose folder `source` is, or whose folder a checkpoint or file of weights lies in."""
+    folders = [source, source.parent, *([source.parent.parent] if source.parent.name == "checkpoints" else [])]
+    return next((Run(folder) for folder in folders if Run(folder).recipe_file.is_file()), None)
+
+
 @cache
 def _result(metric: Metric) -> Any:
     """Return the type of result.json where runs are judged by `metric`."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from graticule.checkpoints import Transfer, load_position, transfer
 from graticule.training.devices import read_shards
-from graticule.training.run import Run
+from graticule.training.run import run_of
 from graticule.training.task import Task
 
 
@@ -28,7 +28,7 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
             raise FileNotFoundError(
                 f"`start_from` must be a run or a checkpoint, got {str(source)!r}, which is not there."
             )
-        run = _run_of(source)
+        run = run_of(source)
         same = run is None or task.same_outputs(run, data)
         found: Path | None = run.best if run is not None and run.folder == source else source
         if found is None:
@@ -43,9 +43,3 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
     if recipe.position_from is not None:
         load_position(model, recipe.position_from)
     return taken
-
-
-def _run_of(source: Path) -> Run | None:
-    """Return the run that `source` is, or that the checkpoint `source` lies in."""
-    folders = [source, source.parent, *([source.parent.parent] if source.parent.name == "checkpoints" else [])]
-    return next((Run(folder) for folder in folders if Run(folder).recipe_file.is_file()), None)

@@ -1,0 +1,56 @@
+"""Open a trained model from its files, which say themselves what model it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from graticule.checks import checked
+from graticule.plugins import load_plugin
+from graticule.training.devices import load_weights
+from graticule.training.run import Run, run_of
+
+
+@checked
+def load(
+    source: str | Path,
+    plugin: str | Path | None = None,
+    checkpoint: Literal["best", "last"] = "best",
+) -> nn.Module:
+    """Open the model of a run with its weights, in evaluation mode.
+
+    Args:
+        source: the folder of a run, or a file of its weights in that folder: `weights.safetensors`, a checkpoint
+            (`checkpoints/step-000000100.ckpt`, one file or sharded), or what `graticule consolidate` wrote there.
+        plugin: a Python file or an installed entry point that registers the classes of the run. Code that you do not
+            name is not imported.
+        checkpoint: which checkpoint of a folder, the best or the last.
+
+    Raises:
+        FileNotFoundError: if there is no such run or file, or the run has saved nothing yet.
+        ValueError: if the file is damaged, does not fit the model of its run, belongs to no run, or needs a plugin.
+    """
+    path = Path(source)
+    run = run_of(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"`source` must be a run or a file of its weights, got {str(path)!r}, which is not there."
+        )
+    if run is None:
+        what = "has no recipe.json" if path.is_dir() else "is not in the folder of a run"
+        raise ValueError(
+            f"`source` must be a run or a file of its weights, which say what model they are for, got {str(path)!r}, "
+            f"which {what}; build the model and call graticule.load_checkpoint(model, path)."
+        )
+    if run.folder != path and checkpoint != "best":
+        raise ValueError(f"`checkpoint` must be left out where `source` is a file, got {checkpoint!r}.")
+    if plugin is not None:
+        load_plugin(plugin)
+    return run.model(checkpoint=checkpoint) if run.folder == path else _with_weights(run, path)
+
+
+def _with_weights(run: Run, path: Path) -> nn.Module:
+    """Build the model of a run with the weights at `path`."""
+    return load_weights(run.task().build_model(run.described()), path).eval()
