@@ -21,7 +21,7 @@ FLOORS = [
     {"encodings"},
     {"layers", "factory", "checkpoints"},
     {"backbones"},
-    {"surgery", "data", "model_checks"},
+    {"surgery", "data", "dense", "model_checks"},
     {"training"},
     {"tasks", "testing"},
     {"recipes"},

@@ -97,7 +97,14 @@ REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
 WITHOUT_A_MODEL = {
     *("cosine_similarity", "locality", "two_dimensionality", "curves", "convergence_plot", "length_plot"),
     *("resolution_plot", "save_figure", "sheet_layers", "build_position", "list_encodings", "list_joinings"),
-    *("list_decompositions", "list_models", "list_language_models", "create_model"),
+    *(
+        "list_decompositions",
+        "list_models",
+        "list_language_models",
+        "create_model",
+        "create_detector",
+        "create_segmenter",
+    ),
     *("load_plugin", "register_backbone", "register_dataset", "register_recipe", "register_task"),
     *("register_text", "score_plot"),
     *("register_names", "own_state", "read_state", "renamed_state_dict"),

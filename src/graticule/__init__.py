@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from graticule.checkpoints import Transfer, load_checkpoint, published_state_dict, transfer
     from graticule.data import Augmentation, register_dataset, register_text
+    from graticule.dense import create_detector, create_segmenter
     from graticule.encodings import (
         AbsoluteEncoding,
         BiasEncoding,
@@ -70,8 +71,10 @@ _HOMES = {
     "Transfer": "checkpoints",
     "build_position": "factory",
     "convert": "surgery.convert",
+    "create_detector": "dense",
     "create_language_model": "backbones",
     "create_model": "backbones",
+    "create_segmenter": "dense",
     "fold": "surgery",
     "generate": "backbones",
     "list_decompositions": "factory",
@@ -122,8 +125,10 @@ __all__ = [
     "Transfer",
     "build_position",
     "convert",
+    "create_detector",
     "create_language_model",
     "create_model",
+    "create_segmenter",
     "fold",
     "generate",
     "list_decompositions",

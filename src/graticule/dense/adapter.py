@@ -1,0 +1,174 @@
+"""ViT-Adapter: feature maps of four resolutions from a plain ViT, which stays as it was pretrained."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from graticule.backbones import Backbone
+from graticule.checks import checked
+from graticule.dense.deformable import DeformableAttention, cell_centers
+from graticule.dense.features import Reader, register_neck, square_patch
+from graticule.dense.interaction import Interaction, SpatialPrior
+from graticule.dense.windowed import WindowedAttention
+from graticule.grid import Crop, Grid
+from graticule.layers import Attention
+
+
+@register_neck("adapter")
+class Adapter(Reader):
+    """Lets a convolutional branch and the blocks of a plain ViT read each other by deformable attention.
+
+    The branch has maps of strides 8, 16 and 32, whose cells are tokens beside those of the ViT. Before each group of
+    blocks the tokens of the ViT read them (injector), after it they read the tokens (extractor). Position information
+    reaches the blocks as in the ViT alone, and before the injector: any encoding and joining, at any size.
+
+    Both published forms are options: `added='each'` adds to level i the tokens after group i (segmentation), `'last'`
+    those after the last block to all levels; `window=14` lets all blocks but the last of each group attend within
+    windows (detection). The norms are batch norms; `nn.SyncBatchNorm.convert_sync_batchnorm` converts them for several
+    processes. Prefix tokens of the ViT stay in its blocks, and are not part of what is exchanged; the published models
+    have none. The layer scale of the released detection models is not built: loading multiplies it into the weights.
+
+    Reference: Vision Transformer Adapter for Dense Predictions (Chen et al., 2023).
+
+    Args:
+        backbone: a plain ViT with patches of 16 x 16 pixels.
+        groups: number of groups of blocks; it divides the depth.
+        width: channels of the stem of the spatial prior.
+        points: points that a query samples per level.
+        heads: heads of deformable attention.
+        ratio: channels of the values of deformable attention, as a multiple of D.
+        mlp_ratio: hidden channels of the MLPs of the extractors, as a multiple of D.
+        drop_path: stochastic depth of these MLPs.
+        added: 'each' or 'last', see above.
+        window: side of the windows, in patches; 0 for none.
+    """
+
+    @checked
+    def __init__(
+        self,
+        backbone: Backbone,
+        groups: int = 4,
+        width: int = 64,
+        points: int = 4,
+        heads: int = 6,
+        ratio: float = 1.0,
+        mlp_ratio: float = 0.25,
+        drop_path: float = 0.0,
+        added: Literal["each", "last"] = "each",
+        window: int = 0,
+    ) -> None:
+        super().__init__()
+        if len(backbone.depths) > 1 or square_patch(backbone.coarsest_patch) != 16:
+            raise ValueError(
+                "`neck` must not be 'adapter' unless the backbone is a plain ViT with patches of 16 x 16 pixels, got "
+                f"{type(backbone).__name__} of {len(backbone.depths)} stages."
+            )
+        (depth,), (dim,) = backbone.depths, backbone.embed_dims
+        if groups < 1 or depth % groups or (added == "each" and groups != 4):
+            raise ValueError(
+                f"`groups` must divide the {depth} blocks, and be 4 where each group is added to a level, got {groups}."
+            )
+        backbone.prune_intermediate_layers([depth - 1], prune_norm=True)
+        self.added = added
+        self.each = depth // groups
+        self.level_embed = nn.Parameter(torch.empty(3, dim))
+        self.spm = SpatialPrior(backbone.in_chans, width, dim)
+        self.interactions = nn.ModuleList(
+            Interaction(dim, heads, points, ratio, mlp_ratio, drop_path, last=group == groups - 1)
+            for group in range(groups)
+        )
+        self.up = nn.ConvTranspose2d(dim, dim, 2, 2)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(dim) for _ in range(4))
+        self.channels, self.strides = (dim,) * 4, (4, 8, 16, 32)
+        self.init_weights()
+        if window:
+            for index in range(depth):
+                if (index + 1) % self.each:
+                    _attend_within(backbone.block(0, index), window)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the weights as ViT-Adapter's code does."""
+        nn.init.normal_(self.level_embed)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+                fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
+                nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, DeformableAttention):
+                module.reset_parameters()
+
+    def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
+        """Return maps of strides 4, 8, 16 and 32 of images whose sides are multiples of 32."""
+        grid = backbone.grid_of(images).cropped(crop)
+        if grid.height % 2 or grid.width % 2:
+            height, width = images.shape[-2:]
+            raise ValueError(f"`images` must have sides that are multiples of 32 pixels, got {height} x {width}.")
+        finest, *maps = self.spm(images)
+        shapes = [(one.shape[-2], one.shape[-1]) for one in maps]
+        spatial = torch.cat(
+            [one.flatten(2).transpose(1, 2) + level for one, level in zip(maps, self.level_embed, strict=True)], 1
+        )
+        tokens, spatial = self.exchange(backbone, images, grid, spatial, shapes)
+        parts = spatial.split([height * width for height, width in shapes], 1)
+        maps = [part.transpose(1, 2).unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
+        levels = [self.up(maps[0]) + finest, *maps]
+        added = [grid.to_map(x) for x in (tokens if self.added == "each" else tokens[-1:] * 4)]
+        return [
+            norm(level + _scaled(one, factor))
+            for norm, level, one, factor in zip(self.norms, levels, added, (4.0, 2.0, 1.0, 0.5), strict=True)
+        ]
+
+    def exchange(
+        self, backbone: Backbone, images: Tensor, grid: Grid, spatial: Tensor, shapes: list[tuple[int, int]]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return the tokens of the ViT after each group of blocks, (B, N, D) each, and the spatial features, (B, S, D).
+
+        Args:
+            backbone: the ViT.
+            images: (B, C, height, width).
+            grid: their grid.
+            spatial: the spatial features that enter, (B, S, D).
+            shapes: (H, W) of each of their maps.
+        """
+        positions = backbone.position(grid)
+        at, at_spatial = cell_centers([grid.shape], spatial), cell_centers(shapes, spatial)
+        x, after = backbone.embed(images), []
+        recompute = backbone.grad_checkpointing and torch.is_grad_enabled()
+        for group, interaction in enumerate(self.interactions):
+            assert isinstance(interaction, Interaction)
+            for index in range(group * self.each, (group + 1) * self.each):
+                x = positions[index].enter(x)
+                x = backbone.pos_drop(x) if index == 0 else x
+                if index == group * self.each:
+                    prefix, patches = grid.split(x)
+                    x = torch.cat([prefix, interaction.injector(patches, at, spatial, shapes)], 1)
+                block, where = backbone.block(0, index), (positions[index], *backbone.where(0, index, grid))
+                x = checkpoint(block, x, *where, use_reentrant=False) if recompute else block(x, *where)
+                x = positions[index].leave(x)
+            spatial = interaction.extract(spatial, at_spatial, grid.split(x)[1], grid.shape, shapes)
+            after.append(x)
+        return after, spatial
+
+
+def _attend_within(block: nn.Module, window: int) -> None:
+    """Let the attention of a block attend within windows."""
+    attention = getattr(block, "attn", None)
+    if type(attention) is not Attention:
+        raise ValueError(f"`window` must be 0 for blocks without ordinary attention, got {type(block).__name__}.")
+    block.attn = WindowedAttention(attention, window)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else F.interpolate(x, scale_factor=factor, mode="bilinear", align_corners=False)

@@ -1,0 +1,44 @@
+"""What makes logits from feature maps: the interface of decoders, and their names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.registries import Option, Registry, options_of
+
+
+class Decoder(nn.Module, ABC):
+    """Makes the logits of each class from feature maps.
+
+    A subclass takes `inputs`, the channels of the maps, their `strides`, and `num_classes`; its further arguments are
+    options.
+    """
+
+    #: The neck if the caller names none, after a pyramid and after a plain ViT.
+    neck: ClassVar[str | None] = None
+    plain_neck: ClassVar[str | None] = "simple_pyramid"
+    #: Whether it decodes the tokens of a plain ViT after its final norm; its prefix tokens then stay.
+    tokens: ClassVar[bool] = False
+
+    @abstractmethod
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        """Return logits (B, num_classes, H, W) at the resolution of the finest map, from maps (B, C, H, W)."""
+
+
+def _options(kind: Any) -> dict[str, Option]:
+    return options_of(kind.__init__, frozenset({"self", "inputs", "strides", "num_classes"}))
+
+
+#: Decoders by name, for `decoder`.
+DECODERS: Registry[type[Decoder]] = Registry("decoder", Decoder, _options)
+register_decoder = DECODERS.register
+
+
+def resize_to(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Resize maps (B, C, H, W) bilinearly to `size` = (H', W'), corners not aligned."""
+    return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)

@@ -1,0 +1,145 @@
+r"""Multi-scale deformable attention in plain PyTorch: one weighted gather over all levels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.checks import checked
+
+
+def deformable_sample(value: Tensor, shapes: Sequence[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
+    r"""Return the weighted sums of values sampled at locations on maps of several levels, (B, Q, h * d).
+
+    .. math:: y_{q h} = \sum_{l p} A_{q h l p} \, V_{h l}(\phi_{q h l p})
+
+    V is interpolated between the four nearest cells, which are zero outside of the map; cell i of n has its center at
+    (i + 1/2) / n. So each output is one weighted sum of 4 L P rows of the values, which `embedding_bag` computes
+    without storing the samples.
+
+    Args:
+        value: (B, S, h, d), the cells of all levels, one level after another, row by row.
+        shapes: (H, W) of each of the L levels; S = sum of H * W.
+        locations: (B, Q, h, L, P, 2), (x, y) in [0, 1] of each map; others are allowed.
+        weights: (B, Q, h, L, P).
+    """
+    batch, cells, heads, dim = value.shape
+    queries = locations.shape[1]
+    sides = locations.new_tensor([(width, height) for height, width in shapes])[:, None]  # (L, 1, 2)
+    at = locations * sides - 0.5
+    low = at.floor()
+    high_share = at - low
+    corners, shares = [], []
+    for dy in (0, 1):
+        for dx in (0, 1):
+            x, y = low[..., 0] + dx, low[..., 1] + dy
+            inside = (x >= 0) & (x < sides[..., 0]) & (y >= 0) & (y < sides[..., 1])
+            share_x = high_share[..., 0] if dx else 1 - high_share[..., 0]
+            share_y = high_share[..., 1] if dy else 1 - high_share[..., 1]
+            corners.append(torch.where(inside, y * sides[..., 0] + x, 0))
+            shares.append(torch.where(inside, share_x * share_y * weights, 0))
+    starts = [sum(height * width for height, width in shapes[:level]) for level in range(len(shapes))]
+    index = torch.stack(corners, -1).long()  # (B, Q, h, L, P, 4)
+    index = index + torch.tensor(starts, device=index.device)[:, None, None]
+    image = torch.arange(batch, device=index.device)[:, None, None, None, None, None]
+    head = torch.arange(heads, device=index.device)[:, None, None, None]
+    index = (image * cells + index) * heads + head
+    mixed = F.embedding_bag(
+        index.reshape(batch * queries * heads, -1),
+        value.reshape(-1, dim),
+        mode="sum",
+        per_sample_weights=torch.stack(shares, -1).reshape(batch * queries * heads, -1).to(value.dtype),
+    )
+    return mixed.reshape(batch, queries, heads * dim)
+
+
+class DeformableAttention(nn.Module):
+    r"""Each query attends to a few points of each level, whose offsets and weights it computes itself.
+
+    .. math:: \phi_{q h l p} = r_q + \Delta_{q h l p} / (W_l, H_l), \quad A_q = softmax_{l p}(W_A z_q)
+
+    Offsets are in cells of their level. Names are those of Deformable DETR's code, in which an operator in CUDA
+    computes `deformable_sample`.
+
+    Reference: Deformable DETR (Zhu et al., 2021), Eq. 3.
+
+    Args:
+        dim: D.
+        levels: L.
+        num_heads: h.
+        points: P.
+        ratio: channels of the values, as a multiple of D.
+    """
+
+    @checked
+    def __init__(self, dim: int, levels: int, num_heads: int, points: int = 4, ratio: float = 1.0) -> None:
+        super().__init__()
+        inner = int(dim * ratio)
+        if inner % num_heads or not inner:
+            raise ValueError(f"`heads` must divide the {inner} channels of deformable attention, got {num_heads}.")
+        self.levels, self.num_heads, self.points = levels, num_heads, points
+        self.sampling_offsets = nn.Linear(dim, num_heads * levels * points * 2)
+        self.attention_weights = nn.Linear(dim, num_heads * levels * points)
+        self.value_proj = nn.Linear(dim, inner)
+        self.output_proj = nn.Linear(inner, dim)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Let point p of head h start p + 1 cells away from the query, in a direction of the head's own.
+
+        The directions are at equal angles, as long as the side of a square; all weights of attention are the same.
+        """
+        for layer in (self.sampling_offsets, self.attention_weights):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        angles = torch.arange(self.num_heads) * (2 * math.pi / self.num_heads)
+        direction = torch.stack([angles.cos(), angles.sin()], -1)
+        direction = direction / direction.abs().amax(-1, keepdim=True)  # (h, 2)
+        far = torch.arange(1, self.points + 1)[:, None]
+        offsets = (direction[:, None, None] * far).expand(-1, self.levels, -1, -1)
+        self.sampling_offsets.bias.copy_(offsets.flatten())
+        for layer in (self.value_proj, self.output_proj):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, query: Tensor, reference: Tensor, value: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
+        """Return what the queries read, (B, Q, D).
+
+        Args:
+            query: (B, Q, D).
+            reference: (B or 1, Q, L or 1, 2), the (x, y) of each query on each level, in [0, 1].
+            value: (B, S, D), the cells of all levels.
+            shapes: (H, W) of each level.
+        """
+        locations, weights = self.points_of(query, reference, shapes)
+        values = self.value_proj(value).unflatten(-1, (self.num_heads, -1))
+        mixed: Tensor = self.output_proj(deformable_sample(values, shapes, locations, weights))
+        return mixed
+
+    def points_of(self, query: Tensor, reference: Tensor, shapes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """Return where each query samples, (B, Q, h, L, P, 2), and with which weights, (B, Q, h, L, P)."""
+        each = (self.num_heads, self.levels, self.points)
+        offsets = self.sampling_offsets(query).unflatten(-1, (*each, 2)).to(reference.dtype)
+        weights = self.attention_weights(query).unflatten(-1, (self.num_heads, -1)).softmax(-1).unflatten(-1, each[1:])
+        sides = reference.new_tensor([(width, height) for height, width in shapes])[:, None]
+        return reference[:, :, None, :, None] + offsets / sides, weights
+
+
+def cell_centers(shapes: Sequence[tuple[int, int]], like: Tensor) -> Tensor:
+    """Return the (x, y) of the centers of all cells of maps of (H, W), in [0, 1], (1, S, 1, 2).
+
+    They are at least float32, since 16 bits cannot tell neighboring cells apart.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    centers = []
+    for height, width in shapes:
+        y = (torch.arange(height, device=like.device, dtype=dtype) + 0.5) / height
+        x = (torch.arange(width, device=like.device, dtype=dtype) + 0.5) / width
+        y, x = torch.meshgrid(y, x, indexing="ij")
+        centers.append(torch.stack([x, y], -1).flatten(0, 1))
+    return torch.cat(centers)[None, :, None]

@@ -1,0 +1,123 @@
+"""The interface of detectors: torchvision's, for any feature maps of the library."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.dense.features import Features
+from graticule.dense.groups import dense_groups, not_decayed
+from graticule.dense.torchvision_parts import Batch
+from graticule.registries import Option, Registry, options_of
+
+Target = Mapping[str, Tensor]
+
+
+class Detector(nn.Module, ABC):
+    """Finds objects: boxes, classes and scores, and masks if it can.
+
+    It is called as torchvision's detectors. In training it takes a list of images (C, height, width) in [0, 1], of any
+    sizes, and a list of targets with `boxes` (n, 4), (x1, y1, x2, y2) in pixels, `labels` (n,) from 1 to
+    `num_classes`, and for masks `masks` (n, height, width); it returns a dictionary of losses. In evaluation it takes
+    images alone and returns a list of dictionaries of `boxes`, `labels`, `scores`, and `masks` (n, 1, height, width) in
+    [0, 1]. Images are normalized by the mean and standard deviation of the backbone's configuration and padded with
+    zeros to a common size; they are never resized.
+
+    A subclass takes `features` and `num_classes` and builds `model`, a detector of torchvision. Its further arguments
+    are options.
+
+    Args:
+        features: images to feature maps of the same channels.
+        num_classes: number of classes of objects.
+        model: the detector of torchvision.
+    """
+
+    #: Default options of the last neck.
+    neck_options: ClassVar[Mapping[str, Any]] = {}
+    #: What torchvision calls the first class: 1 where 0 is the background.
+    first_class: ClassVar[int] = 0
+    #: Whether it takes and returns masks.
+    masks: ClassVar[bool] = False
+
+    def __init__(self, features: Features, num_classes: int, model: Any) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        model.transform = Batch(features)
+        self.model: Any = model
+
+    @property
+    def features(self) -> Features:
+        """Images to feature maps."""
+        features: Features = self.model.backbone
+        return features
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone."""
+        return self.features.backbone
+
+    def forward(
+        self, images: Sequence[Tensor], targets: Sequence[Target] | None = None
+    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+        """Return losses in training, detections otherwise.
+
+        Raises:
+            ValueError: for targets that are missing or wrong.
+        """
+        if not self.training:
+            found: list[dict[str, Tensor]] = self.model(list(images))
+            return [{**one, "labels": one["labels"] + (1 - self.first_class)} for one in found]
+        if targets is None or len(targets) != len(images):
+            given = "none" if targets is None else len(targets)
+            raise ValueError(
+                f"`targets` must have one entry per image in training, got {given} for {len(images)} images."
+            )
+        for index, target in enumerate(targets):
+            self._check(index, target)
+        shifted = [{**target, "labels": target["labels"] + (self.first_class - 1)} for target in targets]
+        losses: dict[str, Tensor] = self.model(list(images), shifted)
+        return losses
+
+    def _check(self, index: int, target: Target) -> None:
+        """Check what torchvision would fail on later, or not at all."""
+        boxes, labels = target["boxes"], target["labels"]
+        if boxes.ndim != 2 or boxes.shape[-1] != 4 or len(labels) != len(boxes):
+            raise ValueError(
+                f"`targets` must have `boxes` (n, 4) and `labels` (n,), got {tuple(boxes.shape)} and "
+                f"{tuple(labels.shape)} for image {index}."
+            )
+        if self.masks and ("masks" not in target or len(target["masks"]) != len(boxes)):
+            raise ValueError(f"`targets` must have one mask per box for {type(self).__name__}, not so image {index}.")
+        if not len(boxes):
+            return
+        if labels.min() < 1 or labels.max() > self.num_classes:
+            raise ValueError(
+                f"`labels` must be from 1 to {self.num_classes}, got {int(labels.min())} to {int(labels.max())} for "
+                f"image {index}."
+            )
+        empty = (boxes[:, 2:] <= boxes[:, :2]).any(1)
+        if empty.any():
+            raise ValueError(
+                f"`boxes` must have a positive width and height, got {boxes[empty][0].tolist()} for image {index}."
+            )
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the parameters of the backbone that do not decay (see `Backbone.no_weight_decay`)."""
+        return not_decayed(self, self.backbone)
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
+        """Return patterns that group the parameters by layer of the backbone; all others are in the last group."""
+        return dense_groups(self, self.backbone, coarse)
+
+
+def _options(kind: Any) -> dict[str, Option]:
+    return options_of(kind.__init__, frozenset({"self", "features", "num_classes"}))
+
+
+#: Detectors by name, for `head`.
+HEADS: Registry[type[Detector]] = Registry("head", Detector, _options)
+register_head = HEADS.register

@@ -1,0 +1,114 @@
+"""Detectors and segmentation models from names: backbone, encoding, joining, neck, and head or decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graticule.backbones import Backbone, create_model, list_arguments
+from graticule.checks import checked
+from graticule.dense.decoders import DECODERS
+from graticule.dense.detector import HEADS, Detector
+from graticule.dense.features import Features, build_features
+from graticule.dense.segmentation import SegmentationModel
+from graticule.specs import Spec
+
+
+@checked
+def create_detector(
+    backbone: str | Backbone,
+    num_classes: int,
+    head: str = "retinanet",
+    neck: str | None = None,
+    **arguments: Any,
+) -> Detector:
+    """Create a detector: a backbone with any encoding and joining, a neck and a head.
+
+    Args:
+        backbone: a name of `list_models()`, or a backbone, of which what is not used is then removed.
+        num_classes: number of classes of objects, without the background.
+        head: 'retinanet', 'fcos', 'faster_rcnn' or 'mask_rcnn', with options as 'retinanet(score=0.1)'.
+        neck: 'fpn', 'simple_pyramid' or 'adapter', with options, or several one after another, as
+            'adapter + fpn(norm=True)'. By default 'fpn' after a pyramid and 'simple_pyramid' after a plain ViT.
+        **arguments: those of `create_model`: `encoding`, `joining`, `img_size`, `pretrained`, ... Class tokens are left
+            out unless `class_token=True`.
+
+    Raises:
+        ValueError: for an unknown name or option, or parts that do not fit each other.
+
+    Example:
+        >>> model = create_detector("deit_tiny_patch16_224", num_classes=80, joining="lape", depth=2)
+        >>> type(model).__name__, model.features.strides
+        ('RetinaNet', (8, 16, 32, 64, 128))
+    """
+    _check_classes(num_classes)
+    spec = _one("head", HEADS.specs(head))
+    kind: Any = HEADS[spec.name]
+    built = _backbone(backbone, arguments, tokens=False)
+    plain = len(built.depths) == 1
+    neck = ("simple_pyramid" if plain else "fpn") if neck is None else neck
+    features = build_features(built, neck, defaults={"added": "last", "window": 14, **kind.neck_options})
+    detector: Detector = kind(features, num_classes, **spec.options)
+    return detector
+
+
+@checked
+def create_segmenter(
+    backbone: str | Backbone,
+    num_classes: int,
+    decoder: str = "segmenter_mask",
+    neck: str | None = None,
+    **arguments: Any,
+) -> SegmentationModel:
+    """Create a model of semantic segmentation: a backbone with any encoding and joining, a neck and a decoder.
+
+    Args:
+        backbone: a name of `list_models()`, or a backbone, of which what is not used is then removed.
+        num_classes: number of classes.
+        decoder: 'segmenter_linear', 'segmenter_mask', 'uperhead' or 'fpn', with options as 'uperhead(channels=128)'.
+        neck: as in `create_detector`; by default none for Segmenter's decoders and for 'uperhead' after a pyramid,
+            'fpn' for 'fpn' after a pyramid, and 'simple_pyramid' for both after a plain ViT.
+        **arguments: those of `create_model`. Class tokens are left out, unless the decoder is one of Segmenter's or
+            `class_token=True`.
+
+    Raises:
+        ValueError: for an unknown name or option, or parts that do not fit each other.
+
+    Example:
+        >>> import torch
+        >>> model = create_segmenter("deit_tiny_patch16_224", num_classes=11, encoding="rope", depth=2)
+        >>> tuple(model(torch.zeros(1, 3, 40, 70)).shape)
+        (1, 11, 40, 70)
+    """
+    _check_classes(num_classes)
+    spec = _one("decoder", DECODERS.specs(decoder))
+    kind: Any = DECODERS[spec.name]
+    built = _backbone(backbone, arguments, kind.tokens)
+    if neck is None:
+        neck = kind.neck if len(built.depths) > 1 else kind.plain_neck
+    features: Features = build_features(built, neck, norm=kind.tokens)
+    made = kind(features.channels, features.strides, num_classes, **spec.options)
+    return SegmentationModel(features, made, num_classes)
+
+
+def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool) -> Backbone:
+    """Return the backbone, built from a name without classifier, and without class token unless `tokens`."""
+    if isinstance(backbone, Backbone):
+        if arguments:
+            raise ValueError(f"`backbone` must be a name where {', '.join(arguments)} are given, got a module.")
+        return backbone
+    if not tokens and "class_token" in list_arguments(backbone) and "class_token" not in arguments:
+        arguments = {"class_token": False, "global_pool": "avg", **arguments}
+    built: Backbone = create_model(backbone, **{"num_classes": 0, **arguments})
+    return built
+
+
+def _one(argument: str, specs: tuple[Spec, ...]) -> Spec:
+    spec, *more = specs
+    if more:
+        raise ValueError(f"`{argument}` must be one name, got {' + '.join(map(str, specs))}.")
+    return spec
+
+
+def _check_classes(num_classes: int) -> None:
+    if num_classes < 1:
+        raise ValueError(f"`num_classes` must be at least 1, got {num_classes}.")

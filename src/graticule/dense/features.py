@@ -1,0 +1,183 @@
+"""Feature maps of several resolutions: what a backbone gives, and what necks make of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.grid import Crop
+from graticule.registries import Option, Registry, options_of
+
+
+class Levels(nn.Module):
+    """Has feature maps as output, from the finest to the coarsest."""
+
+    #: Channels of each map.
+    channels: tuple[int, ...]
+    #: Pixels per cell of each map.
+    strides: tuple[int, ...]
+    #: How many of the last maps are coarser than all maps that come in.
+    extra: int = 0
+
+
+class Reader(Levels, ABC):
+    """Reads feature maps from a backbone, from the finest to the coarsest.
+
+    A subclass is constructed with the backbone, prepares it (removes what it does not use), and does not hold it.
+    """
+
+    @abstractmethod
+    def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
+        """Return the maps (B, C, H, W) of images (B, C, height, width), `crop` being their part of larger ones."""
+
+
+class Neck(Levels, ABC):
+    """Makes feature maps from feature maps.
+
+    A subclass takes `inputs`, the channels of the maps before it, and their `strides`; its further arguments are
+    options.
+    """
+
+    @abstractmethod
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        """Return the maps (B, C, H, W), from the finest to the coarsest."""
+
+
+class Stages(Reader):
+    """Reads the output of each stage, without the final norm, as PVT's and Twins' detectors do."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        backbone.prune_intermediate_layers(list(range(len(backbone.depths))), prune_norm=True)
+        patch = square_patch(backbone.patch_size)
+        self.channels = tuple(backbone.embed_dims)
+        self.strides = tuple(patch << stage for stage in range(len(backbone.depths)))
+
+    def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
+        """Return one map per stage."""
+        maps: list[Tensor] = backbone.forward_intermediates(images, intermediates_only=True, crop=crop)
+        return maps
+
+
+class LastMap(Reader):
+    """Reads the patch tokens after the last block as one map.
+
+    Args:
+        backbone: the backbone.
+        norm: whether they go through the final norm, as in Segmenter; ViTDet leaves it out.
+    """
+
+    def __init__(self, backbone: Backbone, norm: bool = False) -> None:
+        super().__init__()
+        backbone.prune_intermediate_layers([len(backbone.feature_info) - 1], prune_norm=not norm)
+        self.norm = norm
+        self.channels = (backbone.embed_dims[-1],)
+        self.strides = (square_patch(backbone.coarsest_patch),)
+
+    def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
+        """Return the one map, in a list."""
+        maps: list[Tensor] = backbone.forward_intermediates(
+            images, indices=1, norm=self.norm, intermediates_only=True, crop=crop
+        )
+        return maps
+
+
+class Features(nn.Module):
+    """A backbone, what reads maps from it, and the necks after it: images in, feature maps out.
+
+    Args:
+        backbone: any backbone of the library, with any encoding and joining.
+        reader: reads maps from it.
+        necks: make maps from maps, one after another.
+    """
+
+    def __init__(self, backbone: Backbone, reader: Reader, necks: Sequence[Neck] = ()) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.reader = reader
+        self.necks = nn.ModuleList(necks)
+        every: list[Levels] = [reader, *necks]
+        self.channels, self.strides, self.extra = every[-1].channels, every[-1].strides, every[-1].extra
+        #: Sides of images must be multiples of it.
+        self.divisor = max(max(one.strides[: len(one.strides) - one.extra]) for one in every)
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of every map, for torchvision's detectors.
+
+        Raises:
+            ValueError: if the maps differ.
+        """
+        if len(set(self.channels)) > 1:
+            raise ValueError(f"`neck` must end with maps of the same channels, as 'fpn', got {self.channels}.")
+        return self.channels[0]
+
+    def forward(self, images: Tensor, crop: Crop | None = None) -> dict[str, Tensor]:
+        """Return the maps of images (B, C, height, width), named '0', '1', ... from the finest to the coarsest.
+
+        Args:
+            images: their sides are multiples of `divisor`.
+            crop: which part of larger images they are (see `Backbone.forward`).
+        """
+        maps = self.reader(self.backbone, images, crop)
+        for neck in self.necks:
+            maps = neck(maps)
+        return {str(level): one for level, one in enumerate(maps)}
+
+
+def square_patch(patch: tuple[int, int]) -> int:
+    """Return the side of a square patch, in pixels.
+
+    Raises:
+        ValueError: if it is not square.
+    """
+    if patch[0] != patch[1]:
+        raise ValueError(f"`patch_size` must be square for dense prediction, got {patch[0]} x {patch[1]}.")
+    return patch[0]
+
+
+def _options(kind: Any) -> dict[str, Option]:
+    return options_of(kind.__init__, frozenset({"self", "backbone", "inputs", "strides"}))
+
+
+#: Readers and necks by name, for `neck`. A reader can only be the first of several.
+NECKS: Registry[type[Levels]] = Registry("neck", Levels, _options)
+register_neck = NECKS.register
+
+
+def build_features(
+    backbone: Backbone, neck: str | None, norm: bool = False, defaults: dict[str, Any] | None = None
+) -> Features:
+    """Build the feature maps of a backbone.
+
+    Args:
+        backbone: the backbone; what is not used of it is removed.
+        neck: names with options, one after another, as 'adapter + fpn(channels=128)'; None for the maps of the backbone
+            itself.
+        norm: whether a single map goes through the final norm.
+        defaults: options of the last neck if it has them and nothing else is given.
+    """
+    specs = () if neck is None else NECKS.specs(neck)
+    reader: Reader | None = None
+    necks: list[Neck] = []
+    for index, spec in enumerate(specs):
+        kind: Any = NECKS[spec.name]
+        if issubclass(kind, Reader):
+            if index:
+                raise ValueError(f"`neck` must begin with {spec.name!r}, which reads the backbone, got {neck!r}.")
+            reader = kind(backbone, **spec.options)
+            continue
+        reader = reader or _reader(backbone, norm)
+        last: Levels = necks[-1] if necks else reader
+        known = NECKS.options(spec.name) if index == len(specs) - 1 else ()
+        options = {name: value for name, value in (defaults or {}).items() if name in known}
+        necks.append(kind(last.channels, last.strides, **{**options, **spec.options}))
+    return Features(backbone, reader or _reader(backbone, norm), necks)
+
+
+def _reader(backbone: Backbone, norm: bool) -> Reader:
+    return Stages(backbone) if len(backbone.depths) > 1 else LastMap(backbone, norm)

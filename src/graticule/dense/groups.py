@@ -1,0 +1,39 @@
+"""Groups of parameters of a dense model for the optimizer, from those of its backbone."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from graticule.backbones import Backbone
+
+
+def backbone_prefix(model: nn.Module, backbone: Backbone) -> str:
+    """Return what precedes the names of the backbone's parameters in those of the model."""
+    return next(f"{name}." for name, module in model.named_modules() if module is backbone)
+
+
+def not_decayed(model: nn.Module, backbone: Backbone) -> set[str]:
+    """Return the names of the model's parameters that the backbone does not let decay."""
+    prefix = backbone_prefix(model, backbone)
+    own = dict(model.named_parameters())
+    return {name for each in backbone.no_weight_decay() if (name := prefix + each) in own}
+
+
+def dense_groups(model: nn.Module, backbone: Backbone, coarse: bool = False) -> dict[str, object]:
+    """Return the backbone's patterns for timm's groups by layer, for the names of the model; the rest comes last."""
+    prefix = "^" + re.escape(backbone_prefix(model, backbone))
+    matcher = backbone.group_matcher(coarse)
+    blocks = matcher["blocks"]
+    patterns = blocks if isinstance(blocks, list) else [(blocks, None)]
+    return {
+        "stem": _within(matcher["stem"], prefix),
+        "blocks": [(_within(pattern, prefix), order) for pattern, order in patterns],
+    }
+
+
+def _within(pattern: str, prefix: str) -> str:
+    """Return a pattern for names after `prefix`, from one for whole names."""
+    whole = re.sub(r"(^|[|])[\^]", r"\1", pattern)
+    return f"{prefix}(?:{whole})"

@@ -1,0 +1,110 @@
+"""Detectors of one stage: RetinaNet and FCOS."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import nn
+from torchvision.models.detection import FCOS
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+from torchvision.models.detection.retinanet import RetinaNetHead
+
+from graticule.checks import checked
+from graticule.dense.detector import Detector, register_head
+from graticule.dense.features import Features
+from graticule.dense.torchvision_parts import Anchors
+
+
+@register_head("retinanet")
+class RetinaNet(Detector):
+    """Classifies nine anchors per cell with the focal loss, and moves them.
+
+    torchvision's, with mmdetection's anchors (`Anchors`). For one image the losses are mmdetection's; for several,
+    torchvision divides the losses of each image by its own number of positive anchors and takes the mean, where
+    mmdetection divides the sum by the number in all images. An anchor that is the best of a box and closer to another
+    one is given to the other by torchvision, to the first by mmdetection.
+
+    Reference: Focal Loss for Dense Object Detection (Lin et al., 2017).
+
+    Args:
+        features: images to feature maps.
+        num_classes: number of classes of objects.
+        convs: convolutions before the classifier, and before the regression.
+        score: detections of a lower score are left out.
+        nms: of two boxes of a class that overlap more (IoU), the one of the lower score is left out.
+        most: how many detections of an image are kept.
+    """
+
+    neck_options: ClassVar = {"first": 1, "extra": "convolutions"}
+
+    @checked
+    def __init__(
+        self,
+        features: Features,
+        num_classes: int,
+        convs: int = 4,
+        score: float = 0.05,
+        nms: float = 0.5,
+        most: int = 100,
+    ) -> None:
+        anchors = Anchors(features.strides, [4 * 2 ** (octave / 3) for octave in range(3)], (0.5, 1.0, 2.0))
+        head: Any = RetinaNetHead(features.out_channels, 9, num_classes)
+        for part in (head.classification_head, head.regression_head):
+            part.conv = _repeated(part.conv, convs)
+        model = TorchvisionRetinaNet(
+            features,
+            num_classes,
+            anchor_generator=anchors,
+            head=head,
+            score_thresh=score,
+            nms_thresh=nms,
+            detections_per_img=most,
+        )
+        super().__init__(features, num_classes, model)
+
+
+@register_head("fcos")
+class Fcos(Detector):
+    """Finds the box of each cell by its distances to the four sides, without anchors; torchvision's.
+
+    Reference: FCOS (Tian et al., 2019).
+
+    Args:
+        features: images to feature maps.
+        num_classes: number of classes of objects.
+        score: detections of a lower score are left out.
+        nms: of two boxes of a class that overlap more (IoU), the one of the lower score is left out.
+        most: how many detections of an image are kept.
+    """
+
+    neck_options: ClassVar = {"first": 1, "extra": "convolutions"}
+
+    @checked
+    def __init__(
+        self,
+        features: Features,
+        num_classes: int,
+        score: float = 0.05,
+        nms: float = 0.6,
+        most: int = 100,
+    ) -> None:
+        model = FCOS(
+            features,
+            num_classes,
+            anchor_generator=Anchors(features.strides, (1.0,), (1.0,)),
+            score_thresh=score,
+            nms_thresh=nms,
+            detections_per_img=most,
+        )
+        super().__init__(features, num_classes, model)
+
+
+def _repeated(layers: nn.Sequential, count: int) -> nn.Sequential:
+    """Return the first `count` of four layers.
+
+    Raises:
+        ValueError: if there are not as many.
+    """
+    if not 0 <= count <= len(layers):
+        raise ValueError(f"`convs` must be from 0 to {len(layers)}, got {count}.")
+    return layers[:count]

@@ -1,0 +1,127 @@
+"""A segmentation model: images in, a logit per class and pixel out; whole or in windows."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.checks import checked
+from graticule.dense.decoders import Decoder, resize_to
+from graticule.dense.features import Features
+from graticule.dense.groups import dense_groups, not_decayed
+from graticule.grid import Crop
+
+
+class SegmentationModel(nn.Module):
+    """Feature maps and a decoder.
+
+    Images of any size go in: they are padded with zeros at the bottom and on the right to a multiple of
+    `features.divisor`, and the logits are resized bilinearly to the padded size and cropped, as in Segmenter's code.
+    They are normalized before, as for the backbone alone.
+
+    Args:
+        features: images to feature maps.
+        decoder: feature maps to logits.
+        num_classes: number of classes.
+    """
+
+    def __init__(self, features: Features, decoder: Decoder, num_classes: int) -> None:
+        super().__init__()
+        self.features = features
+        self.decoder = decoder
+        self.num_classes = num_classes
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone."""
+        return self.features.backbone
+
+    def forward(self, images: Tensor, crop: Crop | None = None) -> Tensor:
+        """Return logits (B, num_classes, height, width) of images (B, C, height, width).
+
+        Args:
+            images: normalized as for the backbone.
+            crop: which part of larger images they are (see `Backbone.forward`); their sides then are multiples of
+                `features.divisor`.
+        """
+        height, width = images.shape[-2:]
+        padded = pad_to(images, self.features.divisor)
+        if crop is not None and padded.shape != images.shape:
+            raise ValueError(
+                f"`images` must have sides that are multiples of {self.features.divisor} where `crop` is given, got "
+                f"{height} x {width}."
+            )
+        logits = self.decoder(list(self.features(padded, crop).values()))
+        return resize_to(logits, padded.shape[-2:])[..., :height, :width]
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the parameters of the backbone that do not decay (see `Backbone.no_weight_decay`)."""
+        return not_decayed(self, self.backbone)
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
+        """Return patterns that group the parameters by layer of the backbone; all others are in the last group."""
+        return dense_groups(self, self.backbone, coarse)
+
+
+@torch.no_grad()
+@checked
+def segment_in_windows(
+    model: SegmentationModel,
+    images: Tensor,
+    window: int | tuple[int, int],
+    stride: int | tuple[int, int] | None = None,
+    located: bool = False,
+) -> Tensor:
+    """Return logits (B, num_classes, height, width), the mean over all windows that contain a pixel.
+
+    Windows lie `stride` pixels apart; the last of a row or column ends at the border of the image. An image that is
+    smaller than a window is padded with zeros.
+
+    Args:
+        model: the model.
+        images: (B, C, height, width).
+        window: pixels, a side or (height, width), multiples of the model's divisor.
+        stride: pixels; two thirds of a window by default.
+        located: whether each window is encoded as the part of the image that it is, for encodings that can (`crops`);
+            otherwise as an image of its own.
+    """
+    tall, wide = (window, window) if isinstance(window, int) else window
+    stride = (max(1, tall * 2 // 3), max(1, wide * 2 // 3)) if stride is None else stride
+    down, right = (stride, stride) if isinstance(stride, int) else stride
+    divisor = model.features.divisor
+    if tall < divisor or wide < divisor or tall % divisor or wide % divisor:
+        raise ValueError(f"`window` must have sides that are multiples of {divisor} pixels, got {tall} x {wide}.")
+    if not (0 < down <= tall and 0 < right <= wide):
+        raise ValueError(f"`stride` must be from 1 to the side of the window, {tall} x {wide}, got {down} x {right}.")
+    height, width = images.shape[-2:]
+    padded = pad_to(images, divisor, at_least=(tall, wide))
+    total, count = None, torch.zeros_like(padded[:1, :1])
+    for top in window_starts(padded.shape[-2], tall, down):
+        for left in window_starts(padded.shape[-1], wide, right):
+            rows, columns = slice(top, top + tall), slice(left, left + wide)
+            crop = None
+            if located:
+                size = (padded.shape[-2], padded.shape[-1])
+                crop = Crop.of_pixels(size, (top, left, tall, wide), model.backbone.patch_size)
+            logits = model(padded[..., rows, columns], crop)
+            if total is None:
+                total = logits.new_zeros(len(images), logits.shape[1], *padded.shape[-2:])
+            total[..., rows, columns] += logits
+            count[..., rows, columns] += 1
+    assert total is not None
+    mean: Tensor = total / count
+    return mean[..., :height, :width]
+
+
+def window_starts(side: int, window: int, stride: int) -> list[int]:
+    """Return where windows begin on an axis of `side` pixels; together they cover it, and none reaches beyond it."""
+    return [*range(0, side - window, stride), side - window]
+
+
+def pad_to(images: Tensor, divisor: int, at_least: tuple[int, int] = (1, 1)) -> Tensor:
+    """Pad images (B, C, height, width) with zeros, at the bottom and on the right, to multiples of `divisor`."""
+    height, width = (max(side, least) for side, least in zip(images.shape[-2:], at_least, strict=True))
+    down, right = height + -height % divisor - images.shape[-2], width + -width % divisor - images.shape[-1]
+    return F.pad(images, (0, right, 0, down)) if down or right else images
