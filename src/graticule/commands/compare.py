@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -51,6 +51,8 @@ class Compare:
     """folder of the runs and tables (default: runs/compare-RECIPE, with --quick runs/compare-RECIPE-quick)"""
     sizes: list[str] = dataclasses.field(default_factory=list)
     """of images: evaluate every run at these sides too, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
+    mode: Literal["zoom", "canvas"] = "zoom"
+    """with --sizes: zoom scales the content; canvas keeps its scale, with more room around it"""
     lengths: list[int] = dataclasses.field(default_factory=list)
     """of text: evaluate every run in windows of these numbers of tokens too: a second table and a plot"""
     quick: bool = False
@@ -114,9 +116,9 @@ def run(arguments: list[str]) -> int:
     print(*comparison.verdict(), sep="\n")
     print_written(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "tex", "png", "json")))
     if sizes:
-        found = resolutions(comparison, sizes, device=choose_device("auto"))
+        found = resolutions(comparison, sizes, device=choose_device("auto"), mode=options.mode)
         columns, *rows = found.rows()
-        print("\ntop-1 (%) at other sizes, mean and standard deviation")
+        print(f"\ntop-1 (%) at other sizes ({options.mode}), mean and standard deviation")
         print_table(columns, rows)
         _print_tests(found)
         print_written(*found.write(folder))

@@ -10,6 +10,7 @@ from graticule.lazy import lazy_names
 if TYPE_CHECKING:
     from graticule.data.augmentation import Augmentation
     from graticule.data.byte_pairs import BytePairTokenizer
+    from graticule.data.canvas import CanvasImages, Mode
     from graticule.data.documents import Document
     from graticule.data.images import ArrayImages, DatasetInfo, check_class_names, same_classes
     from graticule.data.module import DataModule, build_mixup, list_datasets, load_dataset
@@ -28,12 +29,14 @@ __all__ = [
     "BatchOrder",
     "BytePairTokenizer",
     "ByteTokenizer",
+    "CanvasImages",
     "DataModule",
     "DatasetInfo",
     "Document",
     "EpochSampler",
     "EvaluationOrder",
     "EvaluationWindows",
+    "Mode",
     "SeededImages",
     "TextInfo",
     "TextModule",
@@ -56,12 +59,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Mode": "canvas",
     "PADDING": "sampling",
     "ArrayImages": "images",
     "Augmentation": "augmentation",
     "BatchOrder": "sampling",
     "BytePairTokenizer": "byte_pairs",
     "ByteTokenizer": "tokens",
+    "CanvasImages": "canvas",
     "DataModule": "module",
     "DatasetInfo": "images",
     "Document": "documents",

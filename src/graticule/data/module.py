@@ -14,6 +14,7 @@ from timm.data.mixup import Mixup
 from torch.utils.data import DataLoader, Subset
 
 from graticule.data.augmentation import Augmentation
+from graticule.data.canvas import CanvasImages, Mode
 from graticule.data.cifar import cifar
 from graticule.data.digits import digits
 from graticule.data.fashion_mnist import fashion_mnist
@@ -215,12 +216,22 @@ class DataModule(L.LightningDataModule):
         """Batches of the test images at the training size."""
         return self.eval_dataloader(self.size)
 
-    def eval_dataloader(self, size: tuple[int, int], rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
+    def eval_dataloader(
+        self, size: tuple[int, int], rank: int = 0, world_size: int = 1, mode: Mode = "zoom"
+    ) -> DataLoader[Any]:
         """Batches of the test images at `size` = (height, width), every image once over all processes.
 
         Every process gets as many; an image that only fills up has the label `PADDING`.
+
+        Args:
+            mode: zoom scales the images to `size`; canvas leaves them at the scale of training, each at a random place
+                of an empty canvas of `size`, or cropped to it.
         """
         images = self._images["test"]
+        if mode == "canvas" and size != self.size:
+            at_scale = TransformedImages(images, evaluation_transform(self.info, self.size, self.augmentation))
+            order = EvaluationOrder(len(images), rank, world_size) if world_size > 1 else None
+            return self._loader(CanvasImages(at_scale, size), batch_size=self.eval_batch_size, sampler=order)
         transform = evaluation_transform(self.info, size, self.augmentation)
         kind = TensorImages if self._fits_in_memory(images, size) else TransformedImages
         sampler = EvaluationOrder(len(images), rank, world_size) if world_size > 1 else None

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
 from graticule.analysis import resolution_plot, save_figure
+from graticule.data import Mode
 from graticule.files import write_json, write_text
 from graticule.metric import TOP1
 from graticule.studies.comparison import Comparison, supported_decimals
@@ -27,12 +28,14 @@ class Resolutions:
     The weights are those of the last epoch, as in the comparison.
 
     images: how many the scores are over.
+    mode: what becomes of the images at other sizes, zoom or canvas (`graticule.tasks.evaluate`).
     """
 
     seeds: tuple[int, ...]
     trained_at: Size
     scores: dict[str, dict[Size, list[float]]]
     images: int
+    mode: Mode = "zoom"
 
     @property
     def decimals(self) -> int:
@@ -71,7 +74,7 @@ class Resolutions:
         records = {name: {_text(size): values for size, values in by.items()} for name, by in self.scores.items()}
         return [
             write_text(folder / "resolutions.md", self.markdown() + "\n"),
-            write_json(folder / "resolutions.json", {"seeds": list(self.seeds), "top1": records}),
+            write_json(folder / "resolutions.json", {"seeds": list(self.seeds), "mode": self.mode, "top1": records}),
             save_figure(self.figure(), folder / "resolutions.png"),
         ]
 
@@ -80,9 +83,16 @@ class Resolutions:
 
 
 def resolutions(
-    comparison: Comparison, sizes: Sequence[Size], *, device: torch.device | str = "cpu", progress: bool = True
+    comparison: Comparison,
+    sizes: Sequence[Size],
+    *,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+    mode: Mode = "zoom",
 ) -> Resolutions:
     """Evaluate the last weights of every run of `comparison` at `sizes` = (height, width), in pixels.
+
+    With `mode` zoom the images are scaled to each size; with canvas they keep their scale, with more room around them.
 
     Raises:
         ValueError: for no size, one twice, or one that a model cannot take, before any work.
@@ -100,11 +110,12 @@ def resolutions(
         scores[name] = {size: [] for size in sizes}
         bar.set_description(name, refresh=False)
         for run in runs:
-            for score in evaluate(run.model(data, "last"), data, sizes, device=device, progress=False):
+            model = run.model(data, "last")
+            for score in evaluate(model, data, sizes, device=device, progress=False, mode=mode, measure_cost=False):
                 scores[name][score.size].append(score.top1)
             bar.update()
     bar.close()
-    return Resolutions(comparison.seeds, first.recipe().img_size, scores, data.num_test)
+    return Resolutions(comparison.seeds, first.recipe().img_size, scores, data.num_test, mode)
 
 
 def _text(size: Size) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.checks import parse_sizes
 from graticule.training.evaluation import Evaluated, Evaluation, Table
@@ -23,6 +23,8 @@ class ImageEvaluation(Evaluation["Score"]):
 
     sizes: list[str] = field(default_factory=list)
     """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    mode: Literal["zoom", "canvas"] = "zoom"
+    """of images: at other sizes, zoom scales the content; canvas keeps its scale, with more room around it"""
     windows: list[int] = field(default_factory=list)
     """of images: side of the windows of every stage of a PosMLP, in patches (default: those of the run)"""
 
@@ -38,12 +40,12 @@ class ImageEvaluation(Evaluation["Score"]):
         """Score a model at every size."""
         from graticule.tasks.image_scores import evaluate
 
-        return evaluate(model, data, self._sizes(task), device=device, progress=progress)
+        return evaluate(model, data, self._sizes(task), device=device, progress=progress, mode=self.mode)
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> Table:
         """Return a row for each run and size, with the difference from the training size and windows."""
         rows, records = [], []
-        windows = {"windows": self.windows} if self.windows else {}
+        given = {"windows": self.windows} if self.windows else {}
         for run in evaluated:
             trained = run.recipe.img_size
             same = (score.top1 for score in run.scores if score.size == trained and not self.windows)
@@ -58,12 +60,14 @@ class ImageEvaluation(Evaluation["Score"]):
                         "-" if score.top5 is None else f"{score.top5:.2f}",
                         f"{score.loss:.3f}",
                         f"{score.images:,}",
-                        f"{score.images_per_second:,.0f}",
-                        f"{score.memory / 1e6:.2f}",
+                        "-" if score.images_per_second is None else f"{score.images_per_second:,.0f}",
+                        "-" if score.memory is None else f"{score.memory / 1e6:.2f}",
                     ]
                 )
-                records.append({"run": run.folder, **windows, **dataclasses.asdict(score)})
+                records.append({"run": run.folder, "mode": self.mode, **given, **dataclasses.asdict(score)})
         notes = ["* the size that the run was trained at; speed and peak memory are those of the forward pass alone"]
+        if self.mode == "canvas":
+            notes.append("canvas: the content keeps its scale, at a random place of the image")
         if self.windows:
             named = ", ".join(map(str, self.windows))
             notes.append(f"with windows of {named}; drop: relative to the windows of the training")

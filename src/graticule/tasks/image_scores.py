@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 from tqdm.auto import tqdm
 
-from graticule.data import DataModule
+from graticule.data import DataModule, Mode
 from graticule.surgery import fold, unfold
 from graticule.training.cost import inference_cost
 
@@ -23,7 +24,8 @@ class Score:
     """What a model scores and costs at one size.
 
     top1, top5: percent (top-5 only where there are more than 5 classes); loss: nats; images: how many were scored.
-    images_per_second, memory: of inference alone, on batches of `batch` images; memory in bytes an image (`Cost`).
+    images_per_second, memory: of inference alone, on batches of `batch` images; memory in bytes an image (`Cost`);
+    None where it was not measured.
     """
 
     size: tuple[int, int]
@@ -31,9 +33,9 @@ class Score:
     top5: float | None
     loss: float
     images: int
-    batch: int
-    images_per_second: float
-    memory: float
+    batch: int | None = None
+    images_per_second: float | None = None
+    memory: float | None = None
 
 
 def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
@@ -65,12 +67,17 @@ def evaluate(
     *,
     device: torch.device | str = "cpu",
     progress: bool = True,
+    mode: Mode = "zoom",
+    measure_cost: bool = True,
 ) -> list[Score]:
     """Score `model` on the test images at each of `sizes` = (height, width), in pixels.
 
+    With `mode` zoom the images are scaled to each size; with canvas they keep the scale of training and lie on a larger
+    canvas (`DataModule.eval_dataloader`).
+
     Position information is resampled or computed for each size, each encoding in its own way, and folded into
     constants where it does not depend on the image; the model is as it was afterwards. Speed and memory are those
-    of the forward pass on a full batch, reading excluded.
+    of the forward pass on a full batch, reading excluded; measuring them takes half a second for each size.
 
     Raises:
         ValueError: for a size that is no multiple of the patch, before any work.
@@ -87,7 +94,7 @@ def evaluate(
             top1 = MulticlassAccuracy(classes, average="micro").to(device)
             top5 = MulticlassAccuracy(classes, average="micro", top_k=5).to(device) if classes > 5 else None
             loss, count, first = 0.0, 0, None
-            batches = data.eval_dataloader(size)
+            batches = data.eval_dataloader(size, mode=mode)
             for images, labels in tqdm(batches, f"{size[0]}x{size[1]}", disable=not progress, leave=False):
                 images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
                 first = images if first is None else first
@@ -98,19 +105,15 @@ def evaluate(
                     if metric is not None:
                         metric.update(logits, labels)
             assert first is not None  # there are test images, or `data` would have said so
-            cost = inference_cost(model, first)
-            scores.append(
-                Score(
-                    size=size,
-                    top1=_percent(top1, count),
-                    top5=None if top5 is None else _percent(top5, count),
-                    loss=loss / count,
-                    images=count,
-                    batch=cost.batch,
-                    images_per_second=cost.images_per_second,
-                    memory=cost.memory,
-                )
+            score = Score(
+                size=size,
+                top1=_percent(top1, count),
+                top5=None if top5 is None else _percent(top5, count),
+                loss=loss / count,
+                images=count,
             )
+            cost = dataclasses.asdict(inference_cost(model, first)) if measure_cost else {}
+            scores.append(dataclasses.replace(score, **cost))
     finally:
         unfold(model).train(was_training)
     return scores
