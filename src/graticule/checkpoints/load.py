@@ -33,7 +33,7 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
             or of another kind of number than the model's, values that are not finite. The model is then as it was.
     """
     state = _state_for(model, path)
-    if complaints := _misfits(model, state):
+    if complaints := misfits(model, state):
         raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
     model.load_state_dict(state)
     return model
@@ -52,7 +52,7 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     state = _state_for(model, path)
     position = position_of(model)
     found = {name.removeprefix("position."): value for name, value in state.items() if name.startswith("position.")}
-    complaints = _misfits(position, found)
+    complaints = misfits(position, found)
     if complaints or not found:
         what = "; ".join(complaints) or "neither has any"
         raise ValueError(f"the position parameters of {path} do not fit {type(model).__name__}: {what}.")
@@ -70,7 +70,7 @@ def _state_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
     return own_state(model, state)
 
 
-def _misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     """Say what keeps `state` from being loaded into `model`, at most four things."""
     own = model.state_dict()
     complaints = []

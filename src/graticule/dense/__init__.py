@@ -4,6 +4,7 @@
 that is registered by `register_neck`, `register_head` or `register_decoder`.
 """
 
+from graticule.checkpoints.released_dense import load_published
 from graticule.dense.adapter import Adapter
 from graticule.dense.decoders import DECODERS, Decoder, register_decoder
 from graticule.dense.deformable import DeformableAttention, deformable_sample
@@ -44,6 +45,7 @@ __all__ = [
     "create_detector",
     "create_segmenter",
     "deformable_sample",
+    "load_published",
     "register_decoder",
     "register_head",
     "register_neck",

@@ -19,7 +19,8 @@ from graticule.dense.torchvision_parts import Anchors
 class RetinaNet(Detector):
     """Classifies nine anchors per cell with the focal loss, and moves them.
 
-    torchvision's, with mmdetection's anchors (`Anchors`). For one image the losses are mmdetection's; for several,
+    torchvision's, with mmdetection's anchors (`Anchors`). For one image the losses are mmdetection's, which adds the
+    epsilon of float32 to the number of positive anchors that it divides by; for several,
     torchvision divides the losses of each image by its own number of positive anchors and takes the mean, where
     mmdetection divides the sum by the number in all images. An anchor that is the best of a box and closer to another
     one is given to the other by torchvision, to the first by mmdetection.

@@ -1,0 +1,116 @@
+"""Weights of dense models as their public code has them: mmdetection, mmsegmentation, ViT-Adapter, Segmenter."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from graticule.checkpoints.load import misfits
+from graticule.checkpoints.names import rename_published
+from graticule.checkpoints.read import read_state
+from graticule.checks import checked
+
+#: Published names and ours, tried in this order; {features} is where the feature maps are in the model. Names of the
+#: backbone itself are then those of its family, which it knows.
+_NAMES = (
+    (r"^(?:backbone|encoder)\.(?:head|head_dist|fc_norm)\..*", None),
+    (r"^backbone\.((?:level_embed|spm|interactions|up)\b.*)", r"{features}reader.\1"),
+    (r"^(?:backbone|encoder)\.(.*)", r"{features}backbone.\1"),
+    (r"^neck\.lateral_convs\.(\d+)\.(?:conv)\.(.*)", r"{features}necks.0.fpn.inner_blocks.\1.0.\2"),
+    (r"^neck\.lateral_convs\.(\d+)\.(?:bn)\.(.*)", r"{features}necks.0.fpn.inner_blocks.\1.1.\2"),
+    (r"^neck\.fpn_convs\.(\d+)\.(?:conv)\.(.*)", r"{features}necks.0.fpn.layer_blocks.\1.0.\2"),
+    (r"^neck\.fpn_convs\.(\d+)\.(?:bn)\.(.*)", r"{features}necks.0.fpn.layer_blocks.\1.1.\2"),
+    (r"^bbox_head\.cls_convs\.(\d+)\.conv\.(.*)", r"model.head.classification_head.conv.\1.0.\2"),
+    (r"^bbox_head\.reg_convs\.(\d+)\.conv\.(.*)", r"model.head.regression_head.conv.\1.0.\2"),
+    (r"^bbox_head\.retina_cls\.(.*)", r"model.head.classification_head.cls_logits.\1"),
+    (r"^bbox_head\.retina_reg\.(.*)", r"model.head.regression_head.bbox_reg.\1"),
+    (r"^decode_head\.(.*)", r"decoder.\1"),
+    (r"^auxiliary_head\..*", None),
+)
+_TABLE = re.compile(r"backbone\.pos_embed\d?$")
+
+
+@checked
+def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> nn.Module:
+    """Load the weights of public code for dense prediction into `model`, whole or not at all; returns the model.
+
+    Those of RetinaNet in mmdetection (with PVT, Twins' PCPVT and others of the backbones here), of ViT-Adapter, UperNet
+    and Semantic FPN in mmsegmentation, and of Segmenter. Position tables are resampled as for a backbone alone; the row
+    of a class token that the model has not is left out; a layer scale is multiplied into the layer before it.
+
+    Args:
+        model: a model of `create_detector` or `create_segmenter`.
+        source: a checkpoint's path, or what was read from one.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it cannot be read or does not fit. The model is then as it was.
+    """
+    dense: Any = model
+    features, backbone = getattr(dense, "features", None), getattr(dense, "backbone", None)
+    if not isinstance(features, nn.Module) or not isinstance(backbone, nn.Module):
+        raise ValueError(f"`model` must be of create_detector or create_segmenter, got {type(model).__name__}.")
+    where = next(f"{name}." for name, module in model.named_modules() if module is features)
+    state = renamed(read_state(source), where, model.state_dict())
+    rename_published(backbone, state, f"{where}backbone.", {})
+    if complaints := misfits(model, state):
+        said = source if isinstance(source, str | Path) else "`source`"
+        raise ValueError(f"{said} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
+    model.load_state_dict(state)
+    return model
+
+
+def renamed(published: Mapping[str, Tensor], features: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a published state dict under our names, but for those of the backbone's family.
+
+    Args:
+        published: the state dict.
+        features: what precedes the names of the feature maps in the model.
+        own: the state dict of the model.
+    """
+    given = dict(published)
+    for name in [name for name in given if re.search(r"\.gamma[12]$", name)]:
+        scale, block = given.pop(name), name.rpartition(".")[0]
+        layer = f"{block}.attn.proj" if name.endswith("1") else f"{block}.mlp.fc2"
+        given[f"{layer}.weight"] = given[f"{layer}.weight"] * scale[:, None]
+        given[f"{layer}.bias"] = given[f"{layer}.bias"] * scale
+    adapter = f"{features}reader.level_embed" in own
+    levels = sum(name.startswith(f"{features}necks.0.fpn.inner_blocks") and name.endswith(".0.weight") for name in own)
+    state = {}
+    for name, value in given.items():
+        target = _own_name(name, adapter, levels, features)
+        if target is None or (target not in own and _unused(target, features)):
+            continue
+        if _TABLE.search(target) and f"{features}backbone.cls_token" not in own:
+            value = _without_class_row(value)
+        state[target] = value
+    return state
+
+
+def _own_name(name: str, adapter: bool, levels: int, features: str) -> str | None:
+    """Return our name of a published parameter; None for one that is never used."""
+    if adapter and (found := re.match(r"^backbone\.norm([1-4])\.(.*)", name)):
+        return f"{features}reader.norms.{int(found[1]) - 1}.{found[2]}"
+    if (found := re.match(r"^neck\.fpn_convs\.(\d+)\.conv\.(.*)", name)) and int(found[1]) >= levels:
+        return f"{features}necks.0.more.convs.{int(found[1]) - levels}.{found[2]}"
+    for pattern, ours in _NAMES:
+        if re.match(pattern, name):
+            return None if ours is None else re.sub(pattern, ours.replace("{features}", features), name)
+    return name
+
+
+def _unused(name: str, features: str) -> bool:
+    """Return whether a parameter of the backbone is one that feature maps do not need: final norm, class token."""
+    return re.match(rf"^{re.escape(features)}backbone\.(?:norm|cls_token|dist_token)\b", name) is not None
+
+
+def _without_class_row(table: Tensor) -> Tensor:
+    """Leave out the first row of a table (1, N, D) whose other rows alone are a square."""
+    rows = table.shape[-2]
+    square = math.isqrt(rows) ** 2 == rows
+    return table[:, 1:] if table.ndim == 3 and not square and math.isqrt(rows - 1) ** 2 == rows - 1 else table
