@@ -30,7 +30,7 @@ _NAMES = (
     (r"^bbox_head\.retina_cls\.(.*)", r"model.head.classification_head.cls_logits.\1"),
     (r"^bbox_head\.retina_reg\.(.*)", r"model.head.regression_head.bbox_reg.\1"),
     (r"^decode_head\.(.*)", r"decoder.\1"),
-    (r"^auxiliary_head\..*", None),
+    (r"^auxiliary_head\.(.*)", r"auxiliary.\1"),
 )
 _TABLE = re.compile(r"backbone\.pos_embed\d?$")
 
@@ -105,8 +105,11 @@ def _own_name(name: str, adapter: bool, levels: int, features: str) -> str | Non
 
 
 def _unused(name: str, features: str) -> bool:
-    """Return whether a parameter of the backbone is one that feature maps do not need: final norm, class token."""
-    return re.match(rf"^{re.escape(features)}backbone\.(?:norm|cls_token|dist_token)\b", name) is not None
+    """Return whether a parameter is one that a model may be without: final norm, class token, auxiliary decoder."""
+    return (
+        name.startswith("auxiliary.")
+        or re.match(rf"^{re.escape(features)}backbone\.(?:norm|cls_token|dist_token)\b", name) is not None
+    )
 
 
 def _without_class_row(table: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ that is registered by `register_neck`, `register_head` or `register_decoder`.
 
 from graticule.checkpoints.released_dense import load_published
 from graticule.dense.adapter import Adapter
+from graticule.dense.convolutional import FcnHead, SemanticFpn, UperHead
 from graticule.dense.decoders import DECODERS, Decoder, register_decoder
 from graticule.dense.deformable import DeformableAttention, deformable_sample
 from graticule.dense.detector import HEADS, Detector, register_head
@@ -17,7 +18,6 @@ from graticule.dense.retinanet import Fcos, RetinaNet
 from graticule.dense.segmentation import SegmentationModel, segment_in_windows
 from graticule.dense.segmenter import LinearDecoder, MaskTransformer
 from graticule.dense.torchvision_parts import Anchors
-from graticule.dense.uperhead import SemanticFpn, UperHead
 
 __all__ = [
     "DECODERS",
@@ -29,6 +29,7 @@ __all__ = [
     "DeformableAttention",
     "Detector",
     "FasterRcnn",
+    "FcnHead",
     "Fcos",
     "FeaturePyramid",
     "Features",

@@ -42,3 +42,27 @@ register_decoder = DECODERS.register
 def resize_to(x: Tensor, size: Sequence[int]) -> Tensor:
     """Resize maps (B, C, H, W) bilinearly to `size` = (H', W'), corners not aligned."""
     return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
+
+
+class ConvNorm(nn.Module):
+    """A convolution without bias, a batch norm and a ReLU; its names are those of mmcv's ConvModule."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
+        self.bn = nn.BatchNorm2d(outputs)
+        nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the map (B, outputs, H, W) of (B, inputs, H, W)."""
+        out: Tensor = self.bn(self.conv(x)).relu()
+        return out
+
+
+def classifier(channels: int, num_classes: int) -> nn.Conv2d:
+    """Return the 1 x 1 convolution that makes logits, with small random weights."""
+    layer = nn.Conv2d(channels, num_classes, 1)
+    nn.init.normal_(layer.weight, std=0.01)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer

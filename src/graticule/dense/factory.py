@@ -57,6 +57,7 @@ def create_segmenter(
     num_classes: int,
     decoder: str = "segmenter_mask",
     neck: str | None = None,
+    auxiliary: str | None = None,
     **arguments: Any,
 ) -> SegmentationModel:
     """Create a model of semantic segmentation: a backbone with any encoding and joining, a neck and a decoder.
@@ -64,9 +65,11 @@ def create_segmenter(
     Args:
         backbone: a name of `list_models()`, or a backbone, of which what is not used is then removed.
         num_classes: number of classes.
-        decoder: 'segmenter_linear', 'segmenter_mask', 'uperhead' or 'fpn', with options as 'uperhead(channels=128)'.
+        decoder: 'segmenter_linear', 'segmenter_mask', 'uperhead', 'fpn' or 'fcn', with options as
+            'uperhead(channels=128)'.
         neck: as in `create_detector`; by default none for Segmenter's decoders and for 'uperhead' after a pyramid,
             'fpn' for 'fpn' after a pyramid, and 'simple_pyramid' for both after a plain ViT.
+        auxiliary: a second decoder of the same maps for training, as 'fcn'; none by default.
         **arguments: those of `create_model`. Class tokens are left out, unless the decoder is one of Segmenter's or
             `class_token=True`.
 
@@ -86,8 +89,11 @@ def create_segmenter(
     if neck is None:
         neck = kind.neck if len(built.depths) > 1 else kind.plain_neck
     features: Features = build_features(built, neck, norm=kind.tokens)
-    made = kind(features.channels, features.strides, num_classes, **spec.options)
-    return SegmentationModel(features, made, num_classes)
+    made = [
+        DECODERS[each.name](features.channels, features.strides, num_classes, **each.options)
+        for each in (spec, *([] if auxiliary is None else [_one("auxiliary", DECODERS.specs(auxiliary))]))
+    ]
+    return SegmentationModel(features, made[0], num_classes, *made[1:])
 
 
 def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool) -> Backbone:

@@ -159,22 +159,22 @@ def build_features(
         neck: names with options, one after another, as 'adapter + fpn(channels=128)'; None for the maps of the backbone
             itself.
         norm: whether a single map goes through the final norm.
-        defaults: options of the last neck if it has them and nothing else is given.
+        defaults: options of the reader and of the last neck, of those that they have, if nothing else is given.
     """
     specs = () if neck is None else NECKS.specs(neck)
     reader: Reader | None = None
     necks: list[Neck] = []
     for index, spec in enumerate(specs):
         kind: Any = NECKS[spec.name]
+        known = NECKS.options(spec.name) if issubclass(kind, Reader) or index == len(specs) - 1 else ()
+        options = {name: value for name, value in (defaults or {}).items() if name in known}
         if issubclass(kind, Reader):
             if index:
                 raise ValueError(f"`neck` must begin with {spec.name!r}, which reads the backbone, got {neck!r}.")
-            reader = kind(backbone, **spec.options)
+            reader = kind(backbone, **{**options, **spec.options})
             continue
         reader = reader or _reader(backbone, norm)
         last: Levels = necks[-1] if necks else reader
-        known = NECKS.options(spec.name) if index == len(specs) - 1 else ()
-        options = {name: value for name, value in (defaults or {}).items() if name in known}
         necks.append(kind(last.channels, last.strides, **{**options, **spec.options}))
     return Features(backbone, reader or _reader(backbone, norm), necks)
 

@@ -25,12 +25,16 @@ class SegmentationModel(nn.Module):
         features: images to feature maps.
         decoder: feature maps to logits.
         num_classes: number of classes.
+        auxiliary: another decoder, for a loss of its own in training (`all_logits`).
     """
 
-    def __init__(self, features: Features, decoder: Decoder, num_classes: int) -> None:
+    def __init__(
+        self, features: Features, decoder: Decoder, num_classes: int, auxiliary: Decoder | None = None
+    ) -> None:
         super().__init__()
         self.features = features
         self.decoder = decoder
+        self.auxiliary = auxiliary
         self.num_classes = num_classes
 
     @property
@@ -46,6 +50,16 @@ class SegmentationModel(nn.Module):
             crop: which part of larger images they are (see `Backbone.forward`); their sides then are multiples of
                 `features.divisor`.
         """
+        return self._logits(images, [self.decoder], crop)[0]
+
+    def all_logits(self, images: Tensor) -> list[Tensor]:
+        """Return the logits of the decoder, and those of the auxiliary one if there is one, as `forward` does.
+
+        mmsegmentation's UperNet is trained with the loss of the first plus 0.4 times that of the second.
+        """
+        return self._logits(images, [self.decoder, *([] if self.auxiliary is None else [self.auxiliary])])
+
+    def _logits(self, images: Tensor, decoders: list[Decoder], crop: Crop | None = None) -> list[Tensor]:
         height, width = images.shape[-2:]
         padded = pad_to(images, self.features.divisor)
         if crop is not None and padded.shape != images.shape:
@@ -53,8 +67,8 @@ class SegmentationModel(nn.Module):
                 f"`images` must have sides that are multiples of {self.features.divisor} where `crop` is given, got "
                 f"{height} x {width}."
             )
-        logits = self.decoder(list(self.features(padded, crop).values()))
-        return resize_to(logits, padded.shape[-2:])[..., :height, :width]
+        maps = list(self.features(padded, crop).values())
+        return [resize_to(decoder(maps), padded.shape[-2:])[..., :height, :width] for decoder in decoders]
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters of the backbone that do not decay (see `Backbone.no_weight_decay`)."""

@@ -1,4 +1,4 @@
-"""UperNet's decoder: pyramid pooling of the coarsest map, a feature pyramid, and all levels together."""
+"""The decoders of mmsegmentation: UperNet, Semantic FPN and a fully convolutional head."""
 
 from __future__ import annotations
 
@@ -8,30 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from graticule.checks import checked
-from graticule.dense.decoders import Decoder, register_decoder, resize_to
-
-
-class ConvNorm(nn.Module):
-    """A convolution without bias, a batch norm and a ReLU; its names are those of mmcv's ConvModule."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
-        self.bn = nn.BatchNorm2d(outputs)
-        nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the map (B, outputs, H, W) of (B, inputs, H, W)."""
-        out: Tensor = self.bn(self.conv(x)).relu()
-        return out
+from graticule.dense.decoders import ConvNorm, Decoder, classifier, register_decoder, resize_to
 
 
 @register_decoder("uperhead")
 class UperHead(Decoder):
     """UperNet: the coarsest map is pooled to several sizes, and added to the finer ones from top to bottom.
 
-    It computes what mmsegmentation's UPerHead does, under its names. The auxiliary head of its training recipes is not
-    part of it.
+    It computes what mmsegmentation's UPerHead does, under its names.
 
     Reference: Unified Perceptual Parsing for Scene Understanding (Xiao et al., 2018).
 
@@ -134,10 +118,42 @@ class SemanticFpn(Decoder):
         return logits
 
 
-def classifier(channels: int, num_classes: int) -> nn.Conv2d:
-    """Return the 1 x 1 convolution that makes logits, with small random weights."""
-    layer = nn.Conv2d(channels, num_classes, 1)
-    nn.init.normal_(layer.weight, std=0.01)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    return layer
+@register_decoder("fcn")
+class FcnHead(Decoder):
+    """Classifies each cell of one map after a 3 x 3 convolution: the auxiliary head of UperNet in mmsegmentation.
+
+    It computes what mmsegmentation's FCNHead does, under its names.
+
+    Reference: Fully Convolutional Networks for Semantic Segmentation (Long et al., 2015).
+
+    Args:
+        inputs: channels of the maps.
+        strides: their pixels per cell.
+        num_classes: number of classes.
+        channels: of the convolution.
+        level: index of the map.
+        drop: dropout of whole channels before the classifier.
+    """
+
+    @checked
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        strides: Sequence[int],
+        num_classes: int,
+        channels: int = 256,
+        level: int = 2,
+        drop: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if not 0 <= level < len(inputs):
+            raise ValueError(f"`level` must be the index of one of {len(inputs)} maps, got {level}.")
+        self.level = level
+        self.convs = nn.Sequential(ConvNorm(inputs[level], channels, 3))
+        self.dropout = nn.Dropout2d(drop)
+        self.conv_seg = classifier(channels, num_classes)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        """Return logits (B, num_classes, H, W) at the resolution of the map."""
+        logits: Tensor = self.conv_seg(self.dropout(self.convs(maps[self.level])))
+        return logits

@@ -1,0 +1,440 @@
+"""Detectors and segmentation models: what they take and return, and the laws of their parts."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.optim import param_groups_layer_decay
+
+import graticule
+from graticule.dense import HEADS, DeformableAttention, SimplePyramid, deformable_sample, segment_in_windows
+from graticule.dense.segmentation import window_starts
+from graticule.dense.torchvision_parts import Anchors
+from graticule.dense.windowed import WindowedAttention
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition
+from graticule.layers import Attention
+
+VIT = {"backbone": "deit_tiny_patch16_224", "img_size": 64, "embed_dim": 24, "depth": 4, "num_heads": 2}
+PVT = {
+    "backbone": "pvt_tiny",
+    "img_size": 64,
+    "embed_dims": (8, 8, 16, 16),
+    "depths": (1, 1, 1, 1),
+    "num_heads": (1, 1, 2, 2),
+}
+ADAPTER = "adapter(width=4, points=2, heads=2, window=3)"
+POSITIONS = [
+    ("learnable", "default"),
+    ("learnable", "lape"),
+    ("sinusoidal_2d", "shared"),
+    ("peg", "default"),
+    ("rope", "default"),
+    ("relative_bias", "default"),
+    ("shaw", "default"),
+    ("none", "default"),
+]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def targets(masks=True):
+    """Targets of two images of 60 x 90 and 64 x 50, one without objects."""
+    some = {"boxes": torch.tensor([[5.0, 6.0, 45.0, 50.0], [50.0, 8.0, 80.0, 30.0]]), "labels": torch.tensor([3, 1])}
+    none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
+    shapes = (2, 60, 90), (0, 64, 50)
+    masked = [torch.ones(shape, dtype=torch.uint8) for shape in shapes]
+    return [{**one, "masks": mask} if masks else one for one, mask in zip((some, none), masked, strict=True)]
+
+
+IMAGES = [torch.rand(3, 60, 90), torch.rand(3, 64, 50)]
+
+
+def naive(value, shapes, locations, weights):
+    """Deformable sampling by `grid_sample`, level by level."""
+    batch, _, heads, dim = value.shape
+    out = 0
+    for level, part in enumerate(value.split([h * w for h, w in shapes], 1)):
+        maps = part.permute(0, 2, 3, 1).reshape(batch * heads, dim, *shapes[level])
+        at = 2 * locations[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1
+        sampled = F.grid_sample(maps, at, align_corners=False)  # (B * h, d, Q, P)
+        out = out + (sampled * weights[:, :, :, level].transpose(1, 2).flatten(0, 1)[:, None]).sum(-1)
+    return out.unflatten(0, (batch, heads)).permute(0, 3, 1, 2).flatten(2)
+
+
+def sampling(shapes=((3, 5), (2, 1)), batch=2, queries=3, heads=2, points=3, dim=4):
+    """Random arguments of `deformable_sample`, some locations outside of the maps."""
+    cells = sum(height * width for height, width in shapes)
+    value = torch.randn(batch, cells, heads, dim, dtype=torch.float64, requires_grad=True)
+    locations = torch.rand(batch, queries, heads, len(shapes), points, 2, dtype=torch.float64) * 1.6 - 0.3
+    weights = torch.rand(batch, queries, heads, len(shapes), points, dtype=torch.float64, requires_grad=True)
+    return value, shapes, locations.requires_grad_(), weights
+
+
+def test_sampling_is_bilinear_interpolation_with_zeros_outside_of_each_level():
+    value, shapes, locations, weights = sampling()
+    found = deformable_sample(value, shapes, locations, weights)
+    expected = naive(value, shapes, locations, weights)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    wanted = torch.randn_like(found)
+    inputs = (value, locations, weights)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, inputs, wanted), torch.autograd.grad(expected, inputs, wanted), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_sampling_at_the_center_of_a_cell_gives_its_value_and_between_two_their_mean():
+    value = torch.arange(6.0).reshape(1, 6, 1, 1)  # one level of 2 x 3
+    at = torch.tensor([[2.5 / 3, 0.75], [1 / 3, 0.25], [0.5, 2.0]])  # last cell; between cells 0 and 1; outside
+    found = deformable_sample(value, [(2, 3)], at[None, :, None, None, None], torch.ones(1, 3, 1, 1, 1))
+    torch.testing.assert_close(found.flatten(), torch.tensor([5.0, 0.5, 0.0]))
+
+
+def test_points_of_a_fresh_layer_lie_one_to_p_cells_from_the_query_in_a_direction_per_head():
+    attention = DeformableAttention(16, levels=2, num_heads=4, points=3)
+    shapes = [(5, 10), (2, 4)]
+    locations, weights = attention.points_of(torch.randn(1, 1, 16), torch.full((1, 1, 1, 2), 0.5), shapes)
+    steps = (locations - 0.5) * torch.tensor([[10.0, 5.0], [4.0, 2.0]])[:, None]
+    directions = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])[:, None, None]
+    torch.testing.assert_close(steps[0, 0], (directions * torch.arange(1.0, 4)[:, None]).expand(-1, 2, -1, -1))
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / 6))
+
+
+def test_deformable_attention_is_compiled_as_one_graph():
+    attention = DeformableAttention(8, levels=2, num_heads=2, points=2)
+    query, reference, value = torch.randn(2, 3, 8), torch.rand(1, 3, 1, 2), torch.randn(2, 16, 8)
+    call = partial(attention, shapes=((3, 4), (2, 2)))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(query, reference, value), call(query, reference, value))
+
+
+@pytest.mark.parametrize(("encoding", "joining"), POSITIONS)
+def test_a_fresh_adapter_leaves_the_tokens_of_the_vit_as_they_are_with_any_position_at_any_size(encoding, joining):
+    model = graticule.create_segmenter(
+        **VIT,
+        num_classes=2,
+        decoder="uperhead(channels=8)",
+        encoding=encoding,
+        joining=joining,
+        neck="adapter(width=4, points=2, heads=2)",
+    ).eval()
+    adapter, vit, image = model.features.reader, model.backbone, torch.randn(2, 3, 64, 96)
+    grid = vit.grid_of(image)
+    _, *maps = adapter.spm(image)
+    spatial = torch.cat([one.flatten(2).mT for one in maps], 1)
+    shapes = [tuple(one.shape[-2:]) for one in maps]
+    tokens, _ = adapter.exchange(vit, image, grid, spatial, shapes)
+    for found, expected in zip(tokens, vit.forward_intermediates(image, intermediates_only=True), strict=True):
+        torch.testing.assert_close(grid.to_map(found), expected)
+
+
+def test_every_parameter_of_an_adapter_learns_and_checkpointing_changes_no_gradient():
+    model = (
+        graticule.create_segmenter(
+            **VIT,
+            num_classes=2,
+            decoder="uperhead(channels=8, drop=0.0)",
+            neck=ADAPTER,
+            joining="lape",
+            encoding="learnable",
+        )
+        .double()
+        .train()
+    )
+    with torch.no_grad():
+        for interaction in model.features.reader.interactions:
+            interaction.injector.gamma.normal_()
+    image, found = torch.randn(2, 3, 64, 96, dtype=torch.float64), []
+    for recompute in (False, True):
+        model.backbone.set_grad_checkpointing(recompute)
+        model.zero_grad()
+        model(image).square().sum().backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+        assert [name for name, gradient in found[-1].items() if gradient is None] == []
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(gradient, found[1][name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+def in_windows(grid, window):
+    """0 for pairs of tokens in the same window, -inf for others."""
+    y, x = grid.coordinates().unbind(-1)
+    label = y // window * 1000 + x // window
+    return torch.zeros(grid.tokens, grid.tokens).masked_fill(label[:, None] != label, -math.inf).double()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_attention_in_windows_is_attention_with_all_pairs_across_windows_masked(batch):
+    grid, whole = Grid(4, 6), Attention(8, 2).double()
+    windows = WindowedAttention(whole, 2)
+    x, mask = torch.randn(batch, 24, 8, dtype=torch.float64), in_windows(grid, 2)
+    bias = torch.randn(2, 24, 24, dtype=torch.float64)
+    for given, masked in ((None, mask), (bias, bias + mask), (lambda q: bias * q.sum(), None)):
+        position = LayerPosition(bias=given)
+        if masked is None:
+            masked = lambda q: bias * q.sum() + mask  # noqa: E731
+        expected = LayerPosition(bias=masked)
+        torch.testing.assert_close(windows(x, position, grid), whole(x, expected, grid))
+        torch.testing.assert_close(windows.weights(x, position, grid), whole.weights(x, expected, grid))
+
+
+def test_windows_that_reach_beyond_the_grid_have_zeros_as_keys_and_values():
+    grid, whole = Grid(3, 5), Attention(8, 2).double()
+    windows, x = WindowedAttention(whole, 2), torch.randn(2, 15, 8, dtype=torch.float64)
+    q, k, v = whole.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+    logits = (q @ k.mT / 2).exp() * in_windows(grid, 2).exp()
+    y, xs = grid.coordinates().unbind(-1)
+    missing = 4 - in_windows(grid, 2).exp().sum(-1)  # zeros in the window of each token: each has the logit 0
+    weights = logits / (logits.sum(-1, keepdim=True) + missing[:, None])
+    assert missing.max() == 3 and y.max() == 2 and xs.max() == 4
+    torch.testing.assert_close(windows.weights(x, LayerPosition(), grid), weights)
+    expected = whole.proj((weights @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(windows(x, LayerPosition(), grid), expected)
+
+
+def test_detection_lets_all_blocks_but_the_last_of_each_group_attend_in_windows():
+    neck = "adapter(groups=2, width=4, points=2, heads=2) + fpn(channels=8)"
+    model = graticule.create_detector(**VIT, num_classes=2, neck=neck)
+    kinds = [type(block.attn) is WindowedAttention for block in model.backbone.blocks]
+    assert kinds == [True, False, True, False]
+    assert model.backbone.blocks[0].attn.window == 14 and model.features.reader.added == "last"
+
+
+@pytest.fixture(scope="module")
+def detectors():
+    """A detector per head, with a pyramid, a plain ViT and an adapter in turn."""
+    torch.manual_seed(0)
+    small = {"retinanet": "retinanet(convs=1)"}
+    kinds = {
+        "retinanet": {**PVT, "neck": "fpn(channels=32)"},
+        "fcos": {**VIT, "neck": "simple_pyramid(channels=32)", "encoding": "rope"},
+        "faster_rcnn": {**VIT, "neck": "simple_pyramid(channels=16)", "encoding": "peg"},
+        "mask_rcnn": {**VIT, "neck": f"{ADAPTER} + fpn(channels=16, norm=True)", "joining": "lape"},
+    }
+    return {head: graticule.create_detector(num_classes=3, head=small.get(head, head), **kinds[head]) for head in HEADS}
+
+
+@pytest.mark.parametrize("head", list(HEADS))
+def test_a_detector_gives_losses_in_training_and_detections_in_evaluation(detectors, head):
+    model = detectors[head].train()
+    losses = model(IMAGES, targets(model.masks))
+    sum(losses.values()).backward()
+    assert all(torch.isfinite(loss) for loss in losses.values())
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+    with torch.no_grad():
+        found = model.eval()(IMAGES)
+    for one, image in zip(found, IMAGES, strict=True):
+        count, (height, width) = len(one["scores"]), image.shape[-2:]
+        assert one["boxes"].shape == (count, 4) and one["labels"].shape == (count,)
+        assert (one["boxes"] >= 0).all() and (one["boxes"] <= torch.tensor([width, height, width, height])).all()
+        assert (one["labels"] >= 1).all() and (one["labels"] <= 3).all()
+        if model.masks:
+            assert one["masks"].shape == (count, 1, height, width)
+
+
+@pytest.mark.parametrize("head", list(HEADS))
+def test_the_classes_that_a_detector_returns_are_those_of_its_targets(detectors, head):
+    model = detectors[head].eval()
+    layers = {
+        "retinanet": "head.classification_head.cls_logits",
+        "fcos": "head.classification_head.cls_logits",
+        "faster_rcnn": "roi_heads.box_predictor.cls_score",
+        "mask_rcnn": "roi_heads.box_predictor.cls_score",
+    }
+    layer = model.model.get_submodule(layers[head])
+    before, classes = layer.bias.detach().clone(), 3 + (model.first_class == 1)
+    for label in (1, 2, 3):
+        given = [{**one, "labels": one["labels"] * 0 + label} for one in targets()]
+        model.train().zero_grad()
+        sum(model(IMAGES, given).values()).backward()
+        gradient = layer.bias.grad.reshape(-1, classes).sum(0)[model.first_class :]
+        assert gradient.argmin() == label - 1  # the loss falls with the logit of this class alone
+        raised = torch.full((classes,), -50.0)
+        raised[label - 1 + model.first_class] = 50
+        layer.bias.data.copy_(raised.repeat(len(before) // classes))
+        with torch.no_grad():
+            found = torch.cat([one["labels"] for one in model.eval()(IMAGES)])
+        layer.bias.data.copy_(before)
+        assert len(found) and (found == label).all()
+
+
+def test_images_are_normalized_padded_and_never_resized(detectors):
+    batch = detectors["retinanet"].model.transform
+    mean = torch.tensor(batch.image_mean)[:, None, None]
+    found, _ = batch([mean.expand(3, 60, 90).clone(), torch.zeros(3, 33, 20)])
+    assert found.tensors.shape == (2, 3, 64, 96) and found.image_sizes == [(60, 90), (33, 20)]
+    assert not found.tensors[0].any() and not found.tensors[1, :, 33:].any()
+
+
+def test_anchors_of_coarse_levels_are_at_multiples_of_their_stride():
+    images = type("Images", (), {"image_sizes": [(800, 1333)]})
+    (found,) = Anchors((64, 128), (1.0,), (0.5, 2.0))(images, [torch.zeros(1, 1, 13, 21), torch.zeros(1, 1, 7, 11)])
+    centers = (found[:, :2] + found[:, 2:]) / 2
+    assert torch.equal(centers[2 * 13 * 21 - 1], torch.tensor([20 * 64.0, 12 * 64]))
+    assert torch.equal(centers[-1], torch.tensor([10 * 128.0, 6 * 128]))
+    width, height = (found[-1, 2:] - found[-1, :2]).tolist()
+    assert math.isclose(width * height, 128**2, rel_tol=1e-5) and math.isclose(height / width, 2, rel_tol=1e-5)
+
+
+def test_the_simple_pyramid_has_four_strides_and_more_where_asked():
+    for extra, count in (("none", 4), ("pool", 5), ("convolutions", 6)):
+        neck = SimplePyramid((8,), (16,), channels=6, extra=extra)
+        maps = neck([torch.randn(2, 8, 4, 6)])
+        assert neck.strides == (4, 8, 16, 32, 64, 128)[:count]
+        assert [tuple(one.shape) for one in maps] == [
+            (2, 6, -(-64 // stride), -(-96 // stride)) for stride in neck.strides
+        ]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "options"),
+    [
+        ("segmenter_linear", {**VIT, "encoding": "rope"}),
+        ("segmenter_mask(depth=1)", {**VIT, "joining": "lape"}),
+        ("uperhead(channels=8)", PVT),
+        ("fpn(channels=8)", {**VIT, "encoding": "relative_bias"}),
+        ("fcn(channels=8)", PVT),
+    ],
+)
+def test_a_segmentation_model_gives_logits_of_the_size_of_any_image(decoder, options):
+    model = graticule.create_segmenter(num_classes=3, decoder=decoder, **options)
+    logits = model(torch.randn(2, 3, 50, 70))
+    assert logits.shape == (2, 3, 50, 70)
+    logits.square().sum().backward()
+    unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert all(
+        (decoder.startswith("fcn") and "blocks.3" in name) or "patch_embeds.3" in name or "stages.3" in name
+        for name in unused
+    )
+    copy = graticule.create_segmenter(num_classes=3, decoder=decoder, **options).eval()
+    copy.load_state_dict(model.state_dict())
+    image = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(copy(image), model.eval()(image))
+
+
+def test_an_auxiliary_decoder_has_logits_of_its_own_and_does_not_change_the_others():
+    model = graticule.create_segmenter(
+        **PVT, num_classes=3, decoder="uperhead(channels=8)", auxiliary="fcn(channels=8)"
+    ).eval()
+    image = torch.randn(1, 3, 50, 64)
+    first, second = model.all_logits(image)
+    assert first.shape == second.shape == (1, 3, 50, 64) and not torch.equal(first, second)
+    torch.testing.assert_close(model(image), first)
+
+
+@pytest.mark.parametrize("located", [False, True])
+def test_windows_cover_an_image_and_each_pixel_has_the_mean_of_its_windows(located):
+    model = graticule.create_segmenter(**VIT, num_classes=3, decoder="segmenter_linear", encoding="rope").eval()
+    image, calls = torch.randn(1, 3, 64, 100), []
+    model.register_forward_pre_hook(lambda module, args: calls.append(args))
+    whole = segment_in_windows(model, image, (64, 112), located=located)
+    torch.testing.assert_close(whole, model(image)[..., :100], rtol=1e-4, atol=1e-4)
+    calls.clear()
+    found = segment_in_windows(model, image, (32, 64), (32, 48), located=located)
+    windows = {(0, 0): calls[0], (0, 48): calls[1], (32, 0): calls[2], (32, 48): calls[3]}
+    assert len(calls) == 4
+    padded, total, count = F.pad(image, (0, 12)), torch.zeros(1, 3, 64, 112), torch.zeros(64, 112)
+    for (top, left), (given, crop) in windows.items():
+        assert torch.equal(given, padded[..., top : top + 32, left : left + 64])
+        expected = graticule.Crop((4, 7), (top / 16, left / 16, 2, 4)) if located else None
+        assert crop == expected
+        total[..., top : top + 32, left : left + 64] += model(given, crop)
+        count[top : top + 32, left : left + 64] += 1
+    torch.testing.assert_close(found, (total / count)[..., :100])
+
+
+@pytest.mark.parametrize(("side", "window", "stride"), [(7, 7, 3), (10, 4, 4), (11, 4, 3), (9, 4, 4)])
+def test_windows_of_an_axis_cover_it_and_end_with_it(side, window, stride):
+    starts = window_starts(side, window, stride)
+    covered = {pixel for start in starts for pixel in range(start, start + window)}
+    assert covered == set(range(side)) and starts[-1] == side - window
+
+
+@pytest.mark.parametrize("options", [{**VIT, "neck": f"{ADAPTER} + fpn(channels=8)"}, PVT])
+def test_layers_of_the_backbone_have_learning_rates_of_their_own(options):
+    model = graticule.create_detector(num_classes=2, head="retinanet(convs=0)", joining="lape", **options)
+    names = dict(model.named_parameters())
+    assert model.no_weight_decay() <= names.keys()
+    assert any("position" in name for name in model.no_weight_decay())
+    of = {id(parameter): name for name, parameter in names.items()}
+    groups = param_groups_layer_decay(model, 0.05, layer_decay=0.5)
+    scale = {of[id(parameter)]: group["lr_scale"] for group in groups for parameter in group["params"]}
+    assert scale.keys() == names.keys()
+    by_layer = [min(s for name, s in scale.items() if f"backbone.blocks.{layer}." in name) for layer in range(4)]
+    heads = [s for name, s in scale.items() if not name.startswith("model.backbone.backbone.")]
+    assert by_layer == sorted(set(by_layer)) and max(by_layer) < 1 and set(heads) == {1.0}
+
+
+def test_position_folds_in_a_detector_and_changes_nothing():
+    model = graticule.create_segmenter(**VIT, num_classes=2, decoder="segmenter_linear", joining="lape").eval()
+    image = torch.randn(1, 3, 64, 64)
+    expected = model(image)
+    torch.testing.assert_close(graticule.fold(model)(image), expected)
+
+
+def test_parts_that_do_not_fit_are_refused_with_what_to_do():
+    detector, segmenter = graticule.create_detector, graticule.create_segmenter
+    model = segmenter(**VIT, num_classes=2, decoder="segmenter_linear")
+    trained = detector(**PVT, num_classes=2, head="retinanet(convs=0)", neck="fpn(channels=32)").train()
+    image, (some, _) = torch.rand(3, 64, 64), targets()
+    box = {"boxes": torch.tensor([[3.0, 3, 3, 9]]), "labels": torch.tensor([1])}
+    cases = [
+        (partial(detector, **VIT, num_classes=0), "`num_classes` must be at least 1"),
+        (partial(detector, **VIT, num_classes=2, head="retinanet(score_=1)"), "did you mean 'score'"),
+        (partial(detector, **VIT, num_classes=2, head="retina"), "`head` must be"),
+        (partial(detector, **VIT, num_classes=2, head="retinanet + fcos"), "`head` must be one name"),
+        (partial(detector, **VIT, num_classes=2, neck="fpm"), "`neck` must be"),
+        (partial(detector, **VIT, num_classes=2, neck="fpn + adapter"), "must begin with 'adapter'"),
+        (partial(detector, **PVT, num_classes=2, neck="adapter"), "unless the backbone is a plain ViT"),
+        (partial(detector, **PVT, num_classes=2, neck="simple_pyramid"), "use 'fpn' for a pyramid"),
+        (partial(detector, **VIT, num_classes=2, neck="adapter(groups=3)"), "`groups` must divide"),
+        (partial(detector, **VIT, num_classes=2, neck="adapter(heads=5)"), "`heads` must divide"),
+        (partial(detector, **PVT, num_classes=2, neck="fpn(first=4)"), "`first` must be the index"),
+        (partial(detector, **VIT, num_classes=2, encodin="rope"), "did you mean `encoding`"),
+        (partial(detector, model.backbone, 2, img_size=32), "`backbone` must be a name"),
+        (partial(segmenter, **PVT, num_classes=2, decoder="fcn(level=7)"), "`level` must be the index"),
+        (partial(segment_in_windows, model, image[None], 40), "multiples of 16 pixels"),
+        (partial(segment_in_windows, model, image[None], 32, 40), "`stride` must be from 1"),
+        (partial(model, image[None, :, :40], graticule.Crop((4, 4), (0, 0, 2, 4))), "multiples of 16 where `crop`"),
+        (partial(trained, [image]), "one entry per image in training, got none"),
+        (partial(trained, [image], [box]), "positive width and height"),
+        (partial(trained, [image], [some]), "`labels` must be from 1 to 2"),
+        (partial(trained, [image], [{**some, "labels": torch.tensor([1])}]), "`targets` must have `boxes`"),
+    ]
+    for call, message in cases:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            call()
+        assert message in str(caught.value), (message, str(caught.value))
+
+
+#: Parameters in millions as printed: LaPE's Tables 3 and 4, CPVT's Table 13, PosMLP's Table 8; and how closely we
+#: meet them. UperNet's include the auxiliary decoder.
+PRINTED = [
+    ("deit_tiny_patch16_224", {"head": "mask_rcnn", "neck": "adapter + fpn", "joining": "lape"}, 28, 0.5),
+    ("deit_small_patch16_224", {"head": "mask_rcnn", "neck": "adapter + fpn", "joining": "lape"}, 48, 0.5),
+    ("deit_tiny_patch16_224", {"decoder": "uperhead", "auxiliary": "fcn", "neck": "adapter"}, 36, 0.5),
+    ("deit_small_patch16_224", {"decoder": "uperhead", "auxiliary": "fcn", "neck": "adapter"}, 58, 0.5),
+    ("deit_tiny_patch16_224", {"decoder": "segmenter_mask", "img_size": 512}, 7, 0.5),
+    ("pvt_tiny", {"head": "retinanet"}, 23, 0.5),
+    ("pvt_tiny_peg_gap", {"head": "retinanet"}, 23, 0.5),
+    ("pvt_medium_peg_gap", {"head": "retinanet"}, 54, 0.5),
+    ("pvt_small", {"decoder": "fpn"}, 28, 0.5),
+    ("pvt_tiny_peg", {"decoder": "fpn"}, 17, 0.5),
+    ("posmlp_tiny_224", {"head": "mask_rcnn"}, 40.5, 0.15),
+    ("posmlp_tiny_224", {"head": "retinanet"}, 31.1, 0.05),
+    ("posmlp_small_224", {"head": "retinanet"}, 47.3, 0.15),
+]
+
+
+@pytest.mark.parametrize(("backbone", "options", "printed", "within"), PRINTED)
+def test_the_dense_rows_of_the_papers_have_as_many_parameters_as_printed(backbone, options, printed, within):
+    create = graticule.create_detector if "head" in options else graticule.create_segmenter
+    with torch.device("meta"):
+        model = create(backbone, 80 if "head" in options else 150, **options)
+    found = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    assert abs(found - printed) < within, found
