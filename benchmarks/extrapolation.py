@@ -108,7 +108,8 @@ def variants(choice: str) -> dict[str, str]:
     found = {"plain": plain}
     for scaling in SCALED.get(choice, ()):
         inside = plain[:-1] + ", " if plain.endswith(")") else plain + "("
-        found[scaling] = f"{inside}scaling='{scaling}')"
+        ramp = ", ramp=(0.25, 1)" if scaling == "yarn" else ""  # a grid of 5 has no frequencies of more turns
+        found[scaling] = f"{inside}scaling='{scaling}'{ramp})"
     return found | {f"{name} + log_n": "log_n" if spec == "none" else f"{spec} + log_n" for name, spec in found.items()}
 
 
