@@ -63,6 +63,15 @@ def assert_same(found, expected, atol=1e-12):
             torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
+def test_positional_attention_is_over_the_patches_of_the_crop():
+    position = build("gpsa", WHOLE)
+    part, whole = position(CROP)[0].positional, position(WHOLE)[0].positional
+    patches = TOKENS[1:]
+    seen = whole.weights[:, patches][:, :, patches]
+    torch.testing.assert_close(part.weights[:, 1:, 1:], seen / seen.sum(-1, keepdim=True), rtol=0, atol=1e-12)
+    torch.testing.assert_close(part.gate, whole.gate[:, TOKENS], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("encoding", CROPPED)
 @pytest.mark.parametrize("built", [BUILT, WHOLE], ids=["another grid", "the whole grid"])
 def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding, built):

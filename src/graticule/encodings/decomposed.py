@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from graticule.checks import checked
 from graticule.encodings.base import register_encoding
 from graticule.encodings.bias import BiasEncoding
-from graticule.grid import Grid, resize_map
+from graticule.grid import Axis, Grid, resize_map
 from graticule.resampling import build_resampler
 
 
@@ -41,6 +41,7 @@ class Decomposed(BiasEncoding):
     """
 
     resampled = True
+    crops = True
     holds = "displacements"
 
     @checked
@@ -76,19 +77,25 @@ class Decomposed(BiasEncoding):
         """
         stop = grid.tokens if stop is None else stop
         queries = queries if self.scaled else queries * math.sqrt(self.head_dim)
-        rows, columns = (
-            self._resampled(table, 2 * side - 1).to(queries.dtype)
-            for table, side in zip((self.rel_pos_h, self.rel_pos_w), grid.shape, strict=True)
-        )
+        rows, columns = (self._vectors(grid, axis).to(queries.dtype) for axis in (0, 1))
         # offsets of the queries' patches from every row and column
         first = max(start - grid.prefix, 0)
         last = max(start + queries.shape[-2] - grid.prefix, first)
         own = queries[..., queries.shape[-2] - (last - first) :, :]  # (B, h, n, d)
-        y, x = grid.coordinates(queries.device)[first:last].unbind(-1)
+        y, x = Grid(*grid.shape).coordinates(queries.device)[first:last].unbind(-1)
         by_row = self._products(own, rows, y, grid.height)  # (B, h, n, H)
         by_column = self._products(own, columns, x, grid.width)  # (B, h, n, W)
         bias = (by_row[..., :, None] + by_column[..., None, :]).flatten(-2)[..., : max(stop - grid.prefix, 0)]
         return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
+
+    def _vectors(self, grid: Grid, axis: int) -> Tensor:
+        """Return the vectors of all displacements along an axis of `grid`, (2H - 1, d)."""
+        whole, side = grid.whole.shape[axis], grid.shape[axis]
+        table = self._resampled((self.rel_pos_h, self.rel_pos_w)[axis], 2 * whole - 1)
+        if grid.crop is None:
+            return table
+        displacements = grid.axes[axis].displacements(side)
+        return Axis(displacements.first + whole - 1, displacements.step).sample(table.T, 2 * side - 1).T
 
     @staticmethod
     def _products(queries: Tensor, table: Tensor, place: Tensor, side: int) -> Tensor:

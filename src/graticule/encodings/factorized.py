@@ -37,6 +37,7 @@ class Factorized(AbsoluteEncoding):
     """
 
     resampled = True
+    crops = True
 
     @checked
     def __init__(
@@ -65,7 +66,12 @@ class Factorized(AbsoluteEncoding):
 
     def at(self, grid: Grid) -> Tensor:
         """Return w for any grid, (N, D)."""
-        y, x = (self._axis(table, axis, self.grid.shape, grid.shape) for axis, table in enumerate(self._tables()))
+        whole = grid.whole.shape
+        y, x = (self._axis(table, axis, self.grid.shape, whole) for axis, table in enumerate(self._tables()))
+        if grid.crop is not None:
+            y, x = (
+                axis.sample(table.mT, side).mT for axis, table, side in zip(grid.axes, (y, x), grid.shape, strict=True)
+            )
         rows = y[0, :, None] * x[0, None] if self.product else y[0, :, None] + x[0, None]  # (H, W, D)
         return grid.with_prefix_rows(rows.flatten(0, 1))
 

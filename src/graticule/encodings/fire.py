@@ -35,7 +35,7 @@ class Fire(PatchBias):
     - 'axes': f of two displacements, of rows and of columns, each with its sign and as a share of the largest along its
       axis. So directions differ.
 
-    Prefix tokens get no bias. Nothing is resampled at another grid.
+    Prefix tokens get no bias. Nothing is resampled at another grid. In a crop R is that of the whole image.
 
     Reference: Functional Interpolation for Relative Positions Improves Long Context Transformers (FIRE, Li et al.,
     2024), Eq. 18-20; the MLP and its 32 hidden units are the paper's.
@@ -47,6 +47,8 @@ class Fire(PatchBias):
         hidden: units between the two layers.
         form: 'distance' or 'axes'.
     """
+
+    crops = True
 
     @checked
     def __init__(
@@ -73,13 +75,13 @@ class Fire(PatchBias):
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)
         if self.causal and grid.height == 1:
-            place = torch.arange(grid.width, device=device, dtype=wide)
+            place = grid.axes[1].coordinates(grid.width, device).to(wide)
             distance = (place[:, None] - place).clamp(min=0)  # keys after the query are not seen
             share = self._share(distance, place[:, None], reference[1])
             return self._mlp(torch.stack([0 * share, share] if self.form == "axes" else [share], -1))
-        sides = [torch.arange(1 - side, side, device=device, dtype=wide) for side in grid.shape]
+        sides = [displacements.to(wide) for displacements in grid.displacements(device)]
         offsets = torch.stack(torch.meshgrid(*sides, indexing="ij"), -1).flatten(0, 1)  # (displacements, 2)
-        largest = torch.tensor([side - 1 for side in grid.shape], device=device, dtype=wide)
+        largest = torch.tensor([side - 1 for side in grid.whole.shape], device=device, dtype=wide)
         if self.form == "axes":
             shares = offsets.sign() * self._share(offsets.abs(), largest, reference)
         else:

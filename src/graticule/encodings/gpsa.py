@@ -27,7 +27,8 @@ class Gpsa(BiasEncoding):
     from a normal of std 0.02, times alpha. Prefix tokens attend by content alone, and position attends to patches
     alone. In ConViT the class token joins the patches after the layers with gates, the first ten of twelve
     ('default(layers=10)'), the projection of the values starts as the identity, and scores have a bias per head, which
-    a softmax cancels; none of that is done here. At another grid it is computed anew.
+    a softmax cancels; none of that is done here. At another grid it is computed anew. In a crop the softmax is over the
+    patches of the crop.
 
     Reference: ConViT (d'Ascoli et al., 2021), Eq. 4-7.
 
@@ -37,6 +38,8 @@ class Gpsa(BiasEncoding):
         locality: alpha, how narrow the attention by position begins.
         gate: the initial lambda; at 1 position has a share of 0.73.
     """
+
+    crops = True
 
     @checked
     def __init__(self, grid: Grid, num_heads: int, locality: float = 1.0, gate: float = 1.0) -> None:

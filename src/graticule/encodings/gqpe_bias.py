@@ -33,6 +33,8 @@ class GqpeBias(PatchBias):
         start: initial values, 'released' or 'spread'.
     """
 
+    crops = True
+
     @checked
     def __init__(
         self,

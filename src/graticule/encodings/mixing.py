@@ -288,7 +288,7 @@ class QuadraticMixing(MixingEncoding):
         """Return the logit of every displacement on `grid`, (groups, 2H - 1, 2W - 1), in float32 at least."""
         wide = torch.promote_types(self.center.dtype, torch.float32)
         center, matrix = self.center.to(wide), self.matrix.to(wide)
-        y, x = (torch.arange(1 - side, side, device=center.device, dtype=wide) for side in grid.shape)
+        y, x = (displacements.to(wide) for displacements in grid.displacements(center.device))
         # elementwise products of coordinates, which no autocast and no TF32 computes with fewer digits
         dx, dy = x.repeat(len(y)), y.repeat_interleave(len(x))  # (displacements,) each
         cx, cy = center[..., None].unbind(1)  # (groups, 1) each
