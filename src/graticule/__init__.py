@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from graticule.recipe_registry import register_recipe
     from graticule.resampling import Resampler, register_resampler
     from graticule.specs import Spec
-    from graticule.surgery import fold, unfold
+    from graticule.surgery import attach, detach, fold, unfold
     from graticule.surgery.convert import convert, to_timm
     from graticule.tasks import Distillation, Mixing, Recipe, TextRecipe
     from graticule.training import Run, Task, TrainingRecipe, load, register_task, train
@@ -69,12 +69,14 @@ _HOMES = {
     "TextRecipe": "tasks",
     "TrainingRecipe": "training",
     "Transfer": "checkpoints",
+    "attach": "surgery",
     "build_position": "factory",
     "convert": "surgery.convert",
     "create_detector": "dense",
     "create_language_model": "backbones",
     "create_model": "backbones",
     "create_segmenter": "dense",
+    "detach": "surgery",
     "fold": "surgery",
     "generate": "backbones",
     "list_decompositions": "factory",
@@ -123,12 +125,14 @@ __all__ = [
     "TextRecipe",
     "TrainingRecipe",
     "Transfer",
+    "attach",
     "build_position",
     "convert",
     "create_detector",
     "create_language_model",
     "create_model",
     "create_segmenter",
+    "detach",
     "fold",
     "generate",
     "list_decompositions",

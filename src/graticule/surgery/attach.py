@@ -1,0 +1,230 @@
+"""Bring an encoding and a joining into somebody else's transformer by hooks, and take them out again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings import Position
+from graticule.factory import build_position
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition, LowRank
+from graticule.specs import Spec
+from graticule.surgery.attach_attention import Ways, find_ways
+from graticule.surgery.attach_hooks import AttachedPosition, Removed
+from graticule.surgery.attach_survey import Survey, find_blocks, make_example, survey
+
+Module = TypeVar("Module", bound=nn.Module)
+
+#: The name of the attached position in the module.
+NAME = "graticule"
+#: What public models call their position embedding: a parameter, or the weight of an embedding.
+_EMBEDDINGS = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings", "positional_embedding")
+
+
+@checked
+def attach(
+    module: Module,
+    encoding: str | Spec | tuple[Spec, ...] = "learnable",
+    joining: str | Spec = "default",
+    *,
+    blocks: str = "blocks.*",
+    norm: str = "norm1",
+    patch_grid: tuple[int, int] | None = None,
+    prefix: int | None = None,
+    remove: str | tuple[str, ...] | None = None,
+    example: Tensor | Mapping[str, Any] | None = None,
+) -> Module:
+    """Give a transformer whose blocks are pre-norm an encoding and a joining, in place; returns it.
+
+    Works on modules of timm, transformers and torchvision and on your own, whose code stays as it is: hooks add to the
+    residual stream (joinings `default`, `shared`, `unshared`, and PEG), to the normalized tokens (`lape_sharing`,
+    `lape`), to queries and keys (`queries_keys`), or to attention logits (`tupe`, biases). The last two need access to
+    the attention, which differs from model to model; if there is none, the error says why.
+
+    The parameters are part of the module, under `graticule.position`; they are trained, saved, loaded, copied and moved
+    with it. `fold` and `resize` take such a module, and `detach` gives the original back. Attach before
+    `torch.compile`.
+
+    One forward pass shows where tokens and patches are. If a convolution cuts the image into patches, the position
+    follows the grid of each image; otherwise the grid is `patch_grid`, for all of them. Prefix tokens come before the
+    patches.
+
+    Args:
+        module: a transformer, or a model that holds one.
+        encoding: as in `create_model`.
+        joining: as in `create_model`; 'default' adds the table to what enters the first block.
+        blocks: the names of the blocks, where * stands for one part of a name, as 'vit.layers.*'.
+        norm: the name, in a block, of the norm before attention. Its output must go to attention alone.
+        patch_grid: (H, W) of the patches; found by default.
+        prefix: number of tokens before the patches; found by default.
+        remove: the module's own position embedding, a parameter or several, that zeros replace; () keeps all. By
+            default the one that has one of the usual names (`pos_embed`, `position_embeddings`, ...), if there is one.
+        example: what the module is called with, a tensor or a mapping of keyword arguments; two images by default.
+
+    Raises:
+        ValueError: if there are no such blocks, the module is not as described above, or the joining or encoding needs
+            what its attention does not allow. The module is then as it was.
+    """
+    if any(isinstance(part, Position | AttachedPosition) for part in module.modules()):
+        raise ValueError(
+            f"`module` must have no position of this library, got {type(module).__name__}, which has; call "
+            "graticule.detach(module) first, or choose encoding and joining in graticule.create_model."
+        )
+    if hasattr(module, NAME):
+        raise ValueError(f"`module` must have no attribute {NAME!r}, which the position is attached as.")
+    names = find_blocks(module, blocks, norm)
+    found = survey(module, names, norm, make_example(module, patch_grid) if example is None else example)
+    removed = _own_embeddings(module, remove, found.dim)
+    grid = _grid(found, patch_grid, prefix)
+    ways = find_ways(module.get_submodule(names[0]), found)
+    position = build_position(
+        grid, dim=found.dim, depth=len(names), num_heads=ways.num_heads or 1, encoding=encoding, joining=joining
+    )
+    with torch.no_grad():
+        given = position(grid)
+    _check_fields(given, ways, found, type(module).__name__)
+    weight = next(module.get_submodule(names[0]).parameters())
+    attached = AttachedPosition(position, grid, found, _patch(found, grid)).to(weight.device, weight.dtype)
+    attached.install(module, found, ways, given)
+    attached.removed = [_take_out(module, name) for name in removed]
+    module.add_module(NAME, attached.train(module.training))
+    return module
+
+
+def detach(module: Module) -> Module:
+    """Take the position that `attach` gave a module out of it, in place; returns the module as it was before.
+
+    Raises:
+        ValueError: if nothing is attached.
+    """
+    attached = getattr(module, NAME, None)
+    if not isinstance(attached, AttachedPosition):
+        raise ValueError(f"`module` must have an attached position, got {type(module).__name__}, which has none.")
+    attached.uninstall()
+    for removed in attached.removed:
+        _put_back(module, removed)
+    delattr(module, NAME)
+    return module
+
+
+def _own_embeddings(module: nn.Module, remove: str | tuple[str, ...] | None, dim: int) -> tuple[str, ...]:
+    """Return the names of the position embeddings that are to be replaced by zeros.
+
+    Raises:
+        ValueError: if there is no such parameter or buffer, or several have a usual name.
+    """
+    tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+    usual = [
+        name
+        for name, value in tensors.items()
+        if value.shape[-1:] == (dim,) and name.removesuffix(".weight").rpartition(".")[2] in _EMBEDDINGS
+    ]
+    if remove is None:
+        if len(usual) > 1:
+            raise ValueError(
+                f"`remove` must name the position embeddings that are replaced, of {', '.join(usual)}; () keeps all."
+            )
+        return tuple(usual)
+    names = (remove,) if isinstance(remove, str) else tuple(remove)
+    for name in names:
+        if name not in tensors:
+            known = f"; did you mean {usual[0]!r}?" if usual else ""
+            raise ValueError(f"`remove` must name a parameter or buffer of the module, got {name!r}{known}")
+    return names
+
+
+def _grid(found: Survey, patch_grid: tuple[int, int] | None, prefix: int | None) -> Grid:
+    """Return the grid of the tokens of the forward pass.
+
+    Raises:
+        ValueError: if it cannot be found, or is not what the caller says.
+    """
+    shape = found.shape if patch_grid is None else (patch_grid[0], patch_grid[1])
+    if shape is None:
+        raise ValueError(
+            "`patch_grid` must be given: no convolution before the blocks makes a map of at most "
+            f"{found.tokens} patches."
+        )
+    ahead = found.tokens - shape[0] * shape[1]
+    if ahead < 0 or (prefix is not None and ahead != prefix):
+        said = "" if prefix is None else f" and {prefix} prefix tokens"
+        raise ValueError(
+            f"`patch_grid` must be that of the {found.tokens} tokens that the blocks get, with the prefix tokens "
+            f"before them, got {shape[0]} x {shape[1]} patches{said}."
+        )
+    return Grid(*shape, ahead)
+
+
+def _patch(found: Survey, grid: Grid) -> tuple[int, int] | None:
+    """Return (height, width) of a patch in pixels, if images are cut into whole ones."""
+    if found.image is None or any(pixels % side for pixels, side in zip(found.image, grid.shape, strict=True)):
+        return None
+    return found.image[0] // grid.height, found.image[1] // grid.width
+
+
+def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kind: str) -> None:
+    """Check that the layers can be given what the position has for them.
+
+    Raises:
+        ValueError: naming what it has and why it cannot be given.
+    """
+    by_hooks = {"pre", "before", "inner", "after", "queries_keys", "bias", "query_scale"}
+    shared = [name for name in found.receivers if "mlp" in name.lower() or "ffn" in name.lower()]
+    for one in given:
+        for field, value in one._asdict().items():
+            if value is None:
+                continue
+            why = ways.why.get(field)
+            if field not in by_hooks:
+                why = "it acts within attention or an MLP, where no hook reaches"
+            elif field == "bias" and not isinstance(value, Tensor | LowRank):
+                why = "a bias that is made from queries has to be computed within the attention"
+            elif field == "bias" and why is None and ways.num_heads is None:
+                why = "the number of heads was not found"
+            elif field == "inner" and shared:
+                why = f"the normalized tokens go to {shared[0]}, too"
+            if why:
+                raise ValueError(
+                    f"`encoding` and `joining` must be such that {kind} can use them, got one that gives layers "
+                    f"`{field}`: {why}."
+                )
+
+
+def _take_out(module: nn.Module, name: str) -> Removed:
+    """Replace a parameter or buffer by zeros that are not in the state dict."""
+    owner, leaf = _owner(module, name)
+    parameter = leaf in owner._parameters
+    holder: Any = owner._parameters if parameter else owner._buffers
+    persistent = None if parameter else leaf not in owner._non_persistent_buffers_set
+    removed = Removed(name, holder[leaf], tuple(holder), persistent)
+    if parameter:
+        del owner._parameters[leaf]
+    owner.register_buffer(leaf, torch.zeros_like(removed.value, requires_grad=False), persistent=False)
+    return removed
+
+
+def _put_back(module: nn.Module, removed: Removed) -> None:
+    """Put a parameter or buffer back where it was, on the device and of the dtype of the zeros."""
+    owner, leaf = _owner(module, removed.name)
+    zeros = owner.get_buffer(leaf)
+    del owner._buffers[leaf]
+    owner._non_persistent_buffers_set.discard(leaf)
+    removed.value.data = removed.value.data.to(zeros.device, zeros.dtype)
+    holder: Any = owner._parameters if removed.persistent is None else owner._buffers
+    values = {**holder, leaf: removed.value}
+    order = [name for name in removed.order if name in values]
+    order += [name for name in values if name not in order]
+    holder.clear()
+    holder.update((name, values[name]) for name in order)
+    if removed.persistent is False:
+        owner._non_persistent_buffers_set.add(leaf)
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf

@@ -1,0 +1,110 @@
+"""Where position can enter the attention of somebody else's block, and why it cannot where it cannot."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+from graticule.surgery.attach_survey import Survey
+
+#: What public models call the projections to queries, keys and values.
+_PROJECTIONS = (
+    *(("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("to_q", "to_k", "to_v")),
+    *(("wq", "wk", "wv"), ("query_proj", "key_proj", "value_proj")),
+)
+#: What public models call the number of heads.
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
+
+#: How the output of a module holds queries: (B, N, h * d); (B, N, 3 * h * d), before keys and values; (B, h, N, d).
+Queries = Literal["channels", "fused", "heads"]
+
+
+class Ways(NamedTuple):
+    """Where position can enter the attention of a block. Names are those in the block.
+
+    attention: the module that the normalized tokens go to; None if they go to none.
+    multihead: whether it is PyTorch's, which takes queries, keys and values as arguments.
+    queries_keys: the two projections to queries and to keys.
+    fused: the one projection to queries, keys and values, in this order.
+    mask: name of the argument of `attention` that is added to the logits, (B, h, N, N) or that is broadcast to it.
+    scale: the module whose output holds the queries last before the logits, and how.
+    num_heads: h; None if it was not found.
+    why: for `queries_keys`, `bias` and `query_scale`, the reason where there is no way.
+    """
+
+    attention: str | None
+    multihead: bool = False
+    queries_keys: tuple[str, str] | None = None
+    fused: str | None = None
+    mask: str | None = None
+    scale: tuple[str, Queries] | None = None
+    num_heads: int | None = None
+    why: dict[str, str] = {}  # noqa: RUF012 (never changed)
+
+
+def find_ways(block: nn.Module, found: Survey) -> Ways:
+    """Return where position can enter the attention of `block`, the first of a module that was surveyed."""
+    if not found.receivers:
+        reason = "no module of the block is called with the normalized tokens"
+        return Ways(None, why=dict.fromkeys(("queries_keys", "bias", "query_scale"), reason))
+    attention = found.receivers[0]
+    module = block.get_submodule(attention)
+    timm = type(module).__module__.startswith("timm.")
+    why: dict[str, str] = {}
+    multihead = isinstance(module, nn.MultiheadAttention)
+    by_leaf = {name.rpartition(".")[2]: name for name in found.receivers}
+    names = next((names for names in _PROJECTIONS if all(name in by_leaf for name in names)), None)
+    pair = None if names is None else (by_leaf[names[0]], by_leaf[names[1]])
+    fused = by_leaf.get("qkv") if timm else None
+    if not (multihead or pair or fused):
+        why["queries_keys"] = (
+            f"{type(module).__name__} is not called with queries and keys and calls no projections of its own to them "
+            f"(as {', '.join('/'.join(each) for each in _PROJECTIONS[:3])}, or timm's qkv)"
+        )
+    mask, why_mask = _mask(module, multihead)
+    if why_mask:
+        why["bias"] = why_mask
+    scale = None if multihead else _scale(found, attention, pair, fused, timm)
+    if scale is None:
+        why["query_scale"] = f"{type(module).__name__} gives no access to its queries between projection and logits"
+    return Ways(attention, multihead, pair, fused, mask, scale, _num_heads(module), why)
+
+
+def _mask(module: nn.Module, multihead: bool) -> tuple[str | None, str]:
+    """Return the name of the argument that is added to the logits, or the reason why there is none."""
+    arguments = inspect.signature(module.forward).parameters
+    kind = type(module).__name__
+    if multihead or "attn_mask" in arguments:
+        return "attn_mask", ""
+    if "attention_mask" in arguments and type(module).__module__.startswith("transformers."):
+        how = getattr(getattr(module, "config", None), "_attn_implementation", "eager")
+        if how in ("eager", "sdpa"):
+            return "attention_mask", ""
+        return None, f"attention {how!r} of {kind} adds nothing to its logits; load the model with 'sdpa' or 'eager'"
+    return None, f"{kind} has no argument `attn_mask` that is added to its logits"
+
+
+def _scale(
+    found: Survey, attention: str, pair: tuple[str, str] | None, fused: str | None, timm: bool
+) -> tuple[str, Queries] | None:
+    """Return the module whose output holds the queries last before the logits; None if that is not known."""
+    norms = [name for name in found.called if name.startswith(f"{attention}.") and "norm" in name.rpartition(".")[2]]
+    if timm and (of_queries := f"{attention}.q_norm") in norms:
+        return of_queries, "heads"
+    if norms:
+        return None
+    if pair is not None:
+        return pair[0], "channels"
+    return None if fused is None else (fused, "fused")
+
+
+def _num_heads(module: nn.Module) -> int | None:
+    """Return the number of heads that the attention, or a part of it, has under one of the usual names."""
+    for part in module.modules():
+        for name in _HEADS:
+            heads = getattr(part, name, None)
+            if isinstance(heads, int) and not isinstance(heads, bool):
+                return heads
+    return None

@@ -1,0 +1,277 @@
+"""The position that is attached to somebody else's transformer: a module of its own, and the hooks that apply it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checkpoints import register_names
+from graticule.encodings import Position
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition, LowRank
+from graticule.surgery.attach_attention import Queries, Ways
+from graticule.surgery.attach_survey import Survey, first_tensor
+
+#: The arguments of PyTorch's attention, in order.
+_ARGUMENTS = tuple(inspect.signature(nn.MultiheadAttention.forward).parameters)[1:]
+
+
+@dataclass
+class Removed:
+    """A parameter or buffer that zeros replace, and what brings it back.
+
+    name: in the module.
+    value: the parameter or buffer itself.
+    order: the names that its owner had beside it.
+    persistent: whether a buffer was in the state dict; None for a parameter.
+    """
+
+    name: str
+    value: Tensor
+    order: tuple[str, ...]
+    persistent: bool | None
+
+
+class AttachedPosition(nn.Module):
+    """Computes the position of a module for the grid of each call, and passes each block its part by hooks.
+
+    The convolution that cuts images into patches says what the grid is. Without one, the grid is fixed.
+
+    Hooks are methods of this module with the index of the layer bound to them. So they are copied with the module, and
+    the hooks of a copy use the position of the copy.
+
+    Args:
+        position: returns what each block gets.
+        grid: the grid that it is built for.
+        found: what is known of the module.
+        patch: (height, width) in pixels of a patch; None where images are not cut by a convolution.
+    """
+
+    def __init__(self, position: Position, grid: Grid, found: Survey, patch: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.position = position
+        self.grid = grid
+        self.patch_size = patch
+        self.dynamic = found.patches is not None and found.shape == grid.shape
+        self.sequence_first = found.sequence_first
+        self.removed: list[Removed] = []
+        self._handles: list[Any] = []
+        #: The number of tokens and the position of each layer, for the call that is running.
+        self._now: tuple[int, list[LayerPosition]] | None = None
+        register_names(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the position of the last call, whose tensors cannot be copied."""
+        return {**self.__dict__, "_now": None}
+
+    def forward(self, x: Any) -> Any:
+        """Return x: a `Sequential` that this is attached to calls it as its last layer."""
+        return x
+
+    def grid_at(self, image: tuple[int, int]) -> Grid:
+        """Return the grid of an image of `image` = (height, width), in pixels.
+
+        Raises:
+            ValueError: if a side is not a multiple of the patch's, or the grid is fixed.
+        """
+        if not self.dynamic or self.patch_size is None:
+            raise ValueError(
+                f"`img_size` must be left out for a module attached with a fixed `patch_grid`, got {image}."
+            )
+        return Grid.of_image(image, self.patch_size, self.grid.prefix)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that parameters are held for."""
+        self.position.set_grid(grid)
+        self.grid = grid
+
+    def install(self, module: nn.Module, found: Survey, ways: Ways, given: Sequence[LayerPosition]) -> None:
+        """Register the hooks that the layers need, `given` being what they get."""
+        if self.dynamic and found.patches is not None:
+            self._keep(module.get_submodule(found.patches).register_forward_hook(self._compute))
+        self._keep(module.register_forward_hook(self._forget))
+        for layer, (name, one) in enumerate(zip(found.blocks, given, strict=True)):
+            block = module.get_submodule(name)
+            if layer == 0 or one.pre is not None or one.before is not None:
+                self._keep(block.register_forward_pre_hook(partial(self._enter, layer), with_kwargs=True))
+            if one.after is not None:
+                self._keep(block.register_forward_hook(partial(self._leave, layer)))
+            if one.inner is not None:
+                self._keep(block.get_submodule(found.norm).register_forward_hook(partial(self._add_inner, layer)))
+            if one.queries_keys is not None:
+                self._install_queries_keys(block, ways, layer)
+            if one.bias is not None and ways.attention is not None and ways.mask is not None:
+                attention = block.get_submodule(ways.attention)
+                heads = ways.num_heads if ways.multihead else None
+                hook = partial(self._add_bias, layer, ways.mask, _index(attention, ways.mask), heads)
+                self._keep(attention.register_forward_pre_hook(hook, with_kwargs=True))
+            if one.query_scale is not None and ways.scale is not None:
+                of_queries, how = ways.scale
+                self._keep(
+                    block.get_submodule(of_queries).register_forward_hook(partial(self._scale_queries, layer, how))
+                )
+
+    def _install_queries_keys(self, block: nn.Module, ways: Ways, layer: int) -> None:
+        if ways.multihead and ways.attention is not None:
+            attention = block.get_submodule(ways.attention)
+            hook = partial(self._add_to_arguments, layer)
+            self._keep(attention.register_forward_pre_hook(hook, with_kwargs=True))
+        elif ways.queries_keys is not None:
+            for name in ways.queries_keys:
+                self._keep(block.get_submodule(name).register_forward_pre_hook(partial(self._add_to_input, layer)))
+        elif ways.fused is not None:
+            self._keep(block.get_submodule(ways.fused).register_forward_hook(partial(self._project_again, layer)))
+
+    def uninstall(self) -> None:
+        """Remove the hooks."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _keep(self, handle: Any) -> None:
+        self._handles.append(handle)
+
+    # Hooks; what they take after their bound arguments is PyTorch's
+
+    def _compute(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        """Compute the position for the grid of patches, output: (B, D, H, W)."""
+        height, width = output.shape[-2:]
+        self._set(Grid(height, width, self.grid.prefix))
+
+    def _forget(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Let go of the position; activation checkpointing needs it again in the backward pass."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            self._now = None
+
+    def _enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply `pre` and `before` to the tokens that enter a block."""
+        tokens = first_tensor(args, kwargs)
+        assert tokens is not None
+        if layer == 0:
+            if not self.dynamic:
+                self._set(self.grid)
+            self._check(tokens)
+        x = self._layer(layer).enter(self._batch_first(tokens))
+        return _replaced(tokens, self._batch_first(x), args, kwargs)
+
+    def _leave(self, layer: int, module: nn.Module, args: Any, output: Any) -> Any:
+        """Apply `after` to the tokens that leave a block, which may return more than these."""
+        if isinstance(output, tuple):
+            return (self._leave(layer, module, args, output[0]), *output[1:])
+        return self._batch_first(self._layer(layer).leave(self._batch_first(output)))
+
+    def _add_inner(self, layer: int, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """Add `inner` to the normalized tokens."""
+        inner = self._layer(layer).inner
+        return output if inner is None else output + self._rows(inner)
+
+    def _add_to_input(self, layer: int, module: nn.Module, args: tuple[Any, ...]) -> Any:
+        """Add `queries_keys` to the input of a projection to queries or keys."""
+        return (args[0] + self._queries_keys(layer), *args[1:])
+
+    def _add_to_arguments(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Add `queries_keys` to the queries and keys that PyTorch's attention is called with."""
+        given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
+        table = self._queries_keys(layer)
+        return (), {**given, "query": given["query"] + table, "key": given["key"] + table}
+
+    def _project_again(self, layer: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Project the input with `queries_keys` added; queries and keys are of that, values of the input alone."""
+        shifted = module.forward(args[0] + self._queries_keys(layer))
+        queries, keys, _ = shifted.chunk(3, -1)
+        return torch.cat([queries, keys, output.chunk(3, -1)[2]], -1)
+
+    def _add_bias(
+        self,
+        layer: int,
+        name: str,
+        index: int,
+        heads: int | None,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Add `bias` to the mask of attention, which may have none; with `heads`, (B * h, N, N) as PyTorch takes it."""
+        bias = self._layer(layer).bias
+        bias = bias.table() if isinstance(bias, LowRank) else bias
+        tokens = first_tensor(args, kwargs)
+        assert isinstance(bias, Tensor) and tokens is not None
+        bias = bias.to(tokens.dtype)
+        batch = tokens.shape[1 if self.sequence_first else 0]
+        bias = bias[None] if heads is None else bias.repeat(batch, 1, 1)
+        mask = args[index] if index < len(args) else kwargs.get(name)
+        if mask is not None and mask.dtype == torch.bool:  # True is hidden in PyTorch's module, and seen elsewhere
+            mask = bias.masked_fill(~mask if heads is None else mask, float("-inf"))
+        else:
+            mask = bias if mask is None else bias + mask
+        if index < len(args):
+            return (*args[:index], mask, *args[index + 1 :]), kwargs
+        return args, {**kwargs, name: mask}
+
+    def _scale_queries(self, layer: int, how: Queries, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """Multiply the queries by `query_scale`, (N,) or (h, N)."""
+        scale = self._layer(layer).query_scale
+        if scale is None:
+            return output
+        if how == "heads":
+            return (output * scale[..., None]).type_as(output)
+        queries, *others = output.chunk(3, -1) if how == "fused" else (output,)
+        of_heads = scale.reshape(-1, scale.shape[-1]).T  # (N, h), or (N, 1) for all heads
+        of_channels = of_heads.repeat_interleave(queries.shape[-1] // of_heads.shape[1], 1)
+        queries = (queries * self._rows(of_channels)).type_as(output)
+        return torch.cat([queries, *others], -1) if others else queries
+
+    def _queries_keys(self, layer: int) -> Tensor:
+        table = self._layer(layer).queries_keys
+        assert table is not None
+        return self._rows(table)
+
+    def _set(self, grid: Grid) -> None:
+        """Compute the position of each layer."""
+        self._now = grid.tokens, self.position(grid)
+
+    def _layer(self, layer: int) -> LayerPosition:
+        if self._now is None:
+            raise RuntimeError(
+                "the blocks of a module with an attached position must be called by the module, which computes the "
+                "position for the patches of its images."
+            )
+        return self._now[1][layer]
+
+    def _check(self, tokens: Tensor) -> None:
+        """Check that the tokens (B, N, D) or (N, B, D) are those of the grid."""
+        found = tokens.shape[0 if self.sequence_first else 1]
+        if self._now is not None and found != self._now[0]:
+            raise ValueError(
+                f"the attached position is for {self._now[0]} tokens, {self.grid.prefix} before the patches, got "
+                f"{found}: no tokens must be dropped or added between the patches and the first block."
+            )
+
+    def _rows(self, table: Tensor) -> Tensor:
+        """Return a table (N, D) as it is added to tokens."""
+        return table[:, None] if self.sequence_first else table
+
+    def _batch_first(self, tokens: Tensor) -> Tensor:
+        """Turn tokens of the module to (B, N, D), and back."""
+        return tokens.transpose(0, 1) if self.sequence_first else tokens
+
+    def extra_repr(self) -> str:
+        removed = f", instead of {', '.join(each.name for each in self.removed)}" if self.removed else ""
+        return f"grid={self.grid.shape}, prefix={self.grid.prefix}{removed}"
+
+
+def _replaced(old: Tensor, new: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return arguments with a tensor replaced."""
+    return tuple(new if value is old else value for value in args), {
+        name: new if value is old else value for name, value in kwargs.items()
+    }
+
+
+def _index(attention: nn.Module, name: str) -> int:
+    """Return the index of an argument of `attention` among the positional ones."""
+    return list(inspect.signature(attention.forward).parameters).index(name)

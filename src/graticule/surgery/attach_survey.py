@@ -1,0 +1,275 @@
+"""What a forward pass shows of a module: its blocks, tokens and patches. `attach` relies on nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: Attributes in which public models keep the size of their images, in pixels.
+_IMAGE_SIZES = ("img_size", "image_size")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Describes the tokens and the blocks of a module, as one forward pass shows them.
+
+    blocks: names of the blocks, in order.
+    norm: name, in a block, of the norm before attention.
+    image: (height, width) of the images that went in, in pixels; None if the caller gave other inputs.
+    tokens: N.
+    dim: D.
+    sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
+    patches: name of the convolution that cuts images into patches; None if there is none.
+    shape: (H, W) of its output.
+    receivers: names, in the first block, of the modules called with the normalized tokens, in order of their calls.
+    called: names, in the first block, of all modules that are called.
+    """
+
+    blocks: tuple[str, ...]
+    norm: str
+    image: tuple[int, int] | None
+    tokens: int
+    dim: int
+    sequence_first: bool
+    patches: str | None
+    shape: tuple[int, int] | None
+    receivers: tuple[str, ...]
+    called: frozenset[str]
+
+
+def find_blocks(module: nn.Module, blocks: str, norm: str) -> list[str]:
+    """Return the names of the modules that `blocks` matches, where * stands for one part of a name.
+
+    Raises:
+        ValueError: if it matches none, or one without `norm`; the message lists what the module has.
+    """
+    pattern = re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
+    found = [name for name, _ in module.named_modules() if name and pattern.fullmatch(name)]
+    if not found:
+        known = "; ".join(_candidates(module)) or "none: no list of blocks of the same class is in it"
+        raise ValueError(
+            f"`blocks` must match the blocks of {type(module).__name__}, got {blocks!r}, which matches nothing; "
+            f"candidates are {known}."
+        )
+    for name in found:
+        block = module.get_submodule(name)
+        if norm not in dict(block.named_modules()):
+            known = ", ".join(_norms(block)) or "none"
+            raise ValueError(
+                f"`norm` must be the norm before the attention of each block, got {norm!r}, which {name} "
+                f"({type(block).__name__}) does not have; its norms are {known}."
+            )
+    return found
+
+
+def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
+    """Make two black images of the size that the module is made for, of its dtype and on its device.
+
+    Args:
+        module: what the images are for.
+        grid: (H, W) in patches, for a module that does not say its size.
+
+    Raises:
+        ValueError: if the size or the number of channels cannot be found.
+    """
+    convolution = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
+    size = _image_size(module)
+    if size is None and grid is not None and convolution is not None:
+        rows, columns = (int(step) for step in convolution.stride)
+        size = grid[0] * rows, grid[1] * columns
+    if size is None or convolution is None:
+        what = "the size of its images" if convolution is not None else "the shape of its inputs"
+        raise ValueError(
+            f"`example` must be given for {type(module).__name__}, which does not say {what}: a batch of images, or a "
+            "mapping of its keyword arguments."
+        )
+    weight = convolution.weight
+    return torch.zeros(2, convolution.in_channels, *size, device=weight.device, dtype=weight.dtype)
+
+
+def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor | Mapping[str, Any]) -> Survey:
+    """Call `module` once with `example`, in evaluation mode, and describe what its blocks get.
+
+    Args:
+        module: it is as before afterwards.
+        blocks: names of its blocks.
+        norm: name of the norm in a block.
+        example: a tensor, or a mapping of keyword arguments.
+
+    Raises:
+        ValueError: if the call fails, or the blocks are not pre-norm blocks over the same (B, N, D), one after another.
+    """
+    seen = _Seen()
+    with ExitStack() as stack:
+        stack.enter_context(_quiet(module))
+        for handle in seen.watch(module, blocks, norm):
+            stack.callback(handle.remove)
+        try:
+            module(**example) if isinstance(example, Mapping) else module(example)
+        except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
+            what = _described(example)
+            raise ValueError(
+                f"`example` must be what {type(module).__name__} can be called with, got {what}: "
+                f"{type(error).__name__}: {str(error).rstrip('.')}."
+            ) from error
+    return seen.survey(blocks, norm, example)
+
+
+@contextmanager
+def _quiet(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, and the caller's random numbers as they were."""
+    training = [(each, each.training) for each in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for each, was in training:
+            each.training = was
+
+
+@dataclass
+class _Seen:
+    """Notes what hooks see in a forward pass."""
+
+    order: list[str] = field(default_factory=list)
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    normalized: dict[str, Tensor] = field(default_factory=dict)
+    pre_norm: dict[str, bool] = field(default_factory=dict)
+    maps: list[tuple[str, torch.Size]] = field(default_factory=list)
+    receivers: dict[str, list[str]] = field(default_factory=dict)
+    called: dict[str, set[str]] = field(default_factory=dict)
+
+    def watch(self, module: nn.Module, blocks: Sequence[str], norm: str) -> Iterator[Any]:
+        """Register the hooks; yields their handles."""
+        inside = tuple(f"{name}." for name in blocks)
+        for name, each in module.named_modules():
+            if isinstance(each, nn.Conv2d) and not name.startswith(inside):
+                yield each.register_forward_hook(lambda m, args, out, name=name: self._map(name, out))
+        for name in blocks:
+            block = module.get_submodule(name)
+            yield block.register_forward_pre_hook(
+                lambda m, args, kwargs, name=name: self._enter(name, args, kwargs), with_kwargs=True
+            )
+            for own, each in block.named_modules():
+                if own == norm:
+                    yield each.register_forward_hook(lambda m, args, out, name=name: self._norm(name, args, out))
+                elif own:
+                    yield each.register_forward_pre_hook(
+                        lambda m, args, kwargs, name=name, own=own: self._call(name, own, args, kwargs),
+                        with_kwargs=True,
+                    )
+
+    def _map(self, name: str, output: Any) -> None:
+        if not self.order and isinstance(output, Tensor) and output.ndim == 4:
+            self.maps.append((name, output.shape))
+
+    def _enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.order.append(name)
+        if (tokens := first_tensor(args, kwargs)) is not None:
+            self.inputs[name] = tokens
+
+    def _norm(self, name: str, args: tuple[Any, ...], output: Any) -> None:
+        if name not in self.pre_norm:
+            self.pre_norm[name] = bool(args) and args[0] is self.inputs.get(name)
+            self.normalized[name] = output
+
+    def _call(self, name: str, own: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.called.setdefault(name, set()).add(own)
+        normalized = self.normalized.get(name)
+        if normalized is not None and any(value is normalized for value in (*args, *kwargs.values())):
+            self.receivers.setdefault(name, []).append(own)
+
+    def survey(self, blocks: Sequence[str], norm: str, example: Tensor | Mapping[str, Any]) -> Survey:
+        """Check what was seen, and describe it."""
+        if self.order != list(blocks):
+            missing = [name for name in blocks if name not in self.order]
+            what = f"{missing[0]} was not called" if missing else f"they were called as {', '.join(self.order[:6])}"
+            raise ValueError(
+                f"`blocks` must be called one after another, once each, in the order of their names; {what}."
+            )
+        shapes = list(dict.fromkeys(tuple(self.inputs[name].shape) if name in self.inputs else () for name in blocks))
+        wrong = [shape for shape in shapes if len(shape) != 3]
+        if wrong:
+            raise ValueError(
+                f"`blocks` must be called with tokens (B, N, D), got {wrong[0] or 'no tensor'}; attach takes models "
+                "whose blocks see one row of tokens, no maps and windows."
+            )
+        if len(shapes) > 1:
+            raise ValueError(
+                "`blocks` must be on one grid with the same channels, got tokens of "
+                f"{' and '.join(map(str, shapes))}; attach takes no pyramids."
+            )
+        for name in blocks:
+            if name not in self.pre_norm:
+                raise ValueError(f"`norm` must be called by its block, got {norm!r}, which {name} does not call.")
+            if not self.pre_norm[name]:
+                raise ValueError(
+                    f"`norm` must be applied to what enters its block (pre-norm), got {norm!r}, which {name} applies "
+                    "to something else: it is post-norm, or has another norm before attention."
+                )
+        shape = shapes[0]
+        first = example if isinstance(example, Tensor) else first_tensor((), example)
+        batch = shape[0] if first is None else first.shape[0]
+        sequence_first = shape[0] != batch and shape[1] == batch
+        tokens = shape[0] if sequence_first else shape[1]
+        maps = [(name, (found[2], found[3])) for name, found in self.maps if found[2] * found[3] <= tokens]
+        patches, grid = maps[-1] if maps else (None, None)
+        image = None if first is None or first.ndim != 4 else (first.shape[2], first.shape[3])
+        return Survey(
+            blocks=tuple(blocks),
+            norm=norm,
+            image=image,
+            tokens=tokens,
+            dim=shape[2],
+            sequence_first=sequence_first,
+            patches=patches,
+            shape=grid,
+            receivers=tuple(self.receivers.get(blocks[0], ())),
+            called=frozenset(self.called.get(blocks[0], ())),
+        )
+
+
+def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the first tensor among the arguments of a call."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+
+
+def _image_size(module: nn.Module) -> tuple[int, int] | None:
+    """Return (height, width) in pixels that a module, its configuration or one of its parts says it takes."""
+    for holder in (module, getattr(module, "config", None), *module.children(), *module.modules()):
+        for name in _IMAGE_SIZES:
+            size = getattr(holder, name, None)
+            if isinstance(size, int) and not isinstance(size, bool):
+                return size, size
+            if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size):
+                return size[0], size[1]
+    return None
+
+
+def _candidates(module: nn.Module) -> list[str]:
+    """Return patterns of what may be the blocks of a module, with their norms."""
+    found = []
+    for name, each in module.named_modules():
+        children = list(each.children())
+        if len(children) > 1 and len({type(child) for child in children}) == 1 and list(children[0].children()):
+            norms = ", ".join(_norms(children[0])) or "no norms"
+            found.append(f"{name + '.' if name else ''}* ({len(children)} of {type(children[0]).__name__}: {norms})")
+    return found
+
+
+def _norms(block: nn.Module) -> list[str]:
+    """Return the names of the norms of a block."""
+    return [name for name, each in block.named_modules() if name and "norm" in type(each).__name__.lower()]
+
+
+def _described(example: Tensor | Mapping[str, Any]) -> str:
+    if isinstance(example, Mapping):
+        return f"the arguments {', '.join(map(str, example))}"
+    return f"a tensor of {tuple(example.shape)}"

@@ -1,0 +1,262 @@
+"""Attaching a position to a transformer of timm: it computes what the built-in model does, and can be taken off."""
+
+import copy
+import io
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import graticule
+from graticule import attach, detach
+from tiny import SIZE, draw, gradients, images, tiny
+
+#: Every joining of a table, a bias in both joinings, PEG alone and beside a table.
+CHOICES = [
+    *[("learnable", name) for name in graticule.list_joinings()],
+    ("sinusoidal_2d", "lape"),
+    ("relative_bias", "default"),
+    ("relative_bias", "lape"),
+    ("learnable + relative_bias", "tupe"),
+    ("peg(places=[-1, 0])", "default"),
+    ("peg + learnable", "lape(layers=[1])"),
+]
+
+
+@pytest.fixture(scope="module")
+def stock():
+    """A small ViT of timm in float64, every parameter random; tests attach to copies."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", **SIZE, dynamic_img_size=True, reg_tokens=1)
+    return draw(model).double().eval()
+
+
+@pytest.fixture(scope="module")
+def x():
+    """Images of the size that the model is built for, and of another one that is not square."""
+    torch.manual_seed(1)
+    return images(dtype=torch.float64), images(24, 40, dtype=torch.float64)
+
+
+def hooks(module):
+    """All hooks of a module and its parts, by name."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+    return {name: [list(getattr(part, kind)) for kind in kinds] for name, part in module.named_modules()}
+
+
+def same(found, expected, atol=1e-10):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def test_it_computes_what_the_built_in_model_computes_with_every_joining_at_every_size(stock, x):
+    for encoding, joining in CHOICES:
+        built_in = draw(tiny(encoding, joining, reg_tokens=1)).double().eval()
+        left = built_in.load_state_dict({k: v for k, v in stock.state_dict().items() if k != "pos_embed"}, strict=False)
+        assert not left.unexpected_keys and all(name.startswith("position.") for name in left.missing_keys)
+        model = attach(copy.deepcopy(stock), encoding, joining)
+        model.graticule.position.load_state_dict(built_in.position.state_dict())
+        with torch.no_grad():
+            for image in x:
+                same(model(image), built_in(image))
+            assert not torch.equal(model(x[0]), stock(x[0])), (encoding, joining)
+
+
+def test_detached_it_is_as_before_bit_by_bit(stock, x):
+    for encoding, joining in CHOICES:
+        model = copy.deepcopy(stock).train()
+        own, names, before = model.pos_embed, list(model.state_dict()), hooks(model)
+        assert attach(model, encoding, joining) is model
+        assert detach(model) is model
+        assert model.pos_embed is own and list(model.state_dict()) == names and hooks(model) == before
+        assert [name for name, _ in model.named_parameters()] == [name for name, _ in stock.named_parameters()]
+        assert all(module.training for module in model.modules())
+        assert torch.equal(model.eval()(x[0]), stock(x[0])), (encoding, joining)
+
+
+def test_detached_after_a_move_its_embedding_has_moved_too(stock):
+    model = attach(copy.deepcopy(stock), "learnable", "lape").float()
+    assert detach(model).pos_embed.dtype == torch.float32
+    assert torch.equal(model.pos_embed, stock.pos_embed.float())
+
+
+def test_its_own_embedding_is_replaced_by_zeros_unless_it_is_kept(stock, x):
+    image = x[0]
+    model = attach(copy.deepcopy(stock), "none")
+    assert "pos_embed" not in model.state_dict() and not model.pos_embed.any()
+    assert "instead of pos_embed" in repr(model.graticule)
+    zeros = copy.deepcopy(stock)
+    nn.init.zeros_(zeros.pos_embed)
+    assert torch.equal(model(image), zeros(image))
+    for named in ("pos_embed", ("pos_embed",)):
+        assert torch.equal(attach(copy.deepcopy(stock), "none", remove=named)(image), zeros(image))
+    assert torch.equal(attach(copy.deepcopy(stock), "none", remove=())(image), stock(image))
+
+
+def test_a_buffer_that_is_replaced_is_put_back_as_it_was(stock):
+    for persistent in (True, False):
+        model = copy.deepcopy(stock)
+        table = model.pos_embed.detach()
+        del model.pos_embed
+        model.register_buffer("pos_embed", table, persistent=persistent)
+        names = list(model.state_dict())
+        attach(model, "learnable")
+        assert "pos_embed" not in model.state_dict() and not model.pos_embed.any()
+        assert detach(model).pos_embed is table and list(model.state_dict()) == names
+
+
+def test_a_gradient_reaches_every_parameter_also_with_checkpointing(stock, x):
+    for encoding, joining in CHOICES:
+        model = attach(copy.deepcopy(stock), encoding, joining).train()
+        model.reset_classifier(0, "")  # the loss is one of all tokens: prefix tokens have no bias
+        found = []
+        for checkpointing in (False, True):
+            model.zero_grad()
+            model.set_grad_checkpointing(checkpointing)
+            model(x[0]).pow(3).sum().backward()
+            found.append({name: gradient.clone() for name, gradient in gradients(model).items()})
+        assert any(name.startswith("graticule.") for name in found[0]) or encoding == "sinusoidal_2d"
+        for name, gradient in found[0].items():
+            assert gradient.abs().sum() > 0 or "theta" in name, (encoding, joining, name)
+            same(found[1][name], gradient)
+
+
+def test_a_copy_has_its_own_position_also_after_a_training_step(stock, x):
+    model = attach(copy.deepcopy(stock), "learnable + peg", "lape")
+    model.train()(x[0]).sum().backward()
+    before = model.eval()(x[0])
+    other = copy.deepcopy(model)
+    assert torch.equal(other(x[0]), before)
+    draw(other.graticule)
+    assert not torch.allclose(other(x[0]), before)
+    assert torch.equal(model(x[0]), before)
+    assert "pos_embed" in detach(other).state_dict() and "pos_embed" not in model.state_dict()
+
+
+def test_its_parameters_are_saved_and_loaded_with_the_model_also_for_another_grid(stock, x):
+    model = attach(copy.deepcopy(stock), "learnable", "lape")
+    draw(model.graticule)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    other = attach(copy.deepcopy(stock), "learnable", "lape")
+    other.load_state_dict(state)
+    assert torch.equal(other(x[0]), model(x[0]))
+    wide = attach(copy.deepcopy(stock), "learnable", "lape", example=x[1])
+    assert wide.graticule.grid.shape == (3, 5)
+    wide.load_state_dict(state)
+    same(wide(x[1]), model(x[1]))
+
+
+def test_it_is_moved_to_another_dtype_and_used_under_autocast(stock, x):
+    model = attach(copy.deepcopy(stock), "learnable + relative_bias", "lape")
+    expected = model(x[0])
+    low = copy.deepcopy(model).bfloat16()(x[0].bfloat16())
+    assert low.dtype == torch.bfloat16
+    same(low.double(), expected, 0.1 * expected.abs().max().item())
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model.float()(x[0].float())
+    same(mixed.double(), expected, 0.1 * expected.abs().max().item())
+
+
+def test_it_is_attached_to_a_model_of_any_dtype_on_any_device(stock):
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224", **SIZE)
+    attach(model.bfloat16(), "learnable", "lape")
+    assert {(p.device.type, p.dtype) for p in model.graticule.parameters()} == {("meta", torch.bfloat16)}
+
+
+def test_it_compiles_as_one_graph_at_every_size_and_keeps_nothing_of_a_call(stock, x):
+    model = copy.deepcopy(stock)
+    del model.blocks[1:]
+    attach(model, "learnable", "lape")
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
+    for image in x:
+        same(compiled(image), model(image))
+    model(x[0])
+    compiled(x[1])
+    assert model.graticule._now is None
+
+
+def test_it_is_folded_and_unfolded(stock, x):
+    model = attach(copy.deepcopy(stock), "learnable + peg", "lape")
+    before, wide = model(x[0]), model(x[1])
+    same(graticule.fold(model)(x[0]), before)
+    with pytest.raises(ValueError, match="folded for a grid"):
+        model(x[1])
+    same(graticule.fold(model, img_size=(24, 40))(x[1]), wide)
+    assert torch.equal(graticule.unfold(model)(x[0]), before)
+
+
+def test_attaching_changes_nothing_else_and_draws_no_numbers_but_the_parameters(stock, x):
+    model = copy.deepcopy(stock).train()
+    model.blocks[1].eval()
+    training = {name: module.training for name, module in model.named_modules()}
+    torch.manual_seed(3)
+    attach(model, "sinusoidal_2d", "lape")
+    drawn = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(3))
+    assert training.items() <= {name: module.training for name, module in model.named_modules()}.items()
+
+
+REFUSED = [
+    ({"blocks": "layers.*"}, r"`blocks` must match .*candidates are blocks\.\* \(3 of Block: norm1, norm2\)"),
+    ({"blocks": "blocks.*.mlp"}, "`norm` must be the norm before the attention of each block.*its norms are none"),
+    ({"norm": "norm3"}, "`norm` .*got 'norm3', which blocks.0 \\(Block\\) does not have; its norms are norm1, norm2"),
+    ({"norm": "norm2"}, "`norm` must be applied to what enters its block \\(pre-norm\\)"),
+    ({"patch_grid": (5, 5)}, "`patch_grid` must be that of the 18 tokens.*got 5 x 5 patches"),
+    ({"prefix": 1}, "`patch_grid` must be that of the 18 tokens.*got 4 x 4 patches and 1 prefix tokens"),
+    ({"remove": "pos_embd"}, "`remove` must name a parameter or buffer.*'pos_embd'; did you mean 'pos_embed'"),
+    ({"example": torch.randn(2, 4, 32, 32)}, r"`example` must be what .* called with, got a tensor of \(2, 4"),
+    ({"example": {"y": torch.zeros(2, 3, 32, 32)}}, "called with, got the arguments y: TypeError"),
+    ({"encoding": "rope"}, "got one that gives layers `rotary`: it acts within attention"),
+    ({"encoding": "shaw"}, "got one that gives layers `bias`: a bias that is made from queries"),
+    ({"encoding": "gpsa"}, "`positional`"),
+    ({"encoding": "learnabel"}, "did you mean 'learnable'"),
+    ({"encoding": "sinusoidal_2d", "joining": "unshared"}, "`joining` must not be 'unshared' with the fixed encoding"),
+    ({"joining": "lap"}, "did you mean 'lape'"),
+]  # fmt: skip
+
+
+def test_what_cannot_be_attached_is_refused_with_the_reason_and_the_module_stays_as_it_was(stock, x):
+    model = copy.deepcopy(stock)
+    before = hooks(model)
+    for options, message in REFUSED:
+        with pytest.raises(ValueError, match=message):
+            attach(model, **options)
+        assert hooks(model) == before and torch.equal(model(x[0]), stock(x[0])), options
+    for wrong in ({"patch_grid": 4}, {"prefix": "1"}, {"blocks": 3}, {"example": 3}):
+        with pytest.raises(TypeError):
+            attach(model, **wrong)
+    with pytest.raises(
+        ValueError, match="`module` must have an attached position, got VisionTransformer, which has none"
+    ):
+        detach(model)
+    attach(model)
+    with pytest.raises(ValueError, match=r"call graticule.detach\(module\) first"):
+        attach(model)
+    with pytest.raises(ValueError, match="must have no position of this library"):
+        attach(tiny())
+
+
+def test_timm_models_that_do_not_fit_are_refused_with_the_reason():
+    few = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    pyramid = {"img_size": 32, "embed_dim": 12, "depths": (2, 2), "num_heads": (3, 3), "window_size": 4}
+    for name, options, how, message in (
+        ("vit_base_patch16_rpn_224", few, {}, "it is post-norm"),
+        ("swin_tiny_patch4_window7_224", pyramid, {"blocks": "layers.*.blocks.*"}, r"\(B, N, D\), got \(2, 8, 8, 12\)"),
+        ("beit_base_patch16_224", few, {"encoding": "relative_bias"}, "`bias`: Attention has no argument `attn_mask`"),
+        ("beit_base_patch16_224", few, {"joining": "queries_keys"}, "Attention is not called with queries"),
+        ("mixer_s16_224", {"img_size": 32}, {"joining": "tupe"}, "`bias`: no module of the block is called with"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            attach(timm.create_model(name, **options), **how)
+
+
+def test_tokens_that_are_dropped_are_noticed(stock):
+    model = timm.create_model("vit_tiny_patch16_224", **SIZE, patch_drop_rate=0.5)
+    attach(model, "learnable", "lape").train()
+    with pytest.raises(ValueError, match="the attached position is for 17 tokens, 1 before the patches, got 9"):
+        model(images())
