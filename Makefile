@@ -20,7 +20,7 @@ test: $(VENV)/.installed
 # Old versions give warnings that newer ones do not, so warnings are no errors here.
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[demo,text]" datasets pytest pyyaml webdataset
+	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[demo,text]" datasets pytest pyyaml transformers webdataset
 	.venv-lowest/bin/python -m pytest -o filterwarnings=default
 
 lint: $(VENV)/.installed
