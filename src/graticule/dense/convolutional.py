@@ -15,7 +15,8 @@ from graticule.dense.decoders import ConvNorm, Decoder, classifier, register_dec
 class UperHead(Decoder):
     """UperNet: the coarsest map is pooled to several sizes, and added to the finer ones from top to bottom.
 
-    It computes what mmsegmentation's UPerHead does, under its names.
+    It computes what mmsegmentation's UPerHead does, under its names. segmentation_models_pytorch's has no convolutions
+    after its sums and other widths, so it is not used.
 
     Reference: Unified Perceptual Parsing for Scene Understanding (Xiao et al., 2018).
 
@@ -72,8 +73,8 @@ class UperHead(Decoder):
 class SemanticFpn(Decoder):
     """Semantic FPN: each level is doubled by convolutions until it has the finest resolution, and all are summed.
 
-    It computes what mmsegmentation's FPNHead does, under its names. segmentation_models_pytorch's differs: group
-    norms, and the last of its levels is not summed in the same way.
+    It computes what mmsegmentation's FPNHead does, under its names. segmentation_models_pytorch's has group norms,
+    aligned corners and no 3 x 3 convolutions in its pyramid, so it is not used.
 
     Reference: Panoptic Feature Pyramid Networks (Kirillov et al., 2019), section 3.1.
 

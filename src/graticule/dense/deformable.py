@@ -43,10 +43,10 @@ def deformable_sample(value: Tensor, shapes: Sequence[tuple[int, int]], location
             corners.append(torch.where(inside, y * sides[..., 0] + x, 0))
             shares.append(torch.where(inside, share_x * share_y * weights, 0))
     starts = [sum(height * width for height, width in shapes[:level]) for level in range(len(shapes))]
-    index = torch.stack(corners, -1).long()  # (B, Q, h, L, P, 4)
-    index = index + torch.tensor(starts, device=index.device)[:, None, None]
-    image = torch.arange(batch, device=index.device)[:, None, None, None, None, None]
-    head = torch.arange(heads, device=index.device)[:, None, None, None]
+    index = torch.stack(corners, -1).int()  # (B, Q, h, L, P, 4)
+    index = index + torch.tensor(starts, device=index.device, dtype=torch.int32)[:, None, None]
+    image = torch.arange(batch, device=index.device, dtype=torch.int32)[:, None, None, None, None, None]
+    head = torch.arange(heads, device=index.device, dtype=torch.int32)[:, None, None, None]
     index = (image * cells + index) * heads + head
     mixed = F.embedding_bag(
         index.reshape(batch * queries * heads, -1),

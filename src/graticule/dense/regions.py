@@ -21,8 +21,8 @@ class FasterRcnn(Detector):
     """Proposes regions, then classifies what the feature maps have in them.
 
     torchvision's, with mmdetection's anchors (`Anchors`). It differs from mmdetection in the regions: torchvision reads
-    them half a pixel further to the bottom right, at four points per cell of a region, and its box regression has a
-    row for the background.
+    them half a cell of the map further to the bottom right, at four points per cell of a region, and its box regression
+    has rows for the background.
 
     Reference: Faster R-CNN (Ren et al., 2015); with a feature pyramid (Lin et al., 2017).
 

@@ -1,0 +1,101 @@
+"""Parameters and multiply-adds of the dense rows of the papers, on the meta device: nothing is computed.
+
+    python benchmarks/dense_counts.py
+
+Prints the table of docs/dense_models.md. Multiply-adds are those of one image: of 800 x 1280 for detectors, with the
+box head on 1,000 regions and the mask head on 100, and of 512 x 512 for segmentation. They are half the operations that
+PyTorch's counter finds, and the samples of deformable attention: one multiply-add per corner, point, level and channel.
+Norms, activations, sums and interpolation are not counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import graticule
+
+ADAPTER = {"neck": "adapter + fpn", "head": "mask_rcnn"}
+UPERNET = {"neck": "adapter", "decoder": "uperhead", "auxiliary": "fcn", "img_size": 512}
+SEGMENTER = {"decoder": "segmenter_mask", "img_size": 512}
+RETINANET, SEMANTIC_FPN, MASK_RCNN = {"head": "retinanet"}, {"decoder": "fpn"}, {"head": "mask_rcnn"}
+PVT_ROWS = {
+    "pvt_tiny": (17, 23),
+    "pvt_tiny_peg": (17, 23),
+    "pvt_tiny_gap": (17, 23),
+    "pvt_tiny_peg_gap": (17, 23),
+    "pvt_small": (28, 34),
+    "pvt_small_peg_gap": (28, 34),
+    "pvt_medium": (48, 54),
+    "pvt_medium_peg_gap": (48, 54),
+}
+#: Paper, backbone, arguments, printed parameters in millions.
+ROWS: list[tuple[str, str, dict[str, Any], float]] = [
+    *[
+        ("LaPE, Table 3", f"deit_{s}_patch16_224", {**ADAPTER, "joining": "lape"}, n)
+        for s, n in (("tiny", 28), ("small", 48))
+    ],
+    *[
+        ("LaPE, Table 4", f"deit_{s}_patch16_224", {**SEGMENTER, "joining": "lape"}, n)
+        for s, n in (("tiny", 7), ("small", 27))
+    ],
+    *[
+        ("LaPE, Table 4", f"deit_{s}_patch16_224", {**UPERNET, "joining": "lape"}, n)
+        for s, n in (("tiny", 36), ("small", 58))
+    ],
+    *[("CPVT, Table 13", name, SEMANTIC_FPN, fpn) for name, (fpn, _) in PVT_ROWS.items()],
+    *[("CPVT, Table 13", name, RETINANET, retinanet) for name, (_, retinanet) in PVT_ROWS.items()],
+    ("PosMLP, Table 8", "posmlp_tiny_224", MASK_RCNN, 40.5),
+    ("PosMLP, Table 8", "posmlp_small_224", MASK_RCNN, 56.1),
+    ("PosMLP, Table 8", "posmlp_tiny_224", RETINANET, 31.1),
+    ("PosMLP, Table 8", "posmlp_small_224", RETINANET, 47.3),
+]
+
+
+def sampled(weight: Any, indices: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    """Count the operations of `embedding_bag`: each row that is read is multiplied and added."""
+    size = indices if isinstance(indices, torch.Size | tuple | list) else indices.shape
+    rows = torch.Size(size).numel()
+    return int(2 * rows * (weight if isinstance(weight, torch.Size | tuple | list) else weight.shape)[-1])
+
+
+def count(model: Any, detects: bool) -> int:
+    """Return the multiply-adds of one image."""
+    bag = torch.ops.aten._embedding_bag
+    counter = FlopCounterMode(display=False, custom_mapping={bag: sampled, bag.default: sampled})
+    with counter, torch.device("meta"):
+        if not detects:
+            model(torch.empty(1, 3, 512, 512))
+        else:
+            maps = list(model.features(torch.empty(1, 3, 800, 1280)).values())
+            inner = model.model
+            if hasattr(inner, "rpn"):
+                channels = model.features.out_channels
+                inner.rpn.head(maps)
+                regions = inner.roi_heads
+                regions.box_predictor(regions.box_head(torch.empty(1000, channels, 7, 7)))
+                regions.mask_predictor(regions.mask_head(torch.empty(100, channels, 14, 14)))
+            else:
+                inner.head(maps)
+    return counter.get_total_flops() // 2
+
+
+def main() -> None:
+    """Print the table."""
+    print("| paper | backbone | parts | parameters (M) | printed | multiply-adds (G) |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for paper, backbone, arguments, printed in ROWS:
+        detects = "head" in arguments
+        create = graticule.create_detector if detects else graticule.create_segmenter
+        with torch.device("meta"):
+            model = create(backbone, 80 if detects else 150, **arguments).eval()
+        parameters = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+        parts = ", ".join(str(arguments[name]) for name in ("neck", "head", "decoder", "joining") if name in arguments)
+        row = (paper, backbone, parts, f"{parameters:.2f}", f"{printed:g}", f"{count(model, detects) / 1e9:.1f}")
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

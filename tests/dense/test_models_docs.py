@@ -1,0 +1,40 @@
+"""What docs/dense_models.md shows is what happens."""
+
+import re
+from pathlib import Path
+
+import torch
+
+import graticule
+from graticule.dense import DECODERS, HEADS, NECKS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "dense_models.md").read_text(encoding="utf-8")
+
+
+def test_the_code_runs_and_gives_what_it_says():
+    torch.manual_seed(0)
+    names = {}
+    exec(compile("".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)), "dense_models.md", "exec"), names)
+    assert {"loss_classifier", "loss_mask"} < names["losses"].keys()
+    assert names["found"][0].keys() == {"boxes", "labels", "scores", "masks"}
+    assert names["logits"].shape == (1, 19, 128, 200)
+
+
+def test_the_tables_have_every_name_with_its_options_and_defaults():
+    shown = set(re.findall(r"^\| `(\w+(?:\(.*\))?)` \|", PAGE, flags=re.MULTILINE))
+    for registry in (NECKS, HEADS, DECODERS):
+        for name in registry:
+            given = ", ".join(f"{option}={value.default!r}" for option, value in registry.options(name).items())
+            assert (f"{name}({given})" if given else name) in shown, name
+
+
+def test_the_table_of_sizes_has_the_sizes_of_the_models():
+    rows = re.findall(r"^\| [^|]* Table \d+ \| (pvt_tiny_peg) \| (fpn|retinanet) \| ([\d.]+) \|", PAGE, re.MULTILINE)
+    assert len(rows) == 2
+    for backbone, part, printed in rows:
+        with torch.device("meta"):
+            if part == "fpn":
+                model = graticule.create_segmenter(backbone, 150, "fpn")
+            else:
+                model = graticule.create_detector(backbone, 80, part)
+        assert f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.2f}" == printed
