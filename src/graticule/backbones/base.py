@@ -101,13 +101,18 @@ class TokenModel(nn.Module, ABC):
         for index, (block, position, where) in enumerate(layers):
             x = position.enter(x)
             if index == 0:
-                x = self.pos_drop(x)
+                x = self.start(x)
             if self.grad_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, position, *where, use_reentrant=False)
             else:
                 x = block(x, position, *where)
             x = position.leave(x)
             yield x
+
+    def start(self, x: Tensor) -> Tensor:
+        """Turn the tokens with their position into what enters the first block, (B, N, D)."""
+        x = self.pos_drop(x)
+        return x
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of prefix tokens and position parameters, fixed tables and LaPE's norms included.
@@ -183,7 +188,7 @@ class Backbone(TokenModel):
     encoding_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: Arguments that pick one of the modules a class is made of; neither recipes nor the command line have them.
     hidden_arguments: ClassVar[frozenset[str]] = frozenset(
-        {"position", "embed_layer", "block_layer", "norm_layer", "act_layer"}
+        {"position", "embed_layer", "block_layer", "norm_layer", "act_layer", "mlp_layer", "qkv_layer", "patch_norm"}
     )
 
     head: nn.Module

@@ -123,8 +123,9 @@ class CompactBlock(Block):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Take tokens x: (B, N, D) to (B, N, D); `where` is the grid, for an attention that needs it."""
-        x = self.norm2(x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, *where)))
-        out: Tensor = x + self.drop_path2(self.mlp(x))
+        y = self.ls1(self.attn(self._normalized(x, position.inner), position, *where))
+        x = self.norm2(x + self.drop_path1(y))
+        out: Tensor = x + self.drop_path2(self.ls2(self.mlp(x)))
         return out
 
     def carried(self, table: Tensor) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import torch
+from timm.layers import AttentionPoolLatent
 from timm.layers.helpers import to_2tuple
+from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone, init_linear
@@ -14,7 +17,11 @@ from graticule.backbones.registry import Size, register_sizes
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid
-from graticule.layers import Attention, Block, Patches, Tokenizer
+from graticule.layers import Attention, Patches, Tokenizer
+from graticule.layers.block_kinds import block_layer_of
+from graticule.layers.parts import act_layer_of, build_mlp, for_timm, norm_layer_of
+from graticule.layers.pooling import SequencePool
+from graticule.layers.projections import build_projection
 
 
 class VisionTransformer(Backbone):
@@ -30,7 +37,8 @@ class VisionTransformer(Backbone):
         patch_size: pixels, a side or (height, width).
         in_chans: channels of the image.
         num_classes: 0 for no head.
-        global_pool: 'token' (class token), 'avg', 'max', 'avgmax', 'seq' (sequence pooling) or '' (none).
+        global_pool: 'token' (class token), 'avg', 'max', 'avgmax', 'map' (attention of a learned query, as SigLIP),
+            'seq' (sequence pooling) or '' (none).
         embed_dim: D.
         depth: number of blocks.
         num_heads: h.
@@ -45,14 +53,30 @@ class VisionTransformer(Backbone):
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
-        norm_layer: builds a norm from D.
-        act_layer: the MLPs' activation.
+        norm_layer: builds a norm from D, or its name as 'rmsnorm(eps=1e-5)'.
+        act_layer: the MLPs' activation, or its name as 'quick_gelu'.
         embed_layer: builds what turns images into tokens from image size, patch size, channels and D.
-        block_layer: builds a block.
+        block_layer: builds a block, or its name: 'pre_norm', 'post_norm', 'parallel' (attention and MLP side by side)
+            or 'parallel_branches' (two attentions, then two MLPs).
         qk_scale: factor of the attention logits instead of d^(-1/2).
+        init_values: what LayerScale starts at, in the order attention and MLP; 0 or None for no LayerScale.
+        qk_norm: whether queries and keys go through norms over the channels of a head.
+        scale_attn_norm: whether what attention mixed goes through a norm before its projection.
+        scale_mlp_norm: whether the MLPs' hidden channels go through a norm.
+        proj_bias: whether attention's output projection and the MLPs have biases.
+        qkv_layer: the projection to queries, keys and values: 'fused', 'separate', or these without a bias of the keys,
+            'no_key_bias' and 'separate_no_key_bias'.
+        mlp_layer: the MLPs: 'mlp', 'swiglu' or 'swiglu_packed', or what builds one from timm's arguments of an MLP.
+        pre_norm: whether the tokens go through a norm before the first block, as in CLIP; the patches then have no
+            bias.
+        patch_norm: builds a norm of the patches, or its name; none by default.
+        final_norm: whether there is a norm after the last block.
+        pool_include_prefix: whether prefix tokens are pooled too.
+        pool_num_heads: heads of the attention of 'map'; h by default.
+        pool_mlp_ratio: hidden channels of the MLP of 'map', as a multiple of D; `mlp_ratio` by default.
     """
 
-    pools = ("", "token", "avg", "avgmax", "max", "seq")
+    pools = ("", "token", "avg", "avgmax", "max", "map", "seq")
     prefix_names: tuple[str, ...] = ("cls_token", "reg_token")
 
     patch_embed: Patches | Tokenizer
@@ -79,11 +103,24 @@ class VisionTransformer(Backbone):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        norm_layer: Callable[[int], nn.Module] | None = None,
-        act_layer: type[nn.Module] | None = None,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
+        act_layer: str | type[nn.Module] | None = None,
         embed_layer: Callable[..., Patches | Tokenizer] = Patches,
-        block_layer: Callable[..., nn.Module] = Block,
+        block_layer: str | Callable[..., nn.Module] = "pre_norm",
         qk_scale: float | None = None,
+        init_values: float | tuple[float, float] | None = None,
+        qk_norm: bool = False,
+        scale_attn_norm: bool = False,
+        scale_mlp_norm: bool = False,
+        proj_bias: bool = True,
+        qkv_layer: str = "fused",
+        mlp_layer: str | Callable[..., nn.Module] = "mlp",
+        pre_norm: bool = False,
+        patch_norm: str | Callable[[int], nn.Module] | None = None,
+        final_norm: bool = True,
+        pool_include_prefix: bool = False,
+        pool_num_heads: int | None = None,
+        pool_mlp_ratio: float | None = None,
     ) -> None:
         super().__init__(
             img_size=img_size,
@@ -96,39 +133,77 @@ class VisionTransformer(Backbone):
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
         )
-        norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
-        act_layer = act_layer or nn.GELU
+        norm, act, block = norm_layer_of(norm_layer), act_layer_of(act_layer), block_layer_of(block_layer)
         fc_norm = global_pool in ("avg", "avgmax", "max") if fc_norm is None else fc_norm
         self.embed_dim = embed_dim
         self.has_class_token = class_token
+        self.pool_include_prefix = pool_include_prefix
 
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, reg_tokens, embed_dim)) if reg_tokens else None
         self._add_prefix_tokens()
-        self.patch_embed = embed_layer(self.img_size, self.patch_size, in_chans, embed_dim)
+        of_patches: dict[str, Any] = {"bias": False} if pre_norm else {}
+        if patch_norm is not None:
+            of_patches["norm_layer"] = for_timm(norm_layer_of(patch_norm))
+        self.patch_embed = embed_layer(self.img_size, self.patch_size, in_chans, embed_dim, **of_patches)
         self.build_position(position, num_heads)
+        self.norm_pre = norm(embed_dim) if pre_norm else nn.Identity()
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()  # stochastic depth decay rule
-        self.blocks = nn.Sequential(
-            *[
-                block_layer(
+        hidden = int(embed_dim * mlp_ratio)
+        plain_mlp = mlp_layer == "mlp" and proj_bias and not scale_mlp_norm
+        self.blocks = nn.Sequential()
+        for rate in rates:
+            parts: dict[str, Any] = {"init_values": init_values}
+            if not plain_mlp:
+                of_hidden = norm if scale_mlp_norm else None
+                parts["mlp"] = build_mlp(mlp_layer, embed_dim, hidden, act, of_hidden, proj_bias, proj_drop_rate)
+            attention = Attention(
+                embed_dim,
+                num_heads,
+                attn_drop=attn_drop_rate,
+                proj_drop=proj_drop_rate,
+                scale=qk_scale,
+                proj_bias=proj_bias,
+                qkv=build_projection(qkv_layer, embed_dim, qkv_bias),
+                qk_norm=norm if qk_norm else None,
+                inner_norm=norm if scale_attn_norm else None,
+            )
+            self.blocks.append(
+                block(
                     embed_dim,
                     num_heads,
                     mlp_ratio,
                     qkv_bias,
-                    attn=Attention(embed_dim, num_heads, qkv_bias, attn_drop_rate, proj_drop_rate, qk_scale),
+                    attn=attention,
                     proj_drop=proj_drop_rate,
                     drop_path=rate,
-                    norm_layer=norm_layer,
-                    act_layer=act_layer,
+                    norm_layer=norm,
+                    act_layer=act or nn.GELU,
+                    **parts,
                 )
-                for rate in rates
-            ]
-        )
-        self.norm = nn.Identity() if fc_norm else norm_layer(embed_dim)
-        self.fc_norm = norm_layer(embed_dim) if fc_norm else nn.Identity()
-        self.attn_pool = nn.Linear(embed_dim, 1) if global_pool == "seq" else None
+            )
+        self.norm = norm(embed_dim) if final_norm and not fc_norm else nn.Identity()
+        self.attn_pool = self._attention_pool(norm, act, pool_num_heads or num_heads, pool_mlp_ratio or mlp_ratio)
+        self.fc_norm = norm(embed_dim) if final_norm and fc_norm else nn.Identity()
         self.head = self._classifier()
         self.finish()
+
+    def _attention_pool(
+        self, norm: Callable[[int], nn.Module], act: type[nn.Module] | None, num_heads: int, mlp_ratio: float
+    ) -> nn.Module | None:
+        """Build what pools tokens with weights, None if there is no such pooling."""
+        if self.global_pool == "seq":
+            return SequencePool(self.embed_dim)
+        if self.global_pool != "map":
+            return None
+        pool: nn.Module = AttentionPoolLatent(
+            self.embed_dim,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            norm_layer=for_timm(norm),
+            act_layer=act or nn.GELU,
+        )
+        return pool
 
     def _add_prefix_tokens(self) -> None:
         """Make the prefix tokens that a subclass has beside the class and register tokens."""
@@ -141,12 +216,14 @@ class VisionTransformer(Backbone):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the classifier by a new one for `num_classes`; 0 for none."""
+        if global_pool == "map" and self.global_pool != "map":
+            raise ValueError("`global_pool` must be 'map' from the start, as it has weights, got it for another model.")
         super().reset_classifier(num_classes, global_pool)
-        if self.global_pool == "seq" and self.attn_pool is None:
-            self.attn_pool = nn.Linear(self.embed_dim, 1)
+        if self.global_pool == "seq" and not isinstance(self.attn_pool, SequencePool):
+            self.attn_pool = SequencePool(self.embed_dim)
             self._like_weights(self.attn_pool)
             init_linear(self.attn_pool)
-        if self.global_pool != "seq":
+        if self.global_pool not in ("map", "seq"):
             self.attn_pool = None
 
     def set_input_size(
@@ -195,12 +272,25 @@ class VisionTransformer(Backbone):
     def pool(self, x: Tensor) -> Tensor:
         """Pool tokens (B, N, D) as `global_pool` says: (B, D)."""
         if self.attn_pool is not None:
-            patches = x[:, self.num_prefix_tokens :]
-            x = (self.attn_pool(patches).softmax(1).transpose(1, 2) @ patches).squeeze(1)
+            x = self.attn_pool(x if self.pool_include_prefix else x[:, self.num_prefix_tokens :])
         else:
-            x = super().pool(x)
+            x = global_pool_nlc(x, self.global_pool, self.num_prefix_tokens, self.pool_include_prefix)
         pooled: Tensor = self.fc_norm(x)
         return pooled
+
+    def start(self, x: Tensor) -> Tensor:
+        """Turn the tokens with their position into what enters the first block, (B, N, D)."""
+        x = self.norm_pre(super().start(x))
+        return x
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter that BEiT and EVA call otherwise: LayerScale, the biases and projections."""
+        name = re.sub(r"\.gamma_([12])$", r".ls\1.gamma", published)
+        return re.sub(r"\.attn\.([qv]_bias$|[qkv]_proj\.)", r".attn.qkv.\1", name)
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in timm's ViT, or, of biases and projections that it has not, in EVA."""
+        return re.sub(r"\.attn\.qkv\.([qv]_bias$|[qkv]_proj\.)", r".attn.\1", own)
 
 
 #: D and h of the sizes of DeiT below the default, with 12 blocks.

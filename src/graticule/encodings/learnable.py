@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
@@ -15,28 +17,56 @@ from graticule.resampling import build_resampler
 
 @register_encoding("learnable")
 class Learnable(AbsoluteEncoding):
-    """Learns one row per token, prefix tokens included; drawn from a normal of `std`, cut at 2 (absolute).
+    """Learns one row per token, drawn from a normal of `std`, cut at 2 (absolute).
 
     At another grid the rows of the patches are resampled, bicubically with antialias unless `resampler` names another
-    way, and the prefix rows kept.
+    way, and the prefix rows kept. Without `prefix_rows` those of class and register tokens are zero and not held, as
+    in DeiT III and FlexiViT (timm's `no_embed_class`).
 
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
+
+    Args:
+        grid: the grid that the encoding is built for.
+        dim: D.
+        std: of the initial values.
+        resampler: how the rows are resampled at another grid.
+        prefix_rows: whether prefix tokens have rows.
     """
 
     resampled = True
     crops = True
 
     @checked
-    def __init__(self, grid: Grid, dim: int, std: float = 0.02, resampler: str = "bicubic") -> None:
-        super().__init__(grid, dim)
+    def __init__(
+        self, grid: Grid, dim: int, std: float = 0.02, resampler: str = "bicubic", prefix_rows: bool = True
+    ) -> None:
+        super().__init__(grid if prefix_rows else replace(grid, prefix=0), dim)
+        self.prefix_rows = prefix_rows
         self.std = std
         self.resampler = build_resampler(resampler)
-        self.pos_embed = nn.Parameter(torch.empty(1, grid.tokens, dim))
+        self.pos_embed = nn.Parameter(torch.empty(1, self.grid.tokens, dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the table anew."""
         trunc_normal_(self.pos_embed, std=self.std)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return w for `grid`, (N, D)."""
+        table = super().forward(self._held(grid))
+        return table if self.prefix_rows else grid.with_prefix_rows(table)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the encoding is built for."""
+        held = self._held(grid)
+        with torch.no_grad():
+            table = super().forward(held)[None].clone()
+        self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
+        self.grid = held
+
+    def _held(self, grid: Grid) -> Grid:
+        """Return the grid of the tokens that have rows."""
+        return grid if self.prefix_rows else replace(grid, prefix=0)
 
     def fit(self, table: Tensor, old: Grid) -> Tensor | None:
         """Resample a table of a checkpoint, (N', D), made for `old`, for this grid."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,10 @@ class Attention(nn.Module):
         proj_drop: dropout rate on the output.
         scale: of the logits, instead of d^(-1/2).
         cosine: whether logits are cosines times a learned scale; `scale` must then be left out.
+        proj_bias: whether the projection of the output has a bias.
+        qkv: projects to queries, keys and values side by side, (..., D) -> (..., 3D); a linear layer by default.
+        qk_norm: builds a norm of the d channels of queries, and one of keys, before they are rotated; none if None.
+        inner_norm: builds a norm of the D channels that attention mixed, before the projection; none if None.
     """
 
     @checked
@@ -44,6 +49,10 @@ class Attention(nn.Module):
         proj_drop: float = 0.0,
         scale: float | None = None,
         cosine: bool = False,
+        proj_bias: bool = True,
+        qkv: nn.Module | None = None,
+        qk_norm: Callable[[int], nn.Module] | None = None,
+        inner_norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         if cosine and scale is not None:
@@ -55,20 +64,25 @@ class Attention(nn.Module):
         self.scale = 1.0 if cosine else self.head_dim**-0.5 if scale is None else scale
         self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10))) if cosine else None
         self.attn_drop = attn_drop
-        self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = qkv or nn.Linear(dim, dim * 3, bias=qkv_bias)
+        self.q_norm, self.k_norm = (qk_norm(self.head_dim) if qk_norm else nn.Identity() for _ in range(2))
+        self.norm = inner_norm(dim) if inner_norm else nn.Identity()
+        self.proj = nn.Linear(dim, dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not needed."""
-        x = self._attend(*self._project(x, position), position)
-        out: Tensor = self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
-        return out
+        return self._output(self._attend(*self._project(x, position), position))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""
         q, k, _, bias = self._project(x, position)
         return self._weights(q, k, bias, position)
+
+    def _output(self, mixed: Tensor) -> Tensor:
+        """Project what attention mixed in all heads, (B, h, N, d), to (B, N, D)."""
+        out: Tensor = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
+        return out
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
         """Mix the values: (B, h, N, d)."""
@@ -117,6 +131,7 @@ class Attention(nn.Module):
                 y.chunk(3, -1)[i].unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
                 for i, y in enumerate((all_q, all_k, all_v))
             )
+        q, k = self.q_norm(q), self.k_norm(k)
         if self.logit_scale is not None:
             q = F.normalize(q, dim=-1) * self.logit_scale.clamp(max=math.log(100)).exp().to(q.dtype)
             k = F.normalize(k, dim=-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath, LayerScale, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
@@ -20,9 +20,10 @@ class Block(nn.Module):
 
     .. math:: x' = x + MSA(LN(x) + p), \quad x'' = x' + MLP(LN(x'))
 
-    where p is `inner` of the layer's position, if any.
+    where p is `inner` of the layer's position, if any. LayerScale multiplies what is added by numbers per channel.
 
-    Reference: ViT (Dosovitskiy et al., 2021), Eq. 2-3; with p, LaPE (Yu et al., 2023), Eq. 9.
+    Reference: ViT (Dosovitskiy et al., 2021), Eq. 2-3; with p, LaPE (Yu et al., 2023), Eq. 9; LayerScale, CaiT (Touvron
+    et al., 2021), Eq. 5.
 
     Args:
         dim: D.
@@ -36,6 +37,7 @@ class Block(nn.Module):
         act_layer: the MLP's activation.
         attn: the attention; `Attention` by default.
         mlp: a module instead of the MLP.
+        init_values: what LayerScale starts at, of attention and of the MLP; 0 or None for no LayerScale.
     """
 
     @checked
@@ -52,10 +54,13 @@ class Block(nn.Module):
         act_layer: type[nn.Module] = nn.GELU,
         attn: nn.Module | None = None,
         mlp: nn.Module | None = None,
+        init_values: float | tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
+        scales = init_values if isinstance(init_values, tuple) else (init_values, init_values)
         self.norm1 = norm_layer(dim)
         self.attn = attn or Attention(dim, num_heads, qkv_bias, attn_drop, proj_drop)
+        self.ls1, self.ls2 = (LayerScale(dim, scale) if scale else nn.Identity() for scale in scales)
         self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
         self.norm2 = norm_layer(dim)
         self.mlp = mlp or Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
@@ -66,8 +71,8 @@ class Block(nn.Module):
 
         `where` is passed to the attention: the grid, or the cache of a text.
         """
-        x = x + self.drop_path1(self.attn(self._normalized(x, position.inner), position, *where))
-        out: Tensor = x + self.drop_path2(self.mlp(self.norm2(x)))
+        x = x + self.drop_path1(self.ls1(self.attn(self._normalized(x, position.inner), position, *where)))
+        out: Tensor = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
         return out
 
     def _normalized(self, x: Tensor, inner: Tensor | None) -> Tensor:

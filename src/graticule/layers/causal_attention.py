@@ -31,8 +31,7 @@ class CausalAttention(Attention):
             k, v = cache.append(k, v)
         whole = bias is None and q.shape[-2] == k.shape[-2]
         x = self._fused(q, k, v, None if whole else self._masked(bias, q.shape[-2], k), is_causal=whole)
-        out: Tensor = self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
-        return out
+        return self._output(x)
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,12 +15,29 @@ from graticule.grid import Grid
 
 
 class Patches(PatchEmbed):
-    """Patches cut without overlap, each through a linear layer: timm's, with the grid of an image."""
+    """Patches cut without overlap, each through a linear layer: timm's, with the grid of an image.
 
-    def __init__(self, img_size: tuple[int, int], patch_size: tuple[int, int], in_chans: int, embed_dim: int) -> None:
+    Args:
+        img_size: (height, width) in pixels.
+        patch_size: (height, width) in pixels.
+        in_chans: channels of the image.
+        embed_dim: D.
+        bias: whether the linear layer has a bias.
+        norm_layer: builds a norm of the patches from D; none if None.
+    """
+
+    def __init__(
+        self,
+        img_size: tuple[int, int],
+        patch_size: tuple[int, int],
+        in_chans: int,
+        embed_dim: int,
+        bias: bool = True,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+    ) -> None:
         patch_grid(img_size, patch_size)  # refuses what does not fit with its own message
         square: Any = patch_size  # timm annotates an int and takes both sides
-        super().__init__(img_size, square, in_chans, embed_dim, strict_img_size=False)
+        super().__init__(img_size, square, in_chans, embed_dim, norm_layer, bias=bias, strict_img_size=False)
 
     @property
     def reduction(self) -> tuple[int, int]:

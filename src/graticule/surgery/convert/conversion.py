@@ -23,7 +23,8 @@ class Conversion:
     encoding: the encoding of the model, as text.
     joining: the joining of the model, as text.
     names: name of a tensor in timm -> name in our model, for those that `own_name` of the backbone and
-        `published_names` of the position do not give.
+        `published_names` of the position do not give; several names if the rows of the tensor are those of several
+        tensors here.
     reshaped: names in timm of tensors that have the same values in the same order here, in another shape.
     """
 
@@ -31,7 +32,7 @@ class Conversion:
     arguments: Mapping[str, Any]
     encoding: str
     joining: str = "default"
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     reshaped: frozenset[str] = frozenset()
 
 

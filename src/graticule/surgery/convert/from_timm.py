@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -59,56 +60,68 @@ def _build(model: nn.Module, conversion: Conversion) -> Backbone:
     return ours.to(weight.device, weight.dtype)
 
 
-def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str, str]:
-    """Map the name of each tensor in timm to its name in our model.
+def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str, tuple[str, ...]]:
+    """Map the name of each tensor in timm to its name in our model, or its names if it is split.
 
     Raises:
         ValueError: if a tensor has no place, or a place has no tensor or two.
     """
     published = {theirs: f"position.{own}" for theirs, own in ours.position.published_names().items()}
-    names = {}
+    names: dict[str, tuple[str, ...]] = {}
     for theirs in model.state_dict():
-        own = conversion.names.get(theirs) or ours.own_name(theirs)
-        names[theirs] = published.get(own, own)
+        given = conversion.names.get(theirs, published.get(theirs))
+        own = published.get(ours.own_name(theirs), ours.own_name(theirs)) if given is None else given
+        names[theirs] = own if isinstance(own, tuple) else (own,)
     places = ours.state_dict()
-    lost = [theirs for theirs, own in names.items() if own not in places]
-    empty = sorted(places.keys() - names.values())
+    taken = Counter(own for split in names.values() for own in split)
+    lost = [theirs for theirs, split in names.items() if not places.keys() >= set(split)]
+    twice = [theirs for theirs, split in names.items() if any(taken[own] > 1 for own in split)]
+    empty = sorted(places.keys() - taken)
     kind = type(model).__name__
     if lost:
         raise ValueError(f"`model` must have no tensor without a place here, got {kind} with {_some(lost)}.")
     if empty:
         raise ValueError(f"`model` must have all weights of {type(ours).__name__}, got {kind} without {_some(empty)}.")
-    if len(set(names.values())) < len(names):
-        twice = [theirs for theirs, own in names.items() if list(names.values()).count(own) > 1]
+    if twice:
         raise ValueError(f"`model` must have one tensor for each place here, got {kind} with {_some(twice)}.")
     return names
 
 
-def _values(model: nn.Module, ours: Backbone, names: dict[str, str], reshaped: Collection[str]) -> dict[str, Tensor]:
+def _values(
+    model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]], reshaped: Collection[str]
+) -> dict[str, Tensor]:
     """Return the tensors of the model under their names here, in the shapes that they have here.
 
     Raises:
         ValueError: if one has another shape.
     """
     there, here, found = model.state_dict(), ours.state_dict(), {}
-    for theirs, own in names.items():
-        value, shape = there[theirs], here[own].shape
-        if theirs in reshaped and value.numel() == shape.numel():
-            value = value.reshape(shape)
-        if value.shape != shape:
+    for theirs, split in names.items():
+        value, shapes = there[theirs], [here[own].shape for own in split]
+        if theirs in reshaped and value.numel() == shapes[0].numel():
+            value = value.reshape(shapes[0])
+        expected = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(split) > 1 else shapes[0]
+        if value.shape != expected:
             kind = type(model).__name__
-            raise ValueError(f"`{theirs}` of {kind} must be {tuple(shape)} to be converted, got {tuple(value.shape)}.")
-        found[own] = value
+            raise ValueError(
+                f"`{theirs}` of {kind} must be {tuple(expected)} to be converted, got {tuple(value.shape)}."
+            )
+        parts = value.split([shape[0] for shape in shapes]) if len(split) > 1 else [value]
+        found.update(zip(split, parts, strict=True))
     return found
 
 
-def _copy_settings(model: nn.Module, ours: Backbone, names: dict[str, str]) -> None:
-    """Copy what is no weight: the mode, which parameters are trained, and timm's configuration."""
+def _copy_settings(model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:
+    """Copy what is no weight: the modes, which parameters are trained, and timm's configuration."""
     ours.train(model.training)
     own = dict(ours.named_parameters())
     for theirs, parameter in model.named_parameters():
-        own[names[theirs]].requires_grad_(parameter.requires_grad)
+        for name in names[theirs]:
+            own[name].requires_grad_(parameter.requires_grad)
     untyped: Any = ours
+    for mode in ("grad_checkpointing", "distilled_training"):
+        if hasattr(model, mode) and hasattr(ours, mode):
+            setattr(ours, mode, getattr(model, mode))
     configuration = deepcopy(getattr(model, "pretrained_cfg", None))
     if isinstance(configuration, dict):
         # the size of the model at hand, from which timm resolves the transforms

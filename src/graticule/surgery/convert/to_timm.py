@@ -19,14 +19,14 @@ class Source:
     """The model of timm that a backbone was converted from, without the values of its weights.
 
     skeleton: the model with its parameters on the meta device.
-    names: name of each tensor in timm -> name in the backbone.
+    names: name of each tensor in timm -> its names in the backbone; several if its rows are split.
     """
 
     skeleton: nn.Module
-    names: Mapping[str, str]
+    names: Mapping[str, tuple[str, ...]]
 
     @classmethod
-    def of(cls, model: nn.Module, names: Mapping[str, str]) -> Source:
+    def of(cls, model: nn.Module, names: Mapping[str, tuple[str, ...]]) -> Source:
         """Keep the structure of a model; buffers that are no weights stay as they are."""
         empty = {
             id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
@@ -53,16 +53,26 @@ def to_timm(model: Backbone) -> nn.Module:
             f"`model` must come from `convert` and have the position that it had in timm, got {type(model).__name__}."
         )
     state = model.state_dict()
-    there = deepcopy(source.skeleton)
+    weight = next(model.parameters())
+    there = _filled(source.skeleton, weight.device)
     _resize(there, model)
-    lost = sorted(state.keys() - source.names.values())
+    lost = sorted(state.keys() - {own for split in source.names.values() for own in split})
     if lost:
         raise ValueError(f"`model` must have no tensor that timm's has no place for, got {', '.join(lost[:4])}.")
-    weight = next(model.parameters())
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    for theirs, own in source.names.items():
-        _put(there, theirs, state[own], trained.get(own, False))
+    for theirs, split in source.names.items():
+        value = state[split[0]] if len(split) == 1 else torch.cat([state[own] for own in split])
+        _put(there, theirs, value, trained.get(split[0], False))
     return there.to(weight.device, weight.dtype).train(model.training)
+
+
+def _filled(skeleton: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of a skeleton whose parameters are zero, on a device."""
+    zeros = {
+        id(parameter): nn.Parameter(torch.zeros_like(parameter, device=device), parameter.requires_grad)
+        for parameter in skeleton.parameters()
+    }
+    return deepcopy(skeleton, dict[int, Any](zeros))
 
 
 def _resize(there: Any, model: Backbone) -> None:

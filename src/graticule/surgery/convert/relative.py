@@ -1,0 +1,70 @@
+"""BEiT and timm's `vit_relpos` models: transformers with a relative position bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.layers import RelPosBias, RelPosMlp
+from timm.models.beit import Attention, Beit, Block
+from timm.models.vision_transformer_relpos import (
+    RelPosAttention,
+    RelPosBlock,
+    ResPostRelPosBlock,
+    VisionTransformerRelPos,
+)
+
+from graticule.backbones import VisionTransformer
+from graticule.specs import Spec
+from graticule.surgery.convert.blocks import post_norm, pre_norm, read_blocks, vit_arguments
+from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
+from graticule.surgery.convert.vit import read_trunk, table
+
+#: How timm resamples tables at other sizes: linear between knots in a geometric series.
+_RESAMPLER = "geometric(mode='linear')"
+
+
+@register_conversion(Beit)
+def read_beit(model: Any) -> Conversion:
+    """Describe timm's BEiT: a table for each layer, one for all, or both, with rows for the class token."""
+    arguments = vit_arguments(model, read_trunk(model), read_blocks(model, {Block: pre_norm(Attention)}))
+    encodings = [] if model.pos_embed is None else [table(model)]
+    own = [block.attn.relative_position_bias_table is not None for block in model.blocks]
+    if any(own) and not all(own):
+        raise refuse(model, "blocks", own, "must all have a table, or none,")
+    options = {"prefix_rows": True, "resampler": _RESAMPLER}
+    encodings += [str(Spec("relative_bias", options))] * all(own)
+    encodings += [str(Spec("shared_relative_bias", options))] * (model.rel_pos_bias is not None)
+    return Conversion(VisionTransformer, arguments, " + ".join(encodings) or "none")
+
+
+@register_conversion(VisionTransformerRelPos)
+def read_relpos(model: Any) -> Conversion:
+    """Describe timm's `vit_relpos`: a bias for each layer, or one for all, from a table or a small network.
+
+    The network's dropout in training is left out.
+    """
+    kinds = {RelPosBlock: pre_norm(RelPosAttention), ResPostRelPosBlock: post_norm(RelPosAttention)}
+    arguments = vit_arguments(model, read_trunk(model), read_blocks(model, kinds))
+    if model.shared_rel_pos is not None:
+        check_kind(model, "shared_rel_pos", RelPosMlp, RelPosBias)
+        if any(block.attn.rel_pos is not None for block in model.blocks):
+            raise refuse(model, "blocks", "a bias of their own", "must have none beside a shared one")
+        return Conversion(VisionTransformer, arguments, f"shared_{_read_bias(model.shared_rel_pos)}")
+    found = []
+    for index, block in enumerate(model.blocks):
+        check_kind(model, f"blocks.{index}.attn.rel_pos", RelPosMlp, RelPosBias)
+        found.append(_read_bias(block.attn.rel_pos))
+    if len(set(found)) > 1:
+        raise refuse(model, "blocks", [str(spec) for spec in found], "must have the same kind of bias")
+    return Conversion(VisionTransformer, arguments, str(found[0]))
+
+
+def _read_bias(bias: Any) -> Spec:
+    """Return the encoding that a module of timm is."""
+    if isinstance(bias, RelPosBias):
+        rows = {"prefix_rows": True} if bias.prefix_tokens else {}
+        return Spec("relative_bias", {**rows, "resampler": _RESAMPLER})
+    hidden = bias.mlp.fc1.out_features
+    if bias.mode == "cr":
+        return Spec("mlp_bias", {"hidden": hidden})
+    raise refuse(bias, "mode", bias.mode, "must be 'cr'")

@@ -1,0 +1,206 @@
+"""Plain transformers of timm and ours, converted: the same numbers at any size, and the same bits on the way back."""
+
+import pytest
+import timm
+import torch
+from timm_models import assert_same_bits, build, difference, in_float64
+
+import graticule
+from graticule.encodings import ENCODINGS
+from graticule.surgery.convert.conversion import read
+
+#: A model of timm for each part that another has not: name -> the encoding that it has.
+MODELS = {
+    # ViT, AugReg, DeiT
+    "vit_tiny_patch16_224": "learnable",
+    "vit_base_patch16_gap_224": "learnable",
+    "deit_tiny_distilled_patch16_224": "learnable",
+    "deit3_small_patch16_224": "learnable",
+    "flexivit_small": "learnable",
+    "vit_medium_patch16_reg4_gap_256": "learnable",
+    "vit_so150m_patch16_reg4_map_256": "learnable",
+    # other blocks
+    "vit_small_patch16_18x2_224": "learnable",
+    "vit_base_patch16_xp_224": "learnable",
+    "vit_base_patch16_rpn_224": "learnable",
+    # CLIP, SigLIP, AIMv2, BEiT-3
+    "vit_base_patch32_clip_quickgelu_224": "learnable",
+    "vit_base_patch16_siglip_224": "learnable",
+    "vit_base_patch16_siglip_gap_224": "learnable",
+    "aimv2_large_patch14_224": "learnable",
+    "beit3_base_patch16_224": "learnable",
+    # DINOv2 and v3
+    "vit_small_patch14_dinov2": "learnable",
+    "vit_small_patch14_reg4_dinov2": "learnable",
+    "vit_giant_patch14_dinov2": "learnable",
+    "vit_small_patch16_dinov3": "rope",
+    "vit_7b_patch16_dinov3": "rope",
+    # EVA, EVA-02, Perception Encoder, rope-vit
+    "eva_giant_patch14_224": "learnable",
+    "eva02_tiny_patch14_224": "learnable + rope",
+    "eva02_base_patch14_224": "learnable + rope",
+    "eva02_base_patch16_clip_224": "learnable + rope",
+    "eva02_enormous_patch14_clip_224": "learnable",
+    "vit_pe_core_tiny_patch16_384": "learnable + rope",
+    "vit_pe_spatial_base_patch16_512": "learnable + rope",
+    "vit_small_patch16_rope_224": "rope",
+    "vit_small_patch16_rope_ape_224": "learnable + rope",
+    "vit_small_patch16_rope_mixed_224": "rope_mixed",
+    "vit_small_patch16_rope_mixed_ape_224": "learnable + rope_mixed",
+    "vit_medium_patch16_rope_reg1_gap_256": "rope",
+    # relative biases
+    "beit_base_patch16_224": "relative_bias",
+    "beitv2_large_patch16_224": "relative_bias",
+    "vit_relpos_small_patch16_224": "mlp_bias",
+    "vit_relpos_base_patch16_clsgap_224": "mlp_bias",
+    "vit_relpos_base_patch16_rpn_224": "mlp_bias",
+    "vit_srelpos_small_patch16_224": "shared_mlp_bias",
+}
+#: Further arguments, for what no name has: BEiT's shared table, tables in timm's `vit_relpos`.
+VARIANTS = [
+    *((name, {}) for name in MODELS),
+    ("beit_base_patch16_224", {"use_shared_rel_pos_bias": True}),
+    ("beit_base_patch16_224", {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True, "use_abs_pos_emb": True}),
+    ("vit_relpos_small_patch16_224", {"rel_pos_type": "bias", "class_token": True}),
+    ("vit_tiny_patch16_224", {"pos_embed": "none", "qk_norm": True, "init_values": 0.1, "final_norm": False}),
+]
+IDS = [f"{name}{'-' + '-'.join(given) if given else ''}" for name, given in VARIANTS]
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # timm, where it resamples tables of BEiT
+@pytest.mark.parametrize(("name", "given"), VARIANTS, ids=IDS)
+def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bit(name, given):
+    with in_float64():
+        theirs = build(name, **given)
+        ours = graticule.convert(theirs)
+        assert difference(ours, theirs, 32, 48) < 1e-12
+        assert_same_bits(graticule.to_timm(ours), theirs)
+        if hasattr(theirs, "set_input_size"):  # of timm 1.0.26, BEiT and vit_relpos have none
+            theirs.set_input_size((56, 40))
+            assert difference(ours, theirs, 56, 40) < 1e-12
+            ours.set_input_size((56, 40))
+            back = graticule.to_timm(ours)
+            assert difference(back, theirs, 56, 40) < 1e-12
+
+
+def test_the_encoding_is_read_from_the_model():
+    for name, encoding in MODELS.items():
+        specs = ENCODINGS.specs(read(build(name)).encoding)
+        assert " + ".join(spec.name for spec in specs) == encoding, name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_float32_outputs_are_the_same_to_five_digits(name):
+    theirs = build(name)
+    assert difference(graticule.convert(theirs), theirs, 32, 48) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch16_rope_224"])
+def test_timms_dynamic_sizes_are_ours(name):
+    with in_float64():
+        theirs = build(name, dynamic_img_size=True)
+        ours = graticule.convert(theirs)
+        for size in ((32, 48), (24, 24), (64, 16)):
+            assert difference(ours, theirs, *size) < 1e-12
+
+
+def test_transforms_resolve_as_those_of_timm():
+    theirs = build("vit_base_patch32_clip_quickgelu_224")
+    ours = graticule.convert(theirs)
+    expected = timm.data.resolve_model_data_config(theirs)
+    assert timm.data.resolve_model_data_config(ours) == {**expected, "input_size": (3, 32, 48)}
+
+
+def test_what_is_trained_and_the_mode_are_kept():
+    theirs = build("deit3_small_patch16_224").train()
+    theirs.blocks[0].requires_grad_(False)
+    ours = graticule.convert(theirs)
+    back = graticule.to_timm(ours)
+    assert ours.training
+    assert back.training
+    frozen = {name for name, parameter in ours.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in ours.named_parameters() if name.startswith("blocks.0.")}
+    assert [p.requires_grad for p in back.parameters()] == [p.requires_grad for p in theirs.parameters()]
+
+
+def test_gradients_of_a_converted_model_are_timms():
+    with in_float64():
+        theirs = build("eva02_base_patch14_224")
+        ours = graticule.convert(theirs)
+        x = torch.randn(2, 3, 32, 48)
+        for model in (ours, theirs):
+            model(x).square().sum().backward()
+        own = dict(ours.named_parameters())
+        for name, parameter in theirs.named_parameters():
+            (place,) = ours.timm_source.names[name]
+            torch.testing.assert_close(own[place].grad, parameter.grad, rtol=1e-10, atol=1e-10)
+
+
+def test_another_classifier_goes_back_to_timm():
+    ours = graticule.convert(build("beit_base_patch16_224"))
+    ours.reset_classifier(3)
+    back = graticule.to_timm(ours)
+    x = torch.randn(1, 3, 32, 48)
+    assert back.num_classes == 3
+    torch.testing.assert_close(back(x), ours(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_siglip_224", "vit_small_patch16_dinov3", "beit_base_patch16_224"])
+@pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("rope + relative_bias", "default")])
+def test_with_another_position_all_other_weights_stay(name, encoding, joining):
+    theirs = build(name)
+    ours = graticule.convert(theirs, encoding=encoding, joining=joining)
+    plain = graticule.convert(theirs).state_dict()
+    state = ours.state_dict()
+    kept = [own for own in plain if not own.startswith("position.")]
+    assert all(torch.equal(state[own], plain[own]) for own in kept)
+    assert ours(torch.randn(1, 3, 32, 48)).isfinite().all()
+
+
+def test_published_checkpoints_of_beit_and_eva_load_by_their_names():
+    for name in ("beit_base_patch16_224", "eva02_base_patch14_224"):
+        theirs, fresh = build(name), graticule.convert(build(name))
+        fresh.load_state_dict(theirs.state_dict())
+        assert difference(fresh, theirs, 32, 48) < 1e-5
+
+
+#: What has no counterpart here: name and argument, and what the refusal says.
+REFUSED = [
+    ("vit_dwee_patch16_reg1_gap_256", {}, "`attn` of Block must be Attention to be converted, got DiffAttention"),
+    ("vit_tiny_patch16_224", {"patch_drop_rate": 0.5}, "`patch_drop` of VisionTransformer must be left out"),
+    ("vit_tiny_patch16_224", {"dynamic_img_pad": True}, "`dynamic_img_pad` of PatchEmbed must be False"),
+    (
+        "vit_small_patch16_rope_mixed_224",
+        {"rope_grid_indexing": "ij"},
+        "`grid_indexing` of RotaryEmbeddingMixed must be 'xy'",
+    ),
+    ("vit_relpos_small_patch16_224", {"rel_pos_type": "mlp-swin"}, "`mode` of RelPosMlp must be 'cr'"),
+]
+
+
+def test_what_cannot_be_converted_is_refused_with_the_part_and_its_value():
+    for name, given, message in REFUSED:
+        with pytest.raises(ValueError) as refusal:
+            graticule.convert(build(name, **given))
+        assert message in str(refusal.value), name
+    with pytest.raises(ValueError, match=r"`model` must be of one of timm's classes .*VisionTransformer.*, got ResNet"):
+        graticule.convert(timm.create_model("test_resnet"))
+
+
+def test_changed_parts_are_refused():
+    other_norm = build("vit_tiny_patch16_224")
+    other_norm.blocks[1].norm2.eps = 1e-3
+    with pytest.raises(ValueError, match=r"`norm2` of Block must be layernorm\(eps=1e-06\) as the other norms"):
+        graticule.convert(other_norm)
+    other_act = build("vit_tiny_patch16_224")
+    other_act.blocks[1].mlp.act = torch.nn.SiLU()
+    with pytest.raises(ValueError, match=r"`blocks\.1` of VisionTransformer must have act_layer='gelu'"):
+        graticule.convert(other_act)
+    more = build("vit_tiny_patch16_224")
+    more.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"no tensor without a place here, got VisionTransformer with extra\.weight"):
+        graticule.convert(more)
+    with pytest.raises(ValueError, match="which is one of ours already"):
+        graticule.convert(graticule.convert(build("vit_tiny_patch16_224")))
+    with pytest.raises(ValueError, match="`model` must come from `convert`"):
+        graticule.to_timm(graticule.create_model("vit_nano_patch4_28"))

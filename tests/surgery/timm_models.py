@@ -1,0 +1,76 @@
+"""Models of timm at sizes that a test can compute, every tensor random, in float64 throughout."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+#: Arguments of `create_model` that make any of timm's plain transformers small; its grid is not square.
+SMALL: dict[str, Any] = {
+    "img_size": (32, 48),
+    "patch_size": 8,
+    "embed_dim": 32,
+    "depth": 3,
+    "num_heads": 2,
+    "num_classes": 5,
+}
+
+
+class _Wide(TorchFunctionMode):
+    """Answers requests for float32 in float64: timm makes tables in float32 whatever the dtype of the model."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        args = [torch.float64 if value is torch.float32 else value for value in args]
+        return (torch.Tensor.double if func is torch.Tensor.float else func)(*args, **kwargs)
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Let models be made and computed in float64, tables included."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Wide():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def build(name: str, **kwargs: Any) -> Any:
+    """Build a small model of timm with every parameter random, in evaluation mode."""
+    return randomize(timm.create_model(name, **{**SMALL, **kwargs})).eval()
+
+
+@torch.no_grad()
+def randomize(model: nn.Module) -> nn.Module:
+    """Draw every parameter, norms, scales and tables included, so that each one matters."""
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn_like(parameter) * 0.3 + 0.1)
+    return model
+
+
+def difference(ours: Any, theirs: Any, *size: int) -> float:
+    """Return the largest difference of the outputs for two images of (height, width), relative to the largest output.
+
+    Features and intermediates are compared as well.
+    """
+    x = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        expected = [theirs(x), theirs.forward_features(x), *theirs.forward_intermediates(x, intermediates_only=True)]
+        found = [ours(x), ours.forward_features(x), *ours.forward_intermediates(x, intermediates_only=True)]
+    assert [value.shape for value in found] == [value.shape for value in expected]
+    return max(((a - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in zip(found, expected, strict=True))
+
+
+def assert_same_bits(model: nn.Module, other: nn.Module) -> None:
+    """Compare the classes and all tensors of two models."""
+    assert type(model) is type(other)
+    state, others = model.state_dict(), other.state_dict()
+    assert state.keys() == others.keys()
+    for name, value in state.items():
+        assert value.dtype == others[name].dtype, name
+        assert torch.equal(value, others[name]), name
