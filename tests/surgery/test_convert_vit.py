@@ -67,7 +67,8 @@ VARIANTS = [
 IDS = [f"{name}{'-' + '-'.join(given) if given else ''}" for name, given in VARIANTS]
 
 
-@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # timm, where it resamples tables of BEiT
+# of timm, where it resamples tables of BEiT
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence", "ignore:torch.searchsorted")
 @pytest.mark.parametrize(("name", "given"), VARIANTS, ids=IDS)
 def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bit(name, given):
     with in_float64():
