@@ -47,7 +47,7 @@ def post_norm(*attentions: type[nn.Module]) -> Describe:
     return lambda block: _describe(block, "post_norm", attentions)
 
 
-def _describe(block: nn.Module, kind: str, attentions: tuple[type[nn.Module], ...]) -> dict[str, Any]:
+def _describe(block: Any, kind: str, attentions: tuple[type[nn.Module], ...]) -> dict[str, Any]:
     check_kind(block, "attn", *attentions)
     scales = layer_scale(block)
     return {

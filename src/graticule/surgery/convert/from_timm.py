@@ -95,7 +95,8 @@ def _values(
     Raises:
         ValueError: if one has another shape.
     """
-    there, here, found = model.state_dict(), ours.state_dict(), {}
+    there, here = model.state_dict(), ours.state_dict()
+    found: dict[str, Tensor] = {}
     for theirs, split in names.items():
         value, shapes = there[theirs], [here[own].shape for own in split]
         if theirs in reshaped and value.numel() == shapes[0].numel():
