@@ -13,6 +13,7 @@ from torch import Tensor
 
 from graticule.memory import check_memory
 from graticule.resampling import Bicubic, Resampler
+from graticule.symbolic import holds
 
 #: How tables are resampled for another grid if nothing else is said: as timm does it.
 BICUBIC = Bicubic()
@@ -94,7 +95,7 @@ class Axis(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether all coordinates are whole numbers."""
-        return isinstance(self.first, int) and isinstance(self.step, int)
+        return isinstance(self.first, int | torch.SymInt) and isinstance(self.step, int)
 
     def displacements(self, count: int) -> Axis:
         """Return the displacements of `count` of its coordinates from each other, from the lowest to the highest."""
@@ -171,6 +172,15 @@ class Grid:
                 raise ValueError(f"`{name}` must be at least {least}, got {count}.")
         if self.tokens > _MOST:
             raise ValueError(f"`height` x `width` must be at most {_MOST:,} patches, got {self.height} x {self.width}.")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Grid):
+            return NotImplemented
+        return self.prefix == other.prefix and self.crop == other.crop and self.has_shape(other.shape)
+
+    def has_shape(self, shape: tuple[int, int]) -> bool:
+        """Return whether its shape is `shape`; in a program exported for any size, whether it always is."""
+        return holds(self.height == shape[0]) and holds(self.width == shape[1])
 
     @classmethod
     def of_text(cls, length: int) -> Grid:
@@ -342,7 +352,7 @@ class Grid:
         """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), as (dy, dx): int64, or float64 if scaled."""
         y, x = (Axis(0, axis.step).coordinates(side, device) for axis, side in zip(self.axes, self.shape, strict=True))
         patch = _pairs(y, x)
-        check_memory("grid", f"the values of all pairs of its {self.patches:,} patches", 16 * self.patches**2)
+        check_memory("grid", f"the values of all pairs of its {self.patches} patches", 16 * self.patches**2)
         return patch[:, None] - patch[None, :]
 
     def offset_index(self, device: torch.device | str | None = None) -> Tensor:

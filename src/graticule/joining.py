@@ -303,10 +303,10 @@ class Tupe(Joining):
         bias = queries @ keys.mT * (2 * self.head_dim) ** -0.5
         if self.theta is not None:
             of_query, of_key = (theta[:, None, None].to(bias.dtype) for theta in self.theta.unbind(-1))
-            patches, tokens = len(w), self.prefix + len(w)
+            patches, tokens = w.shape[0], self.prefix + w.shape[0]
             bias = torch.cat([of_key.expand(-1, patches, self.prefix), bias], 2)
             bias = torch.cat([of_query.expand(-1, self.prefix, tokens), bias], 1)
-        scale = tables[0].new_full((len(tables[0]),), 0.5**0.5)
+        scale = tables[0].new_full((tables[0].shape[0],), 0.5**0.5)
         if len(self.heads) < self.num_heads:
             bias = spread_heads(bias, self.heads, self.num_heads)
             scale = spread_heads(scale.expand(len(self.heads), -1), self.heads, self.num_heads, rest=1.0)

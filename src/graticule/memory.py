@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from graticule.symbolic import holds
+
 Model = TypeVar("Model", bound=nn.Module)
 
 #: Bytes up to which a model is built without a second look.
@@ -42,7 +44,7 @@ def check_memory(argument: str, what: str, size: float) -> None:
     Raises:
         ValueError: if they do not; it names `argument`, which decides the size.
     """
-    if _MEMORY is not None and size > _MEMORY:
+    if _MEMORY is not None and holds(size > _MEMORY):
         raise ValueError(
             f"`{argument}` must be such that {what} fits into memory, {_MEMORY / 2**30:,.1f} GiB, got one of "
             f"{size / 2**30:,.1f} GiB."

@@ -21,6 +21,7 @@ from torch import Tensor
 from graticule.checks import checked
 from graticule.registries import Registry, options_of
 from graticule.specs import Spec
+from graticule.symbolic import as_tensor, holds
 
 Size = tuple[int, int]
 
@@ -48,7 +49,7 @@ class Resampler(ABC):
     def __call__(self, image: Tensor, size: Size) -> Tensor:
         """Resample (..., H, W) to (..., H', W'), in float32 (in float64 if the map is); unchanged at its own size."""
         old = (image.shape[-2], image.shape[-1])
-        if old == tuple(size):
+        if holds(old[0] == size[0]) and holds(old[1] == size[1]):
             return image
         wide = image.to(torch.promote_types(image.dtype, torch.float32))
         rows, columns = (matrix.to(wide.dtype) for matrix in self.matrices(old, size, image.device))
@@ -132,14 +133,22 @@ class _Filter(Resampler):
         if not self.antialias:
             center = spacing * index if self.align_corners else spacing * (index + 0.5) - 0.5
             return self.at(center, old)
-        if self.offset and old == new:  # PyTorch leaves such an axis out, with antialias alone
-            return torch.eye(old, device=device, dtype=torch.float64)
         # PyTorch places the centers of the antialiased filter like this whether corners are aligned or not
         center = spacing * (index + 0.5) - 0.5
         entries = torch.arange(old, device=device, dtype=torch.float64)
         width: Any = torch.sym_max(spacing, 1.0)
         weights = self.filter((entries - center[:, None]).abs() / width, antialias=True)
-        return weights / weights.sum(1, keepdim=True)
+        weights = weights / weights.sum(1, keepdim=True)
+        # PyTorch leaves an axis of the same length out, with antialias alone
+        return _kept_if(as_tensor([new], entries) == old, weights) if self.offset else weights
+
+    def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+        """Return the matrices of rows and columns, (H', H) and (W', W), float64; of no effect at the same size."""
+        rows, columns = super().matrices(old, new, device)
+        if not self.offset:
+            return rows, columns
+        same = (as_tensor(new, rows) == as_tensor(old, rows)).all()  # a program for any size finds it out itself
+        return _kept_if(same, rows), _kept_if(same, columns)
 
     def at(self, center: Tensor, old: int) -> Tensor:
         """Return the matrix that samples an axis of `old` entries at `center` (m,), in entries from 0, (m, old).
@@ -276,6 +285,12 @@ class _Displacements(Resampler):
         """
         if not (old % 2 and new % 2):
             raise ValueError(f"`table` must have odd sides, one entry per displacement, got {old} for {new}.")
+        if isinstance(new, torch.SymInt):
+            raise ValueError(
+                f"`resampler` must not be {RESAMPLERS.name_of(type(self))!r} in a program for images of any size: its "
+                "knots are computed for one size, and a spline is solved for. Use 'bicubic' or 'bilinear', or export "
+                "for a fixed size."
+            )
         if old == new:
             return torch.eye(old, device=device, dtype=torch.float64)
         return _spline(tuple(self.knots(old // 2, new // 2)), new // 2, self.mode).to(device)
@@ -318,6 +333,12 @@ class LogSpaced(_Displacements):
         """Return the displacements at equal shares of the logarithm."""
         rate = math.log1p(max(new, 1)) / math.log1p(old) if old else 1.0
         return [(1.0 + k) ** rate - 1 for k in range(1, old + 1)]
+
+
+def _kept_if(same: Tensor, matrix: Tensor) -> Tensor:
+    """Return the identity where `same` is true, a matrix (n', n) where not."""
+    new, old = (torch.arange(side, device=matrix.device) for side in matrix.shape)
+    return torch.where(same, (new[:, None] == old).to(matrix.dtype), matrix)
 
 
 def _filter(mode: str, antialias: bool) -> _Filter:

@@ -16,6 +16,7 @@ from graticule.encodings.base import Encoding, Position, Site
 from graticule.grid import Grid, resize_map
 from graticule.joining import Joining, Layers, PerLayer, chosen_heads, joined_layers, spread, spread_heads
 from graticule.layer_position import BiasFunction, LayerPosition, LowRank
+from graticule.symbolic import holds
 
 #: A bias is given in two factors from this many tokens on, up to this many channels (`benchmarks/bias.py`).
 LOW_RANK_TOKENS, LOW_RANK_CHANNELS = 1024, 16
@@ -176,7 +177,7 @@ class NormalizedBias(_NormalizedBias):
         return resize_map(value.view(1, *old.shape), self.grid.shape).flatten()
 
     def _map_at(self, values: Tensor, grid: Grid) -> Tensor:
-        if grid.shape == self.grid.shape:
+        if grid.has_shape(self.grid.shape):
             return values
         return resize_map(values.view(1, *self.grid.shape), grid.shape).flatten()
 
@@ -365,7 +366,7 @@ class SharedBiasPosition(Position):
 
 def _layer(encoding: Any, grid: Grid) -> LayerPosition:
     """Return what a layer gets: all of it, or a bias, in the form that is fastest."""
-    if isinstance(encoding, BiasEncoding) and grid.tokens >= LOW_RANK_TOKENS:
+    if isinstance(encoding, BiasEncoding) and holds(grid.tokens >= LOW_RANK_TOKENS):
         factors = encoding.low_rank(grid)
         if factors is not None and factors.rank <= LOW_RANK_CHANNELS:
             return LayerPosition(bias=factors)

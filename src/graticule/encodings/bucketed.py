@@ -81,7 +81,7 @@ class BucketedBias(BiasEncoding):
         bias = self._of_axis(self.relative_attention_bias, columns)
         if self.relative_attention_bias_y is None:
             return grid.with_prefix_bias(bias)
-        pairs = f"a bias for every pair of its {grid.patches:,} patches"
+        pairs = f"a bias for every pair of its {grid.patches} patches"
         check_memory("grid", pairs, 4 * self.num_heads * grid.patches**2)
         both = self._of_axis(self.relative_attention_bias_y, rows)
         both = both[:, :, None, :, None] + bias[:, None, :, None, :]  # (h, H, W, H, W)
@@ -100,7 +100,7 @@ class BucketedBias(BiasEncoding):
 
     def _of_axis(self, table: Tensor, displacements: Tensor) -> Tensor:
         """Return the bias between the n coordinates of an axis, (h, n, n), from their 2n - 1 displacements."""
-        side = (len(displacements) + 1) // 2
+        side = (displacements.shape[0] + 1) // 2
         place = torch.arange(side, device=table.device)
         by_offset = self.bucket(displacements)  # (2n - 1,)
         index = place[None, :] - place[:, None] + side - 1

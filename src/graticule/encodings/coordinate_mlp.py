@@ -10,6 +10,7 @@ from graticule.encodings.base import register_encoding
 from graticule.encodings.computed import ComputedEncoding
 from graticule.encodings.coordinates import Coordinates, Factor, Noise
 from graticule.grid import Grid
+from graticule.symbolic import as_tensor
 from graticule.typed import NotNegative
 
 
@@ -75,5 +76,5 @@ class CoordinateMlp(ComputedEncoding):
         place = self.coordinates(grid, next(self.mlp.parameters()).device, self.grid)
         if self.local_shift:
             local = torch.empty_like(place).uniform_(-self.local_shift, self.local_shift)
-            place = place + local * (2 / place.new_tensor(grid.whole.shape))
+            place = place + local * (2 / as_tensor(grid.whole.shape, place))
         return self.noise(place)

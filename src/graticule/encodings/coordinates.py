@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from graticule.grid import Grid
+from graticule.symbolic import as_tensor
 from graticule.typed import Finite, NotNegative, check_fields
 
 Factor = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
@@ -42,18 +43,17 @@ class Coordinates:
     def __call__(self, grid: Grid, device: torch.device | None = None, built: Grid | None = None) -> Tensor:
         """Return the coordinates of the patches of `grid`, (H * W, 2), float64; `built` measures a text."""
         index = grid.coordinates(device).double()
-        sides = built.shape if built is not None and grid.sequence else grid.whole.shape
+        sides = as_tensor(built.shape if built is not None and grid.sequence else grid.whole.shape, index)
         if self.coordinates == "patches":
             return index + self.offset
         if self.coordinates in ("separate", "min", "max"):
-            by = {"separate": sides, "min": (min(sides),) * 2, "max": (max(sides),) * 2}[self.coordinates]
-            return 2 * (index + (0.5 + self.offset)) / index.new_tensor(by) - 1
-        share = index / index.new_tensor([max(side - 1, 1) for side in sides])
+            by = {"separate": sides, "min": sides.min(), "max": sides.max()}[self.coordinates]
+            return 2 * (index + (0.5 + self.offset)) / by - 1
+        share = index / (sides - 1).clamp(min=1)
         if self.coordinates == "unit":
             return share
-        area = math.sqrt(math.prod(sides))
-        reach = [side / area if self.coordinates == "area" else 1.0 for side in sides]
-        return (2 * share - 1) * index.new_tensor(reach)
+        reach = sides / sides.prod().sqrt() if self.coordinates == "area" else 1.0
+        return (2 * share - 1) * reach
 
 
 @dataclass(frozen=True)

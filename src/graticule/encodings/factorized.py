@@ -11,6 +11,7 @@ from graticule.encodings.absolute import AbsoluteEncoding
 from graticule.encodings.base import register_encoding
 from graticule.grid import Grid
 from graticule.resampling import build_resampler
+from graticule.symbolic import holds
 
 Size = tuple[int, int]
 
@@ -99,7 +100,7 @@ class Factorized(AbsoluteEncoding):
 
     def _axis(self, table: Tensor, axis: int, old: Size, new: Size) -> Tensor:
         """Resample the table of an axis, (1, n, D) -> (1, n', D), in float32 at least."""
-        if old == new:
+        if holds(old[0] == new[0]) and holds(old[1] == new[1]):
             return table
         wide = torch.promote_types(table.dtype, torch.float32)
         matrix = self.resampler.matrices(old, new, table.device)[axis].to(wide)

@@ -11,6 +11,7 @@ from graticule.checks import checked
 from graticule.encodings.base import register_encoding
 from graticule.encodings.bias import PatchBias
 from graticule.grid import Grid
+from graticule.symbolic import as_tensor
 
 
 @register_encoding("fire")
@@ -81,7 +82,7 @@ class Fire(PatchBias):
             return self._mlp(torch.stack([0 * share, share] if self.form == "axes" else [share], -1))
         sides = [displacements.to(wide) for displacements in grid.displacements(device)]
         offsets = torch.stack(torch.meshgrid(*sides, indexing="ij"), -1).flatten(0, 1)  # (displacements, 2)
-        largest = torch.tensor([side - 1 for side in grid.whole.shape], device=device, dtype=wide)
+        largest = as_tensor(grid.whole.shape, offsets) - 1
         if self.form == "axes":
             shares = offsets.sign() * self._share(offsets.abs(), largest, reference)
         else:

@@ -15,6 +15,7 @@ from graticule.encodings.base import Encoding, Position, Site, register_encoding
 from graticule.grid import Grid
 from graticule.joining import Joining, joined_layers, spread
 from graticule.layer_position import LayerPosition
+from graticule.symbolic import as_tensor
 from graticule.typed import Count
 
 
@@ -58,8 +59,8 @@ class LogN(Encoding):
         if self.causal:
             seen = torch.arange(1, grid.tokens + 1, dtype=wide, device=self.like.device)
             return (seen.log() / math.log(self.reference)).clamp(min=1)
-        factor = math.log(max(grid.patches, 2)) / math.log(self.reference)
-        return torch.full((grid.tokens,), factor, dtype=wide, device=self.like.device)
+        patches = as_tensor([grid.patches], self.like.double()).clamp(min=2)
+        return (patches.log() / math.log(self.reference)).to(wide).expand(grid.tokens)
 
     @classmethod
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:

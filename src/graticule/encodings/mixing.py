@@ -164,7 +164,7 @@ class LearnableMixing(MixingEncoding):
     def displacements(self, grid: Grid) -> Displacements:
         """Return the tables for `grid`."""
         table: Tensor = self.relative_position_table
-        if grid.shape != self.grid.shape:
+        if not grid.has_shape(self.grid.shape):
             table = resize_displacements(table, self.grid, grid, self.resampler)
         return Displacements(table.unflatten(-1, (2 * grid.height - 1, -1)), softmax=False)
 
@@ -290,7 +290,7 @@ class QuadraticMixing(MixingEncoding):
         center, matrix = self.center.to(wide), self.matrix.to(wide)
         y, x = (displacements.to(wide) for displacements in grid.displacements(center.device))
         # elementwise products of coordinates, which no autocast and no TF32 computes with fewer digits
-        dx, dy = x.repeat(len(y)), y.repeat_interleave(len(x))  # (displacements,) each
+        dy, dx = (each.flatten() for each in torch.meshgrid(y, x, indexing="ij"))  # (displacements,) each
         cx, cy = center[..., None].unbind(1)  # (groups, 1) each
         if self._isotropic:
             scale = matrix[:, None]
@@ -308,7 +308,7 @@ class QuadraticMixing(MixingEncoding):
             (xx, xy), (yx, yy) = (row[..., None].unbind(1) for row in matrix.unbind(1))
             rx, ry = cx - dx / 2, cy - dy / 2
             logits = dx * (xx * rx + xy * ry) + dy * (yx * rx + yy * ry)
-        table: Tensor = logits.unflatten(-1, (len(y), len(x)))
+        table: Tensor = logits.unflatten(-1, (y.shape[0], x.shape[0]))
         return table
 
     def forward(self, grid: Grid) -> Tensor:
@@ -414,7 +414,7 @@ class GlobalFilter(MixingEncoding):
 
     def _at(self, grid: Grid) -> Tensor:
         weight: Tensor = self.complex_weight
-        return weight if grid.shape == self.grid.shape else _resize_filters(weight, grid)
+        return weight if grid.has_shape(self.grid.shape) else _resize_filters(weight, grid)
 
 
 def _resize_filters(weight: Tensor, new: Grid) -> Tensor:
@@ -466,7 +466,7 @@ class MlpMixing(MixingEncoding):
     def forward(self, grid: Grid) -> TokenMlp:
         """Return the MLP for `grid`."""
         first, second = self.fc1.weight, self.fc2.weight
-        if grid.shape != self.grid.shape:
+        if not grid.has_shape(self.grid.shape):
             first, second = (_resize_rows(rows, self.grid, grid, self.resampler) for rows in (first, second.T))
             first, second = first * (self.grid.patches / grid.patches), second.T
         return TokenMlp(first, self.fc1.bias, second)

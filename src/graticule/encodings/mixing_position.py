@@ -14,6 +14,7 @@ from graticule.encodings.mixing import MixingEncoding
 from graticule.grid import Grid, resize_map
 from graticule.joining import PerLayer, joined_layers, spread
 from graticule.layer_position import LayerPosition, Mixing
+from graticule.symbolic import holds
 
 #: How tokens are mixed: by the matrix of all pairs, or as a convolution over displacements that never makes it.
 Product = Literal["auto", "matrix", "displacement"]
@@ -92,7 +93,7 @@ class MixingPosition(Position):
         table = encoding.displacements(grid)
         if table is None:
             return cast("Mixing", encoding(grid))
-        large = grid.patches >= LARGE if self.product == "auto" else self.product == "displacement"
+        large = holds(grid.patches >= LARGE) if self.product == "auto" else self.product == "displacement"
         return table if large else table.with_weights()
 
     def _bias_at(self, bias: Tensor, grid: Grid) -> Tensor:

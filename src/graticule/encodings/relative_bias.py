@@ -62,7 +62,7 @@ class RelativeBias(PatchBias):
 
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
-        if grid.shape == self.grid.shape and grid.crop is None:
+        if grid.has_shape(self.grid.shape) and grid.crop is None:
             table, index = self.relative_position_bias_table.view(-1, self.num_heads), self.index
         else:
             table, index = self._table_at(grid), grid.offset_index(self.index.device)

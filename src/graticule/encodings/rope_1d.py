@@ -62,8 +62,8 @@ class Rope1d(FixedRotary):
 
     def query_scale(self, grid: Grid) -> Tensor | None:
         """Return the temperature of 'yarn' in a longer sequence, (N,)."""
-        factor = self.scaling.logit_factor(_row(grid))
-        return None if factor == 1 else self.table.new_full((grid.tokens,), factor)
+        factor = self.scaling.logit_factor(_row(grid), self.table)
+        return None if factor is None else factor.expand(grid.tokens)
 
 
 def _row(grid: Grid) -> Grid:

@@ -176,8 +176,8 @@ class FixedRotary(PlaneRotary):
 
     def query_scale(self, grid: Grid) -> Tensor | None:
         """Return the temperature of 'yarn' at a larger grid, (N,)."""
-        factor = self.scaling.logit_factor(grid)
-        return None if factor == 1 else self.table.new_full((grid.tokens,), factor)
+        factor = self.scaling.logit_factor(grid, self.table)
+        return None if factor is None else factor.expand(grid.tokens)
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that it is built for."""

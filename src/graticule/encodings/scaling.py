@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from graticule.grid import Grid
+from graticule.symbolic import as_tensor, holds
 from graticule.typed import Count, Positive, check_fields
 
 
@@ -55,19 +56,21 @@ class Scaling:
         known = self.scaling is None or self.reference is not None
         return self if known else Scaling(self.scaling, built.shape, self.ramp)
 
-    def ratios(self, grid: Grid) -> tuple[float, float]:
-        """Return s on both axes, (y, x)."""
+    def ratios(self, grid: Grid, like: Tensor) -> Tensor | None:
+        """Return s on both axes, (y, x), as a tensor like `like`; None where both are known to be 1."""
         if self.scaling is None or self.reference is None:
-            return 1.0, 1.0
-        down, across = (side / known for side, known in zip(grid.whole.shape, self.reference, strict=True))
-        return (down, across) if self.scaling == "interpolation" else (max(down, 1.0), max(across, 1.0))
+            return None
+        axes, longer = zip(grid.whole.shape, self.reference, strict=True), self.scaling != "interpolation"
+        if all(holds(side <= known if longer else side == known) for side, known in axes):
+            return None
+        s = as_tensor(grid.whole.shape, like) / as_tensor(self.reference, like)
+        return s.clamp(min=1) if longer else s
 
     def frequencies(self, vectors: Tensor, grid: Grid) -> Tensor:
         """Scale frequency vectors (..., 2), in radians per patch along (y, x), for `grid`."""
-        ratios = self.ratios(grid)
-        if ratios == (1.0, 1.0):
+        s = self.ratios(grid, vectors)
+        if s is None:
             return vectors
-        s = vectors.new_tensor(ratios)
         if self.scaling == "interpolation":
             return vectors / s
         if self.scaling == "ntk":
@@ -77,9 +80,10 @@ class Scaling:
         kept = ((turns - low) / (high - low)).clamp(0, 1)
         return vectors * (kept + (1 - kept) / s)
 
-    def logit_factor(self, grid: Grid) -> float:
-        """Return what the attention logits are multiplied by at `grid`."""
-        return (1 + 0.1 * math.log(math.prod(self.ratios(grid)))) ** 2 if self.scaling == "yarn" else 1.0
+    def logit_factor(self, grid: Grid, like: Tensor) -> Tensor | None:
+        """Return what the attention logits are multiplied by at `grid`, a scalar like `like`; None where that is 1."""
+        s = self.ratios(grid, like.double()) if self.scaling == "yarn" else None
+        return None if s is None else (1 + 0.1 * s.prod().log()).square().to(like.dtype)
 
 
 def _depth(vectors: Tensor) -> Tensor:

@@ -120,5 +120,6 @@ def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, Tens
 
 def _clipped_offsets(displacements: Tensor, clip: int) -> Tensor:
     """Return the row of the table for query i and key j of an axis of n, clip(j - i) + K; (n, n), int64."""
-    side = (len(displacements) + 1) // 2
-    return displacements.clamp(-clip, clip).unfold(0, side, 1).flip(0) + clip
+    side = (displacements.shape[0] + 1) // 2
+    place = torch.arange(side, device=displacements.device)
+    return displacements.clamp(-clip, clip)[place[None, :] - place[:, None] + side - 1] + clip

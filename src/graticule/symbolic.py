@@ -1,0 +1,28 @@
+"""Conditions on sizes, where a model is traced into a program for images of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+_compiler: Any = torch.compiler
+
+
+def holds(condition: bool) -> bool:
+    """Return a condition on sizes; while `torch.export` traces a model, whether it holds for all sizes.
+
+    A program has no branches: where a size is not fixed, the path that is right for every size is traced. So a
+    shortcut for some sizes is taken `if holds(...)`, and the general path computes the same at these sizes.
+    """
+    if _compiler.is_exporting():
+        return cast("bool", statically_known_true(condition))
+    return bool(condition)
+
+
+def as_tensor(sizes: Sequence[float], like: Tensor) -> Tensor:
+    """Return sizes as a tensor, (n,), of the dtype and on the device of `like`; `new_tensor` would make constants."""
+    return torch.stack([like.new_full((), size) for size in sizes])
