@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def holds(condition: bool) -> bool:
     shortcut for some sizes is taken `if holds(...)`, and the general path computes the same at these sizes.
     """
     if _compiler.is_exporting():
-        return cast("bool", statically_known_true(condition))
+        return statically_known_true(condition)
     return bool(condition)
 
 

@@ -1,0 +1,271 @@
+"""Write a model as a program for ONNX Runtime or for PyTorch without this library, and run what was written."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.checkpoints import load_checkpoint, published_state_dict, save_weights
+from graticule.checks import checked
+from graticule.files import write_whole
+from graticule.names import known_name
+from graticule.surgery.export_formats import FORMATS, Format, Runner
+from graticule.surgery.export_int8 import quantize_linear, quantize_onnx
+from graticule.surgery.export_sizes import Size, Sizes
+from graticule.surgery.export_trace import Program, plain, prepared, trace
+
+#: The largest difference from PyTorch that is accepted, relative to the largest output.
+TOLERANCE = 1e-4
+#: Seconds for which a file is timed, and how many passes there are at least.
+_SECONDS, _PASSES = 0.5, 5
+
+WEIGHTS = "safetensors"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference of a file from PyTorch for one batch, relative to the largest output."""
+
+    batch: int
+    size: Size
+    error: float
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and what came of running it.
+
+    path: the file.
+    format: its format.
+    takes: which images it takes, in words.
+    size: bytes on disk.
+    operators: their counts by name; empty for weights alone.
+    compared: the differences from PyTorch.
+    milliseconds, unfolded_milliseconds: of one image at the fixed size, of this file and of the same model without
+        folding; None where nothing is folded or run.
+    """
+
+    path: Path
+    format: str
+    takes: str
+    size: int
+    operators: dict[str, int]
+    compared: tuple[Comparison, ...]
+    milliseconds: float | None = None
+    unfolded_milliseconds: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Return the largest difference from PyTorch."""
+        return max(one.error for one in self.compared)
+
+
+@checked
+def export(
+    model: nn.Module,
+    path: str | Path,
+    format: str | None = None,
+    *,
+    img_size: int | tuple[int, int] | None = None,
+    dynamic: Sequence[str] = (),
+    features: Sequence[int] = (),
+    int8: bool = False,
+    timed: bool = False,
+) -> Exported:
+    """Write a model to a file, run the file, and compare it with the model.
+
+    With a fixed height and width the model is folded: what depends on parameters and grid alone are constants. With a
+    free height or width the program computes position for the size of its images, by matrix products and indices.
+    `model` stays as it is; the program is in float32.
+
+    Args:
+        model: a backbone of images.
+        path: the file; nothing is written if the comparison fails.
+        format: 'onnx', 'torch-export', or 'safetensors' for the weights under their published names; from the suffix of
+            `path` (.onnx, .pt2, .safetensors) by default.
+        img_size: pixels, a side or (height, width); by default the size that the model is built for.
+        dynamic: what is free: any of 'batch', 'height' and 'width'.
+        features: indices of blocks, or stages where there are several, whose maps are outputs too.
+        int8: whether the weights of linear layers are in 8 bits; the outputs then differ by what `Exported` says.
+        timed: whether the file is timed, and the same without folding.
+
+    Raises:
+        ValueError: for a model, an option or a path that cannot be, before any work; if the file does not compute what
+            the model computes, to 1e-4 of the largest output.
+        ImportError: if a package that the format needs is not installed.
+    """
+    path = Path(path)
+    if not isinstance(model, Backbone):
+        raise ValueError(f"`model` must be a backbone of images, got {type(model).__name__}.")
+    named = _format(path, format)
+    if path.is_dir():
+        raise ValueError(f"`path` must be a file, got {str(path)!r}, which is a folder.")
+    size = (img_size, img_size) if isinstance(img_size, int) else model.img_size if img_size is None else img_size
+    count = len(model.feature_info)
+    if wrong := [index for index in features if not 0 <= index < count]:
+        raise ValueError(f"`features` must be from 0 to {count - 1}, got {wrong[0]}.")
+    if named == WEIGHTS:
+        for name, given in {"dynamic": dynamic, "features": features, "int8": int8, "img_size": img_size}.items():
+            if given:
+                raise ValueError(f"`{name}` must be left out with the format {WEIGHTS!r}, which holds no program.")
+        return _write_weights(model, path)
+    kind = FORMATS[named]
+    kind.check(int8)
+    model = plain(model)
+    sizes = Sizes.of(model, size, dynamic)
+    return _write_program(model, path, named, kind, sizes, features, int8, timed)
+
+
+def _format(path: Path, given: str | None) -> str:
+    suffixes = {**{kind.suffix: name for name, kind in FORMATS.items()}, ".safetensors": WEIGHTS}
+    if given is not None:
+        return known_name("format", given, [*FORMATS, WEIGHTS])
+    if path.suffix not in suffixes:
+        known = ", ".join(suffixes)
+        raise ValueError(f"`format` must be given where `path` does not end in {known}, got {str(path)!r}.")
+    return suffixes[path.suffix]
+
+
+def _write_weights(model: Backbone, path: Path) -> Exported:
+    """Write the weights, and load them into another copy of the model."""
+    state = published_state_dict(model)
+    model = copy.deepcopy(model).eval()
+    images = _images(model, 1, model.img_size).to(next(model.parameters()))
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        expected = model(images)
+        for parameter in model.parameters():
+            parameter.zero_()
+        load_checkpoint(model, save_weights(state, Path(folder) / "weights.safetensors"))
+        error = _difference([model(images)], [expected])
+    compared = (Comparison(1, model.img_size, _checked(error, path, model.img_size)),)
+    save_weights(state, path)
+    return Exported(path, WEIGHTS, "weights", path.stat().st_size, {}, compared)
+
+
+def _write_program(
+    model: Backbone,
+    path: Path,
+    named: str,
+    kind: Format,
+    sizes: Sizes,
+    features: Sequence[int],
+    int8: bool,
+    timed: bool,
+) -> Exported:
+    program = Program(prepared(model, sizes), features)
+    expected = _runner(Program(prepared(model, sizes, folded=False), features))
+    traced = trace(program, sizes)
+    for batch, size in sizes.checked():  # before the work of a translation
+        images = _images(model, batch, size)
+        _checked(_difference(_run_traced(traced, images, sizes), expected(images)), path, size)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"model{kind.suffix}"
+        if int8:
+            _write_int8(kind, file, program, sizes)
+        else:
+            kind.write(file, traced, program)
+        run = kind.open(file)
+        compared = []
+        for batch, size in sizes.checked():
+            images = _images(model, batch, size)
+            error = _difference(run(images), expected(images))
+            compared.append(Comparison(batch, size, error if int8 else _checked(error, path, size)))
+        times: list[float | None] = [None, None]
+        if timed:
+            runs = [run]
+            if not sizes.free - {"batch"}:
+                other = Path(folder) / f"unfolded{kind.suffix}"
+                unfolded = Program(prepared(model, sizes, folded=False), features)
+                if int8:
+                    _write_int8(kind, other, unfolded, sizes)
+                else:
+                    kind.write(other, trace(unfolded, sizes), unfolded)
+                runs.append(kind.open(other))
+            times = [*milliseconds(runs, _images(model, *sizes.checked()[0])), None][:2]
+        operators = dict(kind.operators(file).most_common())
+        write_whole(path, lambda temporary: shutil.copyfile(file, temporary))
+    return Exported(path, named, str(sizes), path.stat().st_size, operators, tuple(compared), *times)
+
+
+def _write_int8(kind: Format, file: Path, program: Program, sizes: Sizes) -> None:
+    """Write a program with weights in int8."""
+    if kind is FORMATS["onnx"]:
+        wide = file.with_name("wide.onnx")
+        kind.write(wide, trace(program, sizes), program)
+        quantize_onnx(wide, file)
+    else:
+        narrow = Program(quantize_linear(copy.deepcopy(program.model)), program.features)
+        kind.write(file, trace(narrow, sizes), narrow)
+
+
+def _runner(program: Program) -> Runner:
+    @torch.no_grad()
+    def run(images: Tensor) -> list[Tensor]:
+        return list(program(images))
+
+    return run
+
+
+def _run_traced(traced: torch.export.ExportedProgram, images: Tensor, sizes: Sizes) -> list[Tensor]:
+    """Run a traced program.
+
+    Raises:
+        ValueError: if the tracing has fixed a size that is to be free.
+    """
+    run: Callable[..., Any] = traced.module()
+    try:
+        with torch.no_grad():
+            return list(run(images))
+    except (AssertionError, RuntimeError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"`dynamic` must be left out or 'batch' with this model, which a program computes for one size only: "
+            f"images of {images.shape[-2]} x {images.shape[-1]} are not taken where {sizes} were to be ({said[:200]})."
+        ) from error
+
+
+def _images(model: Backbone, batch: int, size: Size) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(batch, model.in_chans, *size, generator=generator)
+
+
+def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference of outputs, relative to the largest number of each; infinite for other shapes."""
+    if [one.shape for one in found] != [one.shape for one in expected]:
+        return float("inf")
+    pairs = zip(found, expected, strict=True)
+    worst = [float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp(min=1e-12)) for a, b in pairs]
+    return float("inf") if any(value != value for value in worst) else max(worst)
+
+
+def _checked(error: float, path: Path, size: Size) -> float:
+    if not error <= TOLERANCE:
+        raise ValueError(
+            f"{path} was not written: at {size[0]} x {size[1]} pixels the exported program differs from PyTorch by "
+            f"{error:.1e} of the largest output, more than {TOLERANCE:.0e}."
+        )
+    return error
+
+
+def milliseconds(runs: Sequence[Runner], images: Tensor) -> list[float]:
+    """Return the median time of each, measured in turn."""
+    times: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        run(images)
+    while len(times[0]) < _PASSES or sum(map(sum, times)) < _SECONDS * len(runs):
+        for run, taken in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run(images)
+            taken.append(1000 * (time.perf_counter() - start))
+    return [statistics.median(taken) for taken in times]

@@ -1,0 +1,143 @@
+"""The formats of exported models: how each is written, opened and described."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graticule.surgery.export_trace import Program
+
+#: Runs a file on images (B, C, height, width); returns its outputs.
+Runner = Callable[[Tensor], list[Tensor]]
+
+
+@contextlib.contextmanager
+def errors_only(name: str | None) -> Iterator[None]:
+    """Hide what a logger says that is no error; None is the root."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class Format(ABC):
+    """A format of a file that holds a program."""
+
+    #: What a file is called at the end.
+    suffix: str
+    #: The packages that it needs, for a file with weights in int8 too.
+    needs: tuple[str, ...] = ()
+    needs_int8: tuple[str, ...] = ()
+
+    def check(self, int8: bool) -> None:
+        """Check that the packages are installed.
+
+        Raises:
+            ImportError: naming what is missing.
+        """
+        for name in (*self.needs, *(self.needs_int8 if int8 else ())):
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                raise ImportError(
+                    f"this export needs {name}, which is not installed; run pip install 'graticule[export]'."
+                ) from None
+
+    @abstractmethod
+    def write(self, path: Path, traced: torch.export.ExportedProgram, program: Program) -> None:
+        """Write a traced program to `path`."""
+
+    @abstractmethod
+    def open(self, path: Path) -> Runner:
+        """Open a file as its users do."""
+
+    @abstractmethod
+    def operators(self, path: Path) -> Counter[str]:
+        """Count the operators of a file by name."""
+
+
+class Onnx(Format):
+    """ONNX, run by ONNX Runtime on one CPU thread per core."""
+
+    suffix = ".onnx"
+    needs = ("onnx", "onnxscript", "onnxruntime")
+    needs_int8 = ("onnxruntime.quantization",)
+
+    def write(self, path: Path, traced: torch.export.ExportedProgram, program: Program) -> None:
+        """Translate the operators and write one file."""
+        exporter: Any = torch.onnx
+        with warnings.catch_warnings(), errors_only("onnxscript"):
+            warnings.simplefilter("ignore")
+            try:
+                made = exporter.export(traced, dynamo=True, verbose=False, output_names=program.names)
+            except exporter.OnnxExporterError as error:
+                reason = str(error.__cause__ or error).strip().splitlines()
+                raise ValueError(
+                    f"`model` must be one whose operators ONNX has, got the error: {reason[0][:300] if reason else ''} "
+                    "For a fixed height and width, position is folded into constants; or use the format torch-export."
+                ) from error
+            made.save(str(path), external_data=False)
+
+    def open(self, path: Path) -> Runner:
+        """Open a file with ONNX Runtime."""
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        (images,) = session.get_inputs()
+
+        def run(x: Tensor) -> list[Tensor]:
+            return [torch.from_numpy(found) for found in session.run(None, {images.name: x.numpy()})]
+
+        return run
+
+    def operators(self, path: Path) -> Counter[str]:
+        """Count the nodes by the name of their operator."""
+        import onnx
+
+        return Counter(node.op_type for node in onnx.load(str(path), load_external_data=False).graph.node)
+
+
+class TorchExport(Format):
+    """A program of `torch.export`, opened by `torch.export.load`."""
+
+    suffix = ".pt2"
+    needs_int8 = ("torchao.quantization",)
+
+    def write(self, path: Path, traced: torch.export.ExportedProgram, program: Program) -> None:
+        """Save the program."""
+        with path.open("wb") as file:  # of a path PyTorch wants its own suffix
+            torch.export.save(traced, file)
+
+    def open(self, path: Path) -> Runner:
+        """Load a program."""
+        with path.open("rb") as file:
+            module = torch.export.load(file).module()
+
+        @torch.no_grad()
+        def run(x: Tensor) -> list[Tensor]:
+            return list(module(x))
+
+        return run
+
+    def operators(self, path: Path) -> Counter[str]:
+        """Count the calls by the name of the operator."""
+        with path.open("rb") as file:
+            graph = torch.export.load(file).graph
+        called = (getattr(node.target, "__name__", "") for node in graph.nodes if node.op == "call_function")
+        return Counter(name.split(".")[0] for name in called)
+
+
+FORMATS: dict[str, Format] = {"onnx": Onnx(), "torch-export": TorchExport()}

@@ -1,0 +1,37 @@
+"""Weights of linear layers in 8 bits, one scale per output channel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from graticule.backbones import Backbone
+from graticule.surgery.export_formats import errors_only
+
+
+def quantize_linear(model: Backbone) -> Backbone:
+    """Make the weights of the linear layers of a model int8, in place, by torchao: they are widened when used."""
+    with errors_only("torch.utils._pytree"):  # which tells the authors of torchao what to change
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+        from torchao.utils import unwrap_tensor_subclass
+
+    quantize_(model, Int8WeightOnlyConfig())
+    plain: Any = unwrap_tensor_subclass
+    plain(model)
+    return model
+
+
+def quantize_onnx(source: Path, path: Path) -> None:
+    """Write the ONNX file `source` with the weights of matrix products in int8 to `path`, by ONNX Runtime.
+
+    Their other factor is quantized as the program runs, one scale per tensor.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model: Any = onnx.load(str(source))
+    del model.graph.value_info[:]  # the shapes of intermediate results, which the quantized ones would contradict
+    with errors_only(None):  # it recommends a step that the exporter has done
+        quantize_dynamic(
+            model, str(path), weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"]
+        )

@@ -1,0 +1,104 @@
+"""Trace a model into a program that needs no Python."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.encodings import MixingPosition
+from graticule.surgery.export_sizes import Sizes
+from graticule.surgery.fold import fold, unfold
+
+
+class Program(nn.Module):
+    """The outputs of an exported model: the logits, then the maps of chosen blocks.
+
+    Args:
+        model: a backbone in evaluation mode.
+        features: indices of blocks, or of stages where there are several.
+    """
+
+    def __init__(self, model: Backbone, features: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.model = model
+        self.features = tuple(features)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the outputs."""
+        return ["logits", *(f"features_{index}" for index in self.features)]
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return the logits (B, num_classes), then maps (B, D, H, W), for images (B, C, height, width)."""
+        if not self.features:
+            return (self.model(images),)
+        tokens, maps = self.model.forward_intermediates(images, list(self.features))
+        return (self.model.forward_head(tokens), *maps)
+
+
+def plain(model: Backbone) -> Backbone:
+    """Return a copy of a model for inference on the CPU in float32, without folding, of PyTorch's operators alone."""
+    found = unfold(copy.deepcopy(model)).cpu().float().eval()
+    for module in found.modules():
+        if isinstance(module, MixingPosition):
+            module.product = "matrix"  # a product over displacements is an operator of this library
+    return found
+
+
+def prepared(model: Backbone, sizes: Sizes, folded: bool = True) -> Backbone:
+    """Return a copy of a plain model for images of `sizes`, folded where their height and width are fixed."""
+    ready = copy.deepcopy(model)
+    if sizes.free - {"batch"}:
+        return ready
+    ready.set_input_size(sizes.fixed)
+    return fold(ready) if folded else ready
+
+
+def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
+    """Trace a program for images of `sizes`.
+
+    Raises:
+        ValueError: if it cannot be traced, with the reason.
+    """
+    batch, size = sizes.example()
+    images = torch.zeros(batch, program.model.in_chans, *size)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.export.export(program, (images,), dynamic_shapes=({**sizes.dimensions()},))
+    except ValueError as error:
+        if type(error) is ValueError:  # ours, which say it themselves
+            raise
+        raise _refusal(sizes, error) from error
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        raise _refusal(sizes, error) from error
+    _remove_unused(traced)
+    for node in traced.graph.nodes:
+        node.meta.pop("stack_trace", None)  # lines of code, and paths of this machine
+    return traced
+
+
+def _refusal(sizes: Sizes, error: Exception) -> ValueError:
+    free = ", ".join(sorted(sizes.free)) or "nothing"
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return ValueError(f"`model` must be one that torch.export can trace with {free} free, got the error: {said[:300]}")
+
+
+def _remove_unused(traced: torch.export.ExportedProgram) -> None:
+    """Remove the tensors that no operator uses, such as the tables and norms that folding has made constants of."""
+    signature: Any = traced.graph_signature
+    kinds = (torch.export.graph_signature.InputKind.PARAMETER, torch.export.graph_signature.InputKind.BUFFER)
+    nodes = {node.name: node for node in traced.graph.nodes if node.op == "placeholder"}
+    unused = [s for s in signature.input_specs if s.kind in kinds and not nodes[s.arg.name].users]
+    for spec in unused:
+        traced.graph.erase_node(nodes[spec.arg.name])
+        signature.input_specs.remove(spec)
+        traced.state_dict.pop(spec.target, None)
+        traced.constants.pop(spec.target, None)
+    traced.graph_module.recompile()
