@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from graticule.recipe_registry import register_recipe
     from graticule.resampling import Resampler, register_resampler
     from graticule.specs import Spec
-    from graticule.surgery import attach, detach, fold, unfold
+    from graticule.surgery import attach, detach, export, fold, unfold
     from graticule.surgery.convert import convert, to_timm
     from graticule.tasks import Distillation, Mixing, Recipe, TextRecipe
     from graticule.training import Run, Task, TrainingRecipe, load, register_task, train
@@ -77,6 +77,7 @@ _HOMES = {
     "create_model": "backbones",
     "create_segmenter": "dense",
     "detach": "surgery",
+    "export": "surgery",
     "fold": "surgery",
     "generate": "backbones",
     "list_decompositions": "factory",
@@ -133,6 +134,7 @@ __all__ = [
     "create_model",
     "create_segmenter",
     "detach",
+    "export",
     "fold",
     "generate",
     "list_decompositions",

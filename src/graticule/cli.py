@@ -30,6 +30,8 @@ COMMANDS = {
     "mixing": "draw the token mixing of gated MLPs: weights around a token, bias maps, non-locality",
     "resamplers": "try all resamplers on a model at other image sizes: which keeps its features and scores",
     "check": "check the position code of a model, a module or a plugin",
+    "export": "write a model for ONNX Runtime or torch.export, run the file and compare it",
+    "publish": "write a run as a folder for the Hugging Face hub, with a model card",
     "compare": "train several choices with several seeds, and make one table",
     "consolidate": "write the weights of a run's checkpoint, sharded or not, to one safetensors file",
     "pack": "pack an image folder or tar shards into Arrow files, or verify them",

@@ -1,7 +1,8 @@
-"""Operations on an existing model: attaching or changing its position, folding, conversion (`surgery.convert`)."""
+"""Operations on an existing model: attach or change its position, fold it, convert it (`surgery.convert`), export it."""
 
 from graticule.surgery.attach import attach, detach
+from graticule.surgery.export import Exported, export
 from graticule.surgery.fold import fold, unfold
 from graticule.surgery.position import change_position
 
-__all__ = ["attach", "change_position", "detach", "fold", "unfold"]
+__all__ = ["Exported", "attach", "change_position", "detach", "export", "fold", "unfold"]

@@ -7,7 +7,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,9 @@ class Exported:
     size: bytes on disk.
     operators: their counts by name; empty for weights alone.
     compared: the differences from PyTorch.
-    milliseconds, unfolded_milliseconds: of one image at the fixed size, of this file and of the same model without
-        folding; None where nothing is folded or run.
+    milliseconds, unfolded_milliseconds: of one image at the first compared size, of this file and of the same model
+        without folding; None where it is not timed, or nothing is folded.
+    accuracy: top-1 in percent on the given images, of the model in PyTorch and of the file; None without images.
     """
 
     path: Path
@@ -64,6 +65,7 @@ class Exported:
     compared: tuple[Comparison, ...]
     milliseconds: float | None = None
     unfolded_milliseconds: float | None = None
+    accuracy: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
@@ -82,6 +84,7 @@ def export(
     features: Sequence[int] = (),
     int8: bool = False,
     timed: bool = False,
+    batches: Iterable[tuple[Tensor, Tensor]] | None = None,
 ) -> Exported:
     """Write a model to a file, run the file, and compare it with the model.
 
@@ -99,6 +102,7 @@ def export(
         features: indices of blocks, or stages where there are several, whose maps are outputs too.
         int8: whether the weights of linear layers are in 8 bits; the outputs then differ by what `Exported` says.
         timed: whether the file is timed, and the same without folding.
+        batches: pairs of images and labels (B,), on which both are scored.
 
     Raises:
         ValueError: for a model, an option or a path that cannot be, before any work; if the file does not compute what
@@ -116,7 +120,8 @@ def export(
     if wrong := [index for index in features if not 0 <= index < count]:
         raise ValueError(f"`features` must be from 0 to {count - 1}, got {wrong[0]}.")
     if named == WEIGHTS:
-        for name, given in {"dynamic": dynamic, "features": features, "int8": int8, "img_size": img_size}.items():
+        options = {"dynamic": dynamic, "features": features, "int8": int8, "img_size": img_size, "batches": batches}
+        for name, given in options.items():
             if given:
                 raise ValueError(f"`{name}` must be left out with the format {WEIGHTS!r}, which holds no program.")
         return _write_weights(model, path)
@@ -124,7 +129,7 @@ def export(
     kind.check(int8)
     model = plain(model)
     sizes = Sizes.of(model, size, dynamic)
-    return _write_program(model, path, named, kind, sizes, features, int8, timed)
+    return _write_program(model, path, named, kind, sizes, features, int8, timed, batches)
 
 
 def _format(path: Path, given: str | None) -> str:
@@ -162,6 +167,7 @@ def _write_program(
     features: Sequence[int],
     int8: bool,
     timed: bool,
+    batches: Iterable[tuple[Tensor, Tensor]] | None,
 ) -> Exported:
     program = Program(prepared(model, sizes), features)
     expected = _runner(Program(prepared(model, sizes, folded=False), features))
@@ -181,7 +187,7 @@ def _write_program(
             images = _images(model, batch, size)
             error = _difference(run(images), expected(images))
             compared.append(Comparison(batch, size, error if int8 else _checked(error, path, size)))
-        times: list[float | None] = [None, None]
+        time_of_one, unfolded_time = None, None
         if timed:
             runs = [run]
             if not sizes.free - {"batch"}:
@@ -192,10 +198,22 @@ def _write_program(
                 else:
                     kind.write(other, trace(unfolded, sizes), unfolded)
                 runs.append(kind.open(other))
-            times = [*milliseconds(runs, _images(model, *sizes.checked()[0])), None][:2]
+            time_of_one, *others = milliseconds(runs, _images(model, *sizes.checked()[0]))
+            unfolded_time = others[0] if others else None
+        accuracy = None if batches is None else _accuracy([expected, run], batches, "batch" in sizes.free)
         operators = dict(kind.operators(file).most_common())
         write_whole(path, lambda temporary: shutil.copyfile(file, temporary))
-    return Exported(path, named, str(sizes), path.stat().st_size, operators, tuple(compared), *times)
+    return Exported(
+        path,
+        named,
+        str(sizes),
+        path.stat().st_size,
+        operators,
+        tuple(compared),
+        time_of_one,
+        unfolded_time,
+        accuracy,
+    )
 
 
 def _write_int8(kind: Format, file: Path, program: Program, sizes: Sizes) -> None:
@@ -256,6 +274,21 @@ def _checked(error: float, path: Path, size: Size) -> float:
             f"{error:.1e} of the largest output, more than {TOLERANCE:.0e}."
         )
     return error
+
+
+def _accuracy(runs: Sequence[Runner], batches: Iterable[tuple[Tensor, Tensor]], free: bool) -> tuple[float, float]:
+    """Return the top-1 of the model and of the file, in percent; one image at a time where the batch is not free."""
+    right, count = [0, 0], 0
+    for images, labels in batches:
+        for index, run in enumerate(runs):
+            parts = [images] if free else images.split(1)
+            found = torch.cat([run(part)[0].argmax(-1) for part in parts])
+            right[index] += int((found == labels).sum())
+        count += len(labels)
+    if not count:
+        raise ValueError("`batches` must have at least one image, got none.")
+    before, after = (100 * each / count for each in right)
+    return before, after
 
 
 def milliseconds(runs: Sequence[Runner], images: Tensor) -> list[float]:

@@ -1,0 +1,146 @@
+"""`graticule export`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from graticule.checks import parse_sizes
+from graticule.commands.kinds import check_on_images
+from graticule.commands.options import open_runs, parse, parse_checkpoint, print_written
+from graticule.names import is_path
+
+if TYPE_CHECKING:
+    from graticule.surgery import Exported
+
+#: The suffix of a file in each format.
+SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
+#: Operators that are printed, the most frequent ones.
+_SHOWN = 8
+
+
+@dataclass
+class Export:
+    """Write a model as a program for ONNX Runtime or torch.export, run it, and compare it with PyTorch.
+
+    With a fixed height and width, position is folded into constants. Nothing is written if the outputs differ by more
+    than 1e-4 of the largest one (in float32).
+    """
+
+    model: tyro.conf.Positional[str]
+    """run folder, or name of a model"""
+    format: str | None = None
+    """onnx, torch-export or safetensors, the weights alone (default: from the name of the output, or onnx)"""
+    output: Path | None = None
+    """file (default: model.onnx, .pt2 or .safetensors in the run's folder, or in this one)"""
+    dynamic: list[str] = dataclasses.field(default_factory=list)
+    """what the program leaves free: batch, height, width, separated by spaces or commas"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH, where they are fixed (default: that of the model)"""
+    features: list[int] = dataclasses.field(default_factory=list)
+    """blocks, or stages where there are several, counted from 0, whose maps are outputs too"""
+    int8: bool = False
+    """write the weights of linear layers in 8 bits"""
+    data: str | None = None
+    """data set or image folder to measure the accuracy on (default: the run's, with --int8)"""
+    weights: Path | None = None
+    """checkpoint for a model that is given by name"""
+    encoding: str | None = None
+    """encoding of a model that is given by name (default: its own)"""
+    joining: str | None = None
+    """joining of a model that is given by name"""
+    checkpoint: str = "best"
+    """best or last, of a run"""
+
+
+def run(arguments: list[str]) -> int:
+    """Write a model as a program, run it and compare it."""
+    options = parse(Export, "export", arguments)
+    size = None if options.img_size is None else parse_sizes([options.img_size], "img_size")[0]
+    free = [name for text in options.dynamic for name in text.split(",") if name]
+    chosen = options.format or ("onnx" if options.output is None else None)
+    model, folder, opened = _open(options)
+    output = options.output or folder / f"model{SUFFIXES.get(chosen or '', '')}"
+    from graticule.surgery import export
+
+    batches = _batches(options, model, opened, size or model.img_size)
+    exported = export(
+        model,
+        output,
+        chosen,
+        img_size=size,
+        dynamic=free,
+        features=options.features,
+        int8=options.int8,
+        timed=True,
+        batches=batches,
+    )
+    for line in report(exported):
+        print(line)
+    print_written(output)
+    return 0
+
+
+def report(exported: Exported) -> list[str]:
+    """Return what is known of an exported file, in lines."""
+    lines = [f"takes      {exported.takes}", f"size       {exported.size / 1e6:.2f} MB"]
+    if exported.operators:
+        top = list(exported.operators.items())[:_SHOWN]
+        rest = sum(exported.operators.values()) - sum(count for _, count in top)
+        lines.append("operators  " + ", ".join(f"{count} {name}" for name, count in top) + f", {rest} others")
+    for one in exported.compared:
+        sides = f"{one.size[0]} x {one.size[1]}"
+        lines.append(f"compared   batch {one.batch}, {sides}: differs from PyTorch by {one.error:.1e} of the largest")
+    if exported.milliseconds is not None:
+        other = exported.unfolded_milliseconds
+        beside = "" if other is None else f"; without folding {other:.2f} ms"
+        lines.append(f"latency    {exported.milliseconds:.2f} ms for one image{beside}")
+    if exported.accuracy is not None:
+        before, after = exported.accuracy
+        lines.append(f"accuracy   {after:.2f} % top-1; in PyTorch {before:.2f} %")
+    return lines
+
+
+def _open(options: Export) -> tuple[Any, Path, Any]:
+    """Return the model, the folder for the file, and the run if it is one."""
+    if is_path(options.model) or Path(options.model).is_dir():
+        for name in ("weights", "encoding", "joining"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"`{name}` must be left out with a run, which has its own.")
+        checkpoint = parse_checkpoint(options.checkpoint)
+        (opened,) = open_runs([Path(options.model)], "export")
+        check_on_images([opened], "export")
+        return opened.model(checkpoint=checkpoint), opened.folder, opened
+    from graticule.backbones import create_model
+
+    given = {name: getattr(options, name) for name in ("encoding", "joining") if getattr(options, name) is not None}
+    model = create_model(options.model, checkpoint_path=options.weights, **given)
+    if options.weights is None:
+        print("the weights are those of the model's initialization; see --weights", file=sys.stderr)
+    return model, Path(), None
+
+
+def _batches(options: Export, model: Any, opened: Any, size: tuple[int, int]) -> Any:
+    """Return batches of test images and labels to score the file on; None where there are no data or no need."""
+    if options.data is None and (opened is None or not options.int8):
+        return None
+    from graticule.data import DataModule
+
+    if options.data is None:
+        data = opened.data()
+    elif is_path(options.data) or Path(options.data).is_dir():
+        data = DataModule("image_folder", root=Path(options.data), size=size)
+    else:
+        data = DataModule(options.data, size=size)
+    data.setup()
+    if data.info.num_classes != model.num_classes or data.info.channels != model.in_chans:
+        raise ValueError(
+            f"`data` must have the {model.num_classes} classes and {model.in_chans} channels of the model, got "
+            f"{data.info.num_classes} and {data.info.channels}."
+        )
+    return data.eval_dataloader(size)
