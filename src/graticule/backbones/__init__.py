@@ -7,6 +7,7 @@ from graticule.backbones.cpvt import ConditionalVisionTransformer
 from graticule.backbones.deit import DistilledVisionTransformer
 from graticule.backbones.generation import generate
 from graticule.backbones.gmlp import GMlp
+from graticule.backbones.hub import from_pretrained, push_folder
 from graticule.backbones.language import (
     LanguageModel,
     TextCache,
@@ -15,6 +16,7 @@ from graticule.backbones.language import (
     list_language_models,
 )
 from graticule.backbones.mixer import Mixer, ResMlp
+from graticule.backbones.model_card import Card
 from graticule.backbones.posmlp import PosMlp
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.registry import MODELS, create_model, list_arguments, list_models, register_backbone
@@ -26,6 +28,7 @@ from graticule.backbones.vision_transformer import VisionTransformer
 __all__ = [
     "MODELS",
     "Backbone",
+    "Card",
     "CeitTransformer",
     "CompactTransformer",
     "ConditionalVisionTransformer",
@@ -44,10 +47,12 @@ __all__ = [
     "VisionTransformer",
     "create_language_model",
     "create_model",
+    "from_pretrained",
     "generate",
     "list_arguments",
     "list_language_arguments",
     "list_language_models",
     "list_models",
+    "push_folder",
     "register_backbone",
 ]

@@ -17,6 +17,7 @@ from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from graticule.backbones.hub import HubModel, written_words
 from graticule.checkpoints import register_names
 from graticule.checks import checked
 from graticule.encodings import MixingPosition, Position, PositionBuilder, check_fields
@@ -152,7 +153,7 @@ class TokenModel(nn.Module, ABC):
         return own
 
 
-class Backbone(TokenModel):
+class Backbone(TokenModel, HubModel):
     """Images in, tokens or logits out, in one or several stages, with timm's interface.
 
     A subclass makes tokens of an image (`tokenize`) and has blocks, modules that are called with tokens, their
@@ -255,6 +256,10 @@ class Backbone(TokenModel):
             raise
         self._like_weights(self.position).train(self.training)
         self.timm_source = None
+        words = written_words(position)
+        if self.created is not None:
+            arguments = {**self.created["arguments"], **(words or {})}
+            self.created = None if words is None else {**self.created, "arguments": arguments}
 
     def build_head(self, norm_layer: Callable[[int], nn.Module]) -> None:
         """Build the final norm and the classifier."""

@@ -19,6 +19,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import nn
 
 from graticule.backbones.base import Backbone
+from graticule.backbones.hub import OF_TIMM, PREFIX, written_words
 from graticule.checkpoints import load_checkpoint, own_state, read_state
 from graticule.checks import checked
 from graticule.encodings import ENCODINGS, PositionBuilder
@@ -28,7 +29,6 @@ from graticule.names import known_name
 from graticule.plugins import register_once
 from graticule.specs import Spec
 
-PREFIX = "graticule_"
 Class = TypeVar("Class", bound=type[Backbone])
 
 
@@ -115,11 +115,6 @@ default_cfgs: dict[str, Any] = {}
 
 #: The arguments of every model that choose its position.
 CHOICES = ("encoding", "joining")
-#: What timm's `create_model` and builder take themselves, beside the arguments of a backbone.
-_OF_TIMM = (
-    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir"),
-    *("features_only", "feature_cls", "out_indices"),
-)
 
 
 def register_sizes(backbone: type[Backbone], sizes: Mapping[str, Size]) -> None:
@@ -158,8 +153,8 @@ def _register(name: str, size: Size) -> None:
     """Enter a model in `MODELS` and in timm's registry."""
 
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        check_arguments(kwargs, [*_arguments(size.kind), *CHOICES, *_OF_TIMM], name)
-        if pretrained and size.hub is None:
+        check_arguments(kwargs, [*_arguments(size.kind), *CHOICES, *OF_TIMM], name)
+        if pretrained and size.hub is None and not _has_weights(kwargs.get("pretrained_cfg")):
             raise ValueError(
                 f"`pretrained` must be False: timm's hub has no weights of {name}; load a checkpoint file of its code "
                 "with load_checkpoint."
@@ -180,6 +175,7 @@ def _build(name: str, size: Size, pretrained: bool, **kwargs: Any) -> nn.Module:
     overlay = size.cfg_of_classes.get(kwargs.get("num_classes", 0))
     if overlay:
         kwargs["pretrained_cfg_overlay"] = {**overlay, **(kwargs.get("pretrained_cfg_overlay") or {})}
+    created = {one: value for one, value in kwargs.items() if one not in (*CHOICES, *OF_TIMM)}
     position = take_position(kwargs, size.encoding or size.kind.default_encoding, size.kind.encoding_options)
     given = replace(size, arguments={**size.arguments, **kwargs})
     depths = given.depths
@@ -194,7 +190,15 @@ def _build(name: str, size: Size, pretrained: bool, **kwargs: Any) -> nn.Module:
         position=position,
         **kwargs,
     )
+    words = written_words(position)
+    if isinstance(model, Backbone) and words is not None:
+        model.created = {"name": name, "arguments": {**created, **words}}
     return model
+
+
+def _has_weights(pretrained_cfg: Any) -> bool:
+    """Return whether a configuration comes with a folder or a repository of weights, as timm reads it from there."""
+    return isinstance(pretrained_cfg, dict) and pretrained_cfg.get("source") in ("hf-hub", "local-dir")
 
 
 def checkpoint_filter_fn(checkpoint: dict[str, Any], model: nn.Module) -> dict[str, Any]:

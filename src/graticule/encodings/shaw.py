@@ -80,8 +80,8 @@ class ShawBias(BiasEncoding):
                 strict=True,
             )
         )
-        by_row = torch.einsum("bhyxd,yjd->bhyxj", patches, rows)  # a key's row and column add up
-        by_column = torch.einsum("bhyxd,xjd->bhyxj", patches, columns)
+        by_row = _products(patches.transpose(2, 3), rows).transpose(2, 3).contiguous()  # (B, h, H, W, H)
+        by_column = _products(patches, columns)  # (B, h, H, W, W): a key's row and column add up
         bias = by_row[..., :, None] + by_column[..., None, :]  # (B, h, H, W, H, W)
         return grid.with_prefix_bias(bias.flatten(-2).flatten(2, 3))
 
@@ -104,6 +104,16 @@ class ShawBias(BiasEncoding):
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, clip={self.clip}"
+
+
+def _products(patches: Tensor, vectors: Tensor) -> Tensor:
+    """Return the products of (..., n, d) with the vectors of each of n, (n, m, d); (..., n, m).
+
+    As `einsum` does it, with shapes that a program for any size can follow.
+    """
+    first = patches.movedim(-2, 0).contiguous()  # (n, ..., d)
+    found = first.flatten(1, -2) @ vectors.mT
+    return found.unflatten(1, first.shape[1:-1]).movedim(0, -2).contiguous()
 
 
 def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,54 @@
+"""The model card of a published model, README.md on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from graticule.checks import printable
+
+_TEMPLATES = Environment(  # Markdown, so nothing is escaped for HTML
+    loader=PackageLoader("graticule.backbones"), autoescape=False, undefined=StrictUndefined, trim_blocks=True
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model card says beside the names of the model.
+
+    data: what it was trained on.
+    results: what was measured, pairs of a name and a value, in their order.
+    measured: when, where and on what the results were measured.
+    figures: pairs of the name of a file in the folder and what it shows.
+    """
+
+    data: str = ""
+    results: Sequence[tuple[str, str]] = ()
+    measured: str = ""
+    figures: Sequence[tuple[str, str]] = field(default=())
+
+
+def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Card) -> str:
+    """Return the text of the model card of a model that `config` describes."""
+    words = config["graticule"]
+    return _TEMPLATES.get_template("model_card.md").render(
+        title=_line(title),
+        words={name: _line(words[name]) for name in ("model", "encoding", "joining")},
+        resamplers=[_line(one) for one in words["resamplers"]],
+        plugins=[_line(name) for name in words["plugins"]],
+        size=config["pretrained_cfg"]["input_size"],
+        classes=config["num_classes"],
+        parameters=f"{parameters:,}",
+        data=_line(card.data),
+        results=[(_line(name), _line(value)) for name, value in card.results],
+        measured=_line(card.measured),
+        figures=[(_line(file), _line(caption)) for file, caption in card.figures],
+    )
+
+
+def _line(text: str) -> str:
+    """Return text as one line that ends no code and opens no tag."""
+    return printable(text).replace("`", "'").replace("<", "&lt;").replace("|", "/")

@@ -1,0 +1,177 @@
+"""Exported programs compute what the model computes, at every size that they take."""
+
+import pytest
+import torch
+from torch.export import load
+
+import graticule
+from graticule.studies.matrix import build
+from graticule.surgery import export as export_function
+from graticule.surgery.export_sizes import Sizes
+from graticule.surgery.export_trace import Program, plain, prepared, trace
+from tiny import draw, images, tiny
+
+EVERY = ("batch", "height", "width")
+
+
+@pytest.fixture(scope="module")
+def lape():
+    torch.manual_seed(0)
+    return draw(tiny("learnable", "lape", depth=2)).eval()
+
+
+def traced(model, *free, size=None):
+    model = plain(model)
+    sizes = Sizes.of(model, size or model.img_size, free)
+    return trace(Program(prepared(model, sizes)), sizes)
+
+
+@torch.no_grad()
+def assert_same(program, model, *shapes):
+    for batch, height, width in shapes:
+        x = torch.randn(batch, model.in_chans, height, width)
+        torch.testing.assert_close(program.module()(x)[0], model(x), rtol=1e-5, atol=1e-5)
+
+
+# The sizes of a program
+
+
+@pytest.mark.parametrize(
+    ("encoding", "joining"),
+    [
+        # a table that is resampled, a bias over displacements, a rotation by ratios of sizes, one kept at its own size
+        ("learnable(resampler='bicubic(antialias=False, offset=0.1)') + relative_bias + rope(scaling='yarn')", "lape"),
+        # a formula, biases that are functions of queries, keys and weights, coordinates relative to the grid
+        ("sinusoidal_2d + irpe(on='qkv') + rope(coordinates='max')", "default"),
+        ("fourier + shaw + log_n", "default"),
+        ("relative_bias(resampler='area')", "lape"),  # a norm over keys, resampled as a map
+    ],
+)
+def test_a_program_with_free_sides_is_right_at_every_size(encoding, joining):
+    model = draw(tiny(encoding, joining, depth=1)).eval()
+    assert_same(traced(model, *EVERY), model, (1, 32, 32), (3, 16, 24), (2, 48, 16))
+
+
+@pytest.mark.parametrize("encoding", ["sgu", "ggqpe"])
+def test_weights_that_mix_tokens_are_made_for_every_size(encoding):
+    model = draw(build("gMLP", encoding)).eval()
+    assert_same(traced(model, "height", "width"), model, (1, 32, 32), (1, 48, 80))
+
+
+def test_one_side_can_be_free_alone(lape):
+    program = traced(lape, "width", size=(24, 32))
+    assert_same(program, lape, (1, 24, 32), (1, 24, 72))
+    with pytest.raises(AssertionError, match="Guard failed"):
+        program.module()(images(32, 32, batch=1))
+
+
+def test_the_smallest_size_is_one_that_the_model_takes():
+    model = tiny("peg(kernel=7, padding='circular')", depth=2)
+    assert Sizes.of(model, (32, 32), ["height", "width"]).least == 3
+    assert Sizes.of(tiny("peg", depth=2), (32, 32), ["height", "width"]).least == 2
+
+
+def test_free_sides_are_multiples_of_whole_windows_in_every_stage():
+    sizes = Sizes.of(build("Swin"), (32, 32), ["height", "width"])
+    assert sizes.step == (32, 32)  # windows of 4 patches of 8 pixels in the last stage
+    assert str(sizes).endswith("height 64 to 8192 in steps of 32, width 64 to 8192 in steps of 32")
+
+
+# What is in a program
+
+
+def test_every_operator_of_a_folded_program_depends_on_the_images(lape):
+    program = traced(lape, "batch")
+    reached = {node for node in program.graph.nodes if node.name == "images"}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            assert reached & set(node.all_input_nodes), f"{node.name} is computed from constants"
+            reached.add(node)
+    norms = [node for node in program.graph.nodes if "layer_norm" in node.name]
+    assert len(norms) == 2 * 2 + 1  # of the tokens alone
+    assert not any("norms" in name or "pos_embed" in name for name in program.state_dict)
+
+
+def test_the_graph_of_a_folded_model_has_no_norm_of_position_and_no_resizing(lape, tmp_path):
+    exported = export_function(lape, tmp_path / "model.onnx", img_size=(24, 40), features=[1], timed=True)
+    assert exported.operators["LayerNormalization"] == 2 * 2 + 1 and "Resize" not in exported.operators
+    assert exported.error < 1e-5 and exported.size == (tmp_path / "model.onnx").stat().st_size
+    assert exported.milliseconds > 0 and exported.unfolded_milliseconds > 0
+
+
+def test_an_onnx_file_takes_images_of_any_size(tmp_path):
+    model = draw(tiny("learnable + relative_bias", "lape", depth=1)).eval()
+    exported = export_function(model, tmp_path / "model.onnx", dynamic=EVERY)
+    assert [one.size for one in exported.compared] == [(32, 32), (16, 24), (40, 16)]
+    assert [one.batch for one in exported.compared] == [1, 2, 3]
+    assert exported.error < 1e-5 and "Resize" not in exported.operators
+
+
+def test_maps_of_blocks_are_outputs_too(lape, tmp_path):
+    export_function(lape, tmp_path / "model.pt2", features=[0])
+    x = images(batch=1)
+    with torch.no_grad():
+        logits, features = load(tmp_path / "model.pt2").module()(x)
+        expected = lape.forward_intermediates(x, [0], intermediates_only=True)[0]
+    torch.testing.assert_close(features, expected)
+    torch.testing.assert_close(logits, lape(x))
+
+
+def test_weights_in_8_bits_take_a_quarter_and_their_accuracy_is_measured(tmp_path):
+    model = draw(tiny("learnable", depth=1, embed_dim=192)).eval()
+    labels = torch.randint(0, 5, (4,))
+    wide = export_function(model, tmp_path / "wide.pt2")
+    small = export_function(model, tmp_path / "small.pt2", int8=True, batches=[(images(batch=4), labels)])
+    assert small.size < wide.size / 2  # the patch embedding is not among the linear layers
+    assert 0 < small.error < 0.1
+    assert set(small.accuracy) <= {0.0, 25.0, 50.0, 75.0, 100.0}
+
+
+def test_weights_alone_are_read_back(lape, tmp_path):
+    exported = export_function(lape, tmp_path / "weights.safetensors")
+    assert exported.error == 0 and exported.operators == {}
+    again = graticule.load_checkpoint(tiny("learnable", "lape", depth=2), tmp_path / "weights.safetensors").eval()
+    with torch.no_grad():
+        x = images()
+        torch.testing.assert_close(again(x), lape(x), rtol=0, atol=0)
+
+
+def test_a_model_stays_as_it_was(lape, tmp_path):
+    before, x = {name: value.clone() for name, value in lape.state_dict().items()}, images()
+    graticule.fold(lape)
+    export_function(lape, tmp_path / "model.pt2", img_size=24)
+    assert type(lape.position).__name__ == "FoldedPosition" and lape.img_size == (32, 32)
+    graticule.unfold(lape)
+    assert all(torch.equal(value, before[name]) for name, value in lape.state_dict().items())
+    assert lape(x).shape == (2, 5)
+
+
+# What is refused
+
+
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(lape, tmp_path):
+    spline = tiny("relative_bias(resampler='geometric')", depth=1)
+    cases = [
+        ("no backbone", torch.nn.Linear(2, 2), "model.pt2", {}, "`model` must be a backbone of images, got Linear"),
+        ("suffix", lape, "model.bin", {}, "`format` must be given where `path` does not end in .onnx, .pt2"),
+        ("format", lape, "model.pt2", {"format": "onx"}, "did you mean 'onnx'"),
+        ("axis", lape, "model.pt2", {"dynamic": ["depth"]}, "`dynamic` must be any of batch, height, width"),
+        ("size", lape, "model.pt2", {"img_size": 30}, "`img_size` must be a positive multiple of the patch size"),
+        ("block", lape, "model.pt2", {"features": [2]}, "`features` must be from 0 to 1, got 2"),
+        ("weights", lape, "model.safetensors", {"int8": True}, "`int8` must be left out with the format 'safetensors'"),
+        ("spline", spline, "model.pt2", {"dynamic": ["height"]}, "`resampler` must not be 'geometric' in a program"),
+    ]
+    for name, model, file, options, message in cases:
+        with pytest.raises(ValueError) as caught:
+            export_function(model, tmp_path / file, **options)
+        assert message in str(caught.value), name
+    with pytest.raises(ValueError, match="`path` must be a file"):
+        export_function(lape, tmp_path, "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_differs_is_not_written(lape, tmp_path, monkeypatch):
+    monkeypatch.setattr("graticule.surgery.export.TOLERANCE", -1.0)
+    with pytest.raises(ValueError, match=r"model.pt2 was not written: at 32 x 32 pixels .* differs from PyTorch by"):
+        export_function(lape, tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
