@@ -71,7 +71,7 @@ def test_a_published_model_of_a_plugin_says_which_one_to_pass(my_methods, tmp_pa
     config = json.loads((folder / "config.json").read_text())
     config["graticule"]["plugins"] = {"other_methods.py": "0" * 64}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="needs the plugin other_methods.py"):
+    with pytest.raises(ValueError, match=r"needs the plugin other_methods\.py"):
         graticule.from_pretrained(folder)
 
 

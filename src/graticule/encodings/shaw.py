@@ -112,8 +112,9 @@ def _products(patches: Tensor, vectors: Tensor) -> Tensor:
     As `einsum` does it, with shapes that a program for any size can follow.
     """
     first = patches.movedim(-2, 0).contiguous()  # (n, ..., d)
-    found = first.flatten(1, -2) @ vectors.mT
-    return found.unflatten(1, first.shape[1:-1]).movedim(0, -2).contiguous()
+    found: Tensor = first.flatten(1, -2) @ vectors.mT
+    products: Tensor = found.unflatten(1, first.shape[1:-1])
+    return products.movedim(0, -2).contiguous()
 
 
 def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:

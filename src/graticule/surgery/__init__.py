@@ -1,4 +1,4 @@
-"""Operations on an existing model: attach or change its position, fold it, convert it (`surgery.convert`), export it."""
+"""Operations on an existing model: attach or change a position, fold, convert (`surgery.convert`), export."""
 
 from graticule.surgery.attach import attach, detach
 from graticule.surgery.export import Exported, export
