@@ -1,6 +1,7 @@
 # make demo   trains on embedded digits and writes runs/demo/report.html
 # make test   runs the tests
 # make lint   checks format, style and types
+# make wheel  builds the package, installs it beside nothing else of this folder, and runs its demo
 # make tables writes the tables of encodings, models and what goes with what, after a method was added
 # Each makes .venv and installs what it needs; PYTHON names another interpreter (3.11 to 3.14).
 
@@ -8,7 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-lowest lint format tables clean
+.PHONY: demo test test-lowest wheel lint format tables clean
 
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
@@ -22,6 +23,17 @@ test-lowest:
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[demo,text]" datasets pytest pyyaml transformers webdataset
 	.venv-lowest/bin/python -m pytest -o filterwarnings=default
+
+# The new environment finds the dependencies in $(VENV) by a path file, since PyTorch alone is gigabytes; the editable
+# install there is no part of it. Away from this folder, so that nothing but the wheel can be imported.
+wheel: $(VENV)/.installed
+	rm -rf .venv-wheel
+	$(BIN)/python -m venv --without-pip .venv-wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir .venv-wheel/dist .
+	$(BIN)/python -m pip --python .venv-wheel/bin/python install --quiet --no-deps .venv-wheel/dist/*.whl
+	$(BIN)/python -c 'import sysconfig as s; print(s.get_path("purelib"))' > "$$(.venv-wheel/bin/python -c 'import sysconfig as s; print(s.get_path("purelib"))')/dependencies.pth"
+	cd .venv-wheel && bin/python -c 'import graticule as g, sys; assert g.__file__.startswith(sys.prefix), g.__file__'
+	cd .venv-wheel && bin/graticule demo --quick --seeds 0 --output demo && test -s demo/report.html
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -37,7 +49,7 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-wheel .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else "graticule needs Python 3.11 to 3.14; say which with PYTHON=...")'

@@ -5,15 +5,12 @@ import re
 
 import graticule.studies.demo as module
 from graticule.metric import TOP1
-from graticule.recipes import load_recipe
 from graticule.studies.comparison import supported_decimals
 
 
 def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "load_recipe", lambda name: load_recipe(name).quick())
-    monkeypatch.setattr(module, "EPOCHS", 2)
     monkeypatch.setattr(module, "UNTRAINED", 2)
-    report = module.demo(tmp_path, seeds=[0, 1], progress=False)
+    report = module.demo(tmp_path, seeds=[0, 1], quick=True, progress=False)
     page = report.read_text(encoding="utf-8")
     assert report == tmp_path / "report.html"
     assert len(re.findall("<table>", page)) == 4 and len(re.findall("<img ", page)) == 6
@@ -26,6 +23,7 @@ def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path
     for by_size in found.values():
         assert list(by_size) == [str(height) for height, _ in module.SIZES] and len(by_size) == 3
         assert all(f"{sum(values) / 2:.{places}f} ±" in page for values in by_size.values())
+    assert "on 80 MNIST digits, 2 epochs" in page and "40 test digits" in page
     assert "neither confirm nor refute" in page and "amplitude of the table is not controlled for" in page
     assert all(
         (tmp_path / f"correlations-{joining}.{kind}").is_file()

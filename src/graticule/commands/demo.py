@@ -18,6 +18,8 @@ class Demo:
     """folder of the runs and the report"""
     seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
     """seeds, the same for both"""
+    quick: bool = False
+    """take a few steps on a few images, to see that everything works"""
 
 
 def run(arguments: list[str]) -> int:
@@ -25,6 +27,6 @@ def run(arguments: list[str]) -> int:
     options = parse(Demo, "demo", arguments)
     from graticule.studies.demo import demo
 
-    report = demo(output_folder(options.output, Demo.output), options.seeds)
+    report = demo(output_folder(options.output, Demo.output), options.seeds, quick=options.quick)
     print(printable(f"wrote {report}; open it in a browser. The runs are beside it, in {options.output}"))
     return 0

@@ -30,21 +30,25 @@ from graticule.training import Run
 JOININGS = ("default", "lape")
 #: Fewer than the recipe has, so that six runs take some four minutes on 2 cores.
 EPOCHS = 8
+#: Digits that there are.
+TRAIN, TEST = 4000, 1000
 #: Untrained models that the range of locality is compared with.
 UNTRAINED = 39
 #: The training size and two others, in pixels.
 SIZES = ((20, 20), (28, 28), (40, 40))
 
 
-def demo(folder: str | Path, seeds: Sequence[int] = (0, 1, 2), *, progress: bool = True) -> Path:
+def demo(folder: str | Path, seeds: Sequence[int] = (0, 1, 2), *, quick: bool = False, progress: bool = True) -> Path:
     """Train, evaluate, analyze and write `report.html` in `folder`; returns its path.
 
-    Started again after an interruption, it resumes where it stopped.
+    Started again after an interruption, it resumes where it stopped. With `quick` it takes a few steps on a few images,
+    to see that everything works.
     """
     folder = Path(folder)
     start = time.perf_counter()
     recipe = load_recipe("digits_quick")
-    choices = {joining: dataclasses.replace(recipe, joining=joining, epochs=EPOCHS) for joining in JOININGS}
+    recipe = recipe.quick() if quick else dataclasses.replace(recipe, epochs=EPOCHS)
+    choices = {joining: dataclasses.replace(recipe, joining=joining) for joining in JOININGS}
     comparison = compare(choices, seeds, folder, progress=progress)
     scores = resolutions(comparison, SIZES, progress=progress)
     scores.write(folder)
@@ -81,10 +85,11 @@ def _report(
     seconds: float,
 ) -> Report:
     recipe = comparison.runs[JOININGS[0]][0].recipe()
+    train, test = recipe.limit_train or TRAIN, recipe.limit_test or TEST
     seeds = ", ".join(map(str, comparison.seeds))
     report = Report(
         "Two ways to join a position embedding",
-        f"{recipe.model} on 5,000 MNIST digits, {recipe.epochs} epochs, seeds {seeds}",
+        f"{recipe.model} on {train + test:,} MNIST digits, {recipe.epochs} epochs, seeds {seeds}",
     )
     report.text(
         "A learnable position embedding w is added once, before the first layer (default), or each layer normalizes "
@@ -93,7 +98,7 @@ def _report(
     )
     report.heading("Accuracy at the training size")
     report.table(
-        comparison.columns, comparison.rows(), f"{recipe.img_size[0]} pixels a side, 1,000 test digits, last epoch"
+        comparison.columns, comparison.rows(), f"{recipe.img_size[0]} pixels a side, {test:,} test digits, last epoch"
     )
     for sentence in comparison.verdict():
         report.note(sentence)
@@ -148,8 +153,8 @@ def _report(
     report.text(f"{recipe.epochs} epochs are few: this shows the beginning of training as much as its end.")
     report.text(
         "It shows that everything works on real images, and the scores of the two joinings with these seeds. "
-        "The paper's gains are for ImageNet and CIFAR, hundreds of epochs and far larger models; 4,000 training digits "
-        f"and a model of {comparison.parameters[JOININGS[0]]:,} parameters neither confirm nor refute them. The test "
+        "The paper's gains are for ImageNet and CIFAR, hundreds of epochs and far larger models; "
+        f"{train:,} training digits and a model of {comparison.parameters[JOININGS[0]]:,} parameters neither confirm nor refute them. The test "
         "has few seeds: a difference that it does not find may still be there. The scores are those of the last epoch, "
         "so that no epoch was picked by looking at the test digits. The correlation sheets are of one seed."
     )
