@@ -50,7 +50,11 @@ class Displacements(NamedTuple):
         """Compute the weights, (groups, N, N)."""
         height, width = self.grid.shape
         # a token's row is the H x W cut of the table that begins at (H - 1 - y, W - 1 - x): no index of pairs is needed
-        pairs = self.table.unfold(1, height, 1).unfold(2, width, 1).flip(1, 2).flatten(3).flatten(1, 2)
+        if isinstance(height * width, torch.SymInt):  # such a cut fixes its size in a program
+            index = displacement_index(self.grid).to(self.table.device)
+            pairs = self.table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
+        else:
+            pairs = self.table.unfold(1, height, 1).unfold(2, width, 1).flip(1, 2).flatten(3).flatten(1, 2)
         return pairs.softmax(-1) if self.softmax else pairs
 
     def with_weights(self) -> Displacements:

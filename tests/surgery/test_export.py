@@ -1,5 +1,7 @@
 """Exported programs compute what the model computes, at every size that they take."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from torch.export import load
@@ -171,7 +173,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(lape, tmp_pat
 
 
 def test_a_file_that_differs_is_not_written(lape, tmp_path, monkeypatch):
-    monkeypatch.setattr("graticule.surgery.export.TOLERANCE", -1.0)
+    monkeypatch.setattr(import_module("graticule.surgery.export"), "TOLERANCE", -1.0)
     with pytest.raises(ValueError, match=r"model.pt2 was not written: at 32 x 32 pixels .* differs from PyTorch by"):
         export_function(lape, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

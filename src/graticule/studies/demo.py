@@ -154,9 +154,9 @@ def _report(
     report.text(
         "It shows that everything works on real images, and the scores of the two joinings with these seeds. "
         "The paper's gains are for ImageNet and CIFAR, hundreds of epochs and far larger models; "
-        f"{train:,} training digits and a model of {comparison.parameters[JOININGS[0]]:,} parameters neither confirm nor refute them. The test "
-        "has few seeds: a difference that it does not find may still be there. The scores are those of the last epoch, "
-        "so that no epoch was picked by looking at the test digits. The correlation sheets are of one seed."
+        f"{train:,} training digits and a model of {comparison.parameters[JOININGS[0]]:,} parameters neither "
+        "confirm nor refute them. The test has few seeds: a difference that it does not find may still be there. "
+        "The scores are those of the last epoch, so that no epoch was picked by looking at the test digits. The correlation sheets are of one seed."
     )
     report.text(
         f"Made by graticule demo in {seconds:.0f} s on {torch.get_num_threads()} threads with torch "

@@ -79,7 +79,7 @@ class Onnx(Format):
     def write(self, path: Path, traced: torch.export.ExportedProgram, program: Program) -> None:
         """Translate the operators and write one file."""
         exporter: Any = torch.onnx
-        with warnings.catch_warnings(), errors_only("onnxscript"):
+        with torch.no_grad(), warnings.catch_warnings(), errors_only("onnxscript"):
             warnings.simplefilter("ignore")
             try:
                 made = exporter.export(traced, dynamo=True, verbose=False, output_names=program.names)
