@@ -156,7 +156,8 @@ def _report(
         "The paper's gains are for ImageNet and CIFAR, hundreds of epochs and far larger models; "
         f"{train:,} training digits and a model of {comparison.parameters[JOININGS[0]]:,} parameters neither "
         "confirm nor refute them. The test has few seeds: a difference that it does not find may still be there. "
-        "The scores are those of the last epoch, so that no epoch was picked by looking at the test digits. The correlation sheets are of one seed."
+        "The scores are those of the last epoch, so that no epoch was picked by looking at the test digits. "
+        "The correlation sheets are of one seed."
     )
     report.text(
         f"Made by graticule demo in {seconds:.0f} s on {torch.get_num_threads()} threads with torch "
