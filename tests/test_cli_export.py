@@ -21,7 +21,9 @@ def trained(tmp_path_factory):
 
 def test_export_writes_a_program_of_a_run_and_says_what_it_is(trained, tmp_path, capsys):
     file = tmp_path / "model.pt2"
-    code, out, _ = run_command(capsys, "export", trained.folder, "--output", file, "--int8", "--dynamic", "batch")
+    code, out, _ = run_command(
+        capsys, "export", trained.folder, "--output", file, "--data", "digits", "--dynamic", "batch"
+    )
     assert code == 0 and f"wrote {file}" in out
     said = {line.split()[0]: line for line in out.splitlines()}
     assert "batch of any size, height 28, width 28" in said["takes"]
