@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         register_backbone,
     )
     from graticule.checkpoints import Transfer, load_checkpoint, published_state_dict, transfer
-    from graticule.data import Augmentation, register_dataset, register_text
+    from graticule.data import Augmentation, DenseAugmentation, register_dataset, register_text
     from graticule.dense import create_detector, create_segmenter
     from graticule.encodings import (
         AbsoluteEncoding,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from graticule.specs import Spec
     from graticule.surgery import attach, detach, export, fold, unfold
     from graticule.surgery.convert import convert, to_timm
-    from graticule.tasks import Distillation, Mixing, Recipe, TextRecipe
+    from graticule.tasks import DetectionRecipe, Distillation, Mixing, Recipe, SegmentationRecipe, TextRecipe
     from graticule.training import Run, Task, TrainingRecipe, load, register_task, train
 
 __version__ = "0.1.0"
@@ -53,6 +53,8 @@ _HOMES = {
     "Backbone": "backbones",
     "BiasEncoding": "encodings",
     "Crop": "grid",
+    "DenseAugmentation": "data",
+    "DetectionRecipe": "tasks",
     "Distillation": "tasks",
     "Grid": "grid",
     "Joining": "joining",
@@ -65,6 +67,7 @@ _HOMES = {
     "Resampler": "resampling",
     "RotaryEncoding": "encodings",
     "Run": "training",
+    "SegmentationRecipe": "tasks",
     "Spec": "specs",
     "Task": "training",
     "TextRecipe": "tasks",
@@ -111,6 +114,8 @@ __all__ = [
     "Backbone",
     "BiasEncoding",
     "Crop",
+    "DenseAugmentation",
+    "DetectionRecipe",
     "Distillation",
     "Grid",
     "Joining",
@@ -123,6 +128,7 @@ __all__ = [
     "Resampler",
     "RotaryEncoding",
     "Run",
+    "SegmentationRecipe",
     "Spec",
     "Task",
     "TextRecipe",

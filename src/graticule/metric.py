@@ -64,5 +64,7 @@ class Metric:
 
 TOP1 = Metric("top1", "top-1", "%", highest=True)
 BITS_PER_BYTE = Metric("bpb", "bits per byte", "", highest=False, decimals=3)
+BOX_MAP = Metric("box_map", "box mAP", "%", highest=True)
+MIOU = Metric("miou", "mIoU", "%", highest=True)
 #: Those of the tasks in the package.
-METRICS = (TOP1, BITS_PER_BYTE)
+METRICS = (TOP1, BITS_PER_BYTE, BOX_MAP, MIOU)

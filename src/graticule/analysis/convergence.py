@@ -15,6 +15,8 @@ from graticule.analysis.plots import curves
 METRICS = {
     "val_top1": "top-1 on validation (%)",
     "val_bpb": "bits per byte on validation",
+    "val_box_map": "box mAP on validation (%)",
+    "val_miou": "mIoU on validation (%)",
     "train_loss": "loss in training",
     "val_loss": "loss on validation",
     "lr": "learning rate",

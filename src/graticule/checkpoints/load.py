@@ -40,6 +40,27 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
 
 
 @checked
+def load_own(model: nn.Module, path: str | Path) -> nn.Module:
+    """Load weights under the names of `model`, any module, as its `state_dict` gave them; returns the model.
+
+    Args:
+        model: such as a detector, which has a backbone in it.
+        path: a checkpoint of a model that was built alike.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file cannot be read, or does not fit. The model is then as it was.
+    """
+    state = _read_usable(path)
+    if all(name.startswith("model.") for name in model.state_dict()):  # which reading took for a wrapper
+        state = {f"model.{name}": value for name, value in state.items()}
+    if complaints := _misfits(model, state):
+        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
+    model.load_state_dict(state)
+    return model
+
+
+@checked
 def load_position(model: nn.Module, path: str | Path) -> nn.Module:
     """Load the position parameters of the checkpoint at `path` into `model` and nothing else; returns the model.
 
@@ -63,11 +84,16 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
 def _state_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
     """Read the checkpoint at `path` as a state dict under the names of `model`, position parameters resampled."""
     position_of(model)
+    return own_state(model, _read_usable(path))
+
+
+def _read_usable(path: str | Path) -> dict[str, Tensor]:
+    """Read the checkpoint at `path` as a state dict of plain tensors."""
     state = read_state(path)
     for name, value in state.items():
         if why := unusable(value):
             raise ValueError(f"{path}: {_shown(name)} must be a plain tensor, got one that is {why}.")
-    return own_state(model, state)
+    return state
 
 
 def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

@@ -28,8 +28,8 @@ class Plot:
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
-    metric: Literal["val_top1", "val_bpb", "train_loss", "val_loss", "lr"] | None = None
-    """the metric (default: the one that the runs are judged by, val_top1 for images, val_bpb for text)"""
+    metric: Literal["val_top1", "val_bpb", "val_box_map", "val_miou", "train_loss", "val_loss", "lr"] | None = None
+    """the metric (default: the one that the runs are judged by, such as val_top1 of classifiers and val_bpb of text)"""
     against: Literal["epoch", "seconds"] = "epoch"
     """epochs, or seconds of training"""
     group: bool = False

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from graticule.data.augmentation import Augmentation
     from graticule.data.byte_pairs import BytePairTokenizer
     from graticule.data.canvas import CanvasImages, Mode
+    from graticule.data.dense import IGNORED, DenseImages, DenseInfo
+    from graticule.data.dense_augmentation import DenseAugmentation
+    from graticule.data.dense_module import DenseModule
     from graticule.data.documents import Document
     from graticule.data.images import ArrayImages, DatasetInfo, check_class_names, same_classes
     from graticule.data.module import DataModule, build_mixup, list_datasets, load_dataset
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from graticule.data.windows import EvaluationWindows, TextWindows
 
 __all__ = [
+    "IGNORED",
     "PADDING",
     "ArrayImages",
     "Augmentation",
@@ -32,6 +36,10 @@ __all__ = [
     "CanvasImages",
     "DataModule",
     "DatasetInfo",
+    "DenseAugmentation",
+    "DenseImages",
+    "DenseInfo",
+    "DenseModule",
     "Document",
     "EpochSampler",
     "EvaluationOrder",
@@ -60,6 +68,11 @@ __all__ = [
 
 _HOMES = {
     "Mode": "canvas",
+    "DenseAugmentation": "dense_augmentation",
+    "DenseImages": "dense",
+    "DenseInfo": "dense",
+    "DenseModule": "dense_module",
+    "IGNORED": "dense",
     "PADDING": "sampling",
     "ArrayImages": "images",
     "Augmentation": "augmentation",

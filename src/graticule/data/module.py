@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,10 @@ from torch.utils.data import DataLoader, Subset
 
 from graticule.data.augmentation import Augmentation
 from graticule.data.canvas import CanvasImages, Mode
-from graticule.data.cifar import cifar
-from graticule.data.digits import digits
-from graticule.data.fashion_mnist import fashion_mnist
-from graticule.data.folder import image_folder
-from graticule.data.hugging_face import hugging_face
+from graticule.data.dense import DenseInfo
 from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share
-from graticule.data.registry import DATASETS, Loader, add_own, loaded
+from graticule.data.own import DATASETS
+from graticule.data.registry import loaded
 from graticule.data.sampling import (
     BatchOrder,
     EpochSampler,
@@ -38,16 +34,6 @@ from graticule.names import known_name
 #: Images of at most so many pixels in all are transformed once and held in memory.
 _IN_MEMORY_PIXELS = 64_000_000
 
-_OURS: dict[str, Loader] = {
-    "digits": lambda split, root: digits(split),
-    "fashion_mnist": fashion_mnist,
-    "cifar10": partial(cifar, "cifar10"),
-    "cifar100": partial(cifar, "cifar100"),
-    "image_folder": image_folder,
-    "hugging_face": hugging_face,
-}
-add_own("dataset", DATASETS, _OURS)
-
 
 def list_datasets() -> list[str]:
     """List the names that `dataset` takes."""
@@ -63,7 +49,13 @@ def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tup
     """
     known_name("dataset", name, DATASETS)
     known_name("split", split, ("train", "test"))
-    return loaded(name, split, None if root is None else Path(root))
+    images, info = loaded(name, split, None if root is None else Path(root))
+    if isinstance(info, DenseInfo):
+        raise ValueError(
+            f"`dataset` must have one class per image, got {name!r}, which has {' and '.join(info.truth)}: train it by "
+            "a recipe for detection or segmentation."
+        )
+    return images, info
 
 
 def build_mixup(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from graticule.data.dense import DenseImages, DenseInfo
 from graticule.data.documents import Corpus
 from graticule.data.images import DatasetInfo, Split
 from graticule.plugins import register_once
@@ -110,9 +111,11 @@ def loaded(name: str, split: Split, root: Path | None) -> tuple[Any, DatasetInfo
     found = DATASETS[name](split, root)
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], DatasetInfo)):
         raise TypeError(f"the dataset {name!r} must return images and a DatasetInfo, got {type(found).__name__}.")
-    if not all(hasattr(found[0], needed) for needed in ("__len__", "__getitem__", "labels")):
-        raise TypeError(
-            f"the dataset {name!r} must return images with a length, indexing and `labels`, got "
-            f"{type(found[0]).__name__}."
-        )
+    if isinstance(found[1], DenseInfo):
+        good, what = isinstance(found[0], DenseImages), "DenseImages with a DenseInfo"
+    else:
+        good = all(hasattr(found[0], needed) for needed in ("__len__", "__getitem__", "labels"))
+        what = "images with a length, indexing and `labels`"
+    if not good:
+        raise TypeError(f"the dataset {name!r} must return {what}, got {type(found[0]).__name__}.")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -200,17 +201,24 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, key: Key) -> tuple[Tensor, int]:
         image, label = self.images[key[1]]
-        seed = int(np.random.SeedSequence([self.seed, *key]).generate_state(1)[0])
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        try:
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.default_generator.manual_seed(seed)  # of the CPU alone: a GPU has its own affairs
+        with drawing(self.seed, key):
             return self.transform(image), label
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            torch.set_rng_state(states[2])
+
+
+@contextlib.contextmanager
+def drawing(seed: int, key: Key) -> Iterator[None]:
+    """Make what is drawn within the block a function of seed and key; the process's randomness is the same after it."""
+    state = int(np.random.SeedSequence([seed, *key]).generate_state(1)[0])
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        random.seed(state)
+        np.random.seed(state)
+        torch.default_generator.manual_seed(state)  # of the CPU alone: a GPU has its own affairs
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
 
 
 class SizedImages(Dataset[Any]):

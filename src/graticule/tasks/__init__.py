@@ -1,4 +1,4 @@
-"""The library's tasks, a file each: image classification and language modelling.
+"""The library's tasks, a file each: image classification, language modelling, detection, segmentation.
 
 Names are imported when they are first used: the recipes and options of a task need no PyTorch.
 """
@@ -6,26 +6,34 @@ Names are imported when they are first used: the recipes and options of a task n
 from typing import TYPE_CHECKING
 
 from graticule.lazy import lazy_names
-from graticule.tasks import classification, language  # noqa: F401 - registers the tasks
+from graticule.tasks import classification, detection, language, segmentation  # noqa: F401 - registers the tasks
 
 if TYPE_CHECKING:
     from graticule.tasks.classification import Classification, Mixing, Recipe, class_names
+    from graticule.tasks.coco_scores import CocoScores
+    from graticule.tasks.detection import Detection, DetectionRecipe
     from graticule.tasks.distillation import Distillation
     from graticule.tasks.image_evaluation import ImageEvaluation
     from graticule.tasks.image_scores import Score, check_sizes, evaluate, set_windows
     from graticule.tasks.language import LanguageModeling, TextRecipe, tokenizer_of
     from graticule.tasks.models import build_backbone, build_language_model
+    from graticule.tasks.segmentation import Segmentation, SegmentationRecipe
     from graticule.tasks.text_evaluation import TextEvaluation
     from graticule.tasks.text_scores import TextScore, check_lengths, evaluate_text
 
 __all__ = [
     "Classification",
+    "CocoScores",
+    "Detection",
+    "DetectionRecipe",
     "Distillation",
     "ImageEvaluation",
     "LanguageModeling",
     "Mixing",
     "Recipe",
     "Score",
+    "Segmentation",
+    "SegmentationRecipe",
     "TextEvaluation",
     "TextRecipe",
     "TextScore",
@@ -42,12 +50,17 @@ __all__ = [
 
 _HOMES = {
     "Classification": "classification",
+    "CocoScores": "coco_scores",
+    "Detection": "detection",
+    "DetectionRecipe": "detection",
     "Distillation": "distillation",
     "ImageEvaluation": "image_evaluation",
     "LanguageModeling": "language",
     "Mixing": "classification",
     "Recipe": "classification",
     "Score": "image_scores",
+    "Segmentation": "segmentation",
+    "SegmentationRecipe": "segmentation",
     "TextEvaluation": "text_evaluation",
     "TextRecipe": "language",
     "TextScore": "text_scores",

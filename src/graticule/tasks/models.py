@@ -45,32 +45,45 @@ def build_backbone(
         ValueError: for an argument that the backbone does not have, or a combination that it refuses.
     """
     known_name("model", recipe.model.removeprefix(PREFIX), list_models())
+    given: dict[str, Any] = {"global_pool": global_pool, "num_classes": num_classes}
+    if global_pool is not None and "class_token" in list_arguments(recipe.model):
+        given["class_token"] = global_pool == "token"
+    arguments = backbone_arguments(recipe, channels, img_size, patch_size, **given)
+    model: Backbone = built(partial(create_model, recipe.model, **arguments), recipe)
+    return model
+
+
+def backbone_arguments(
+    recipe: TrainingRecipe, channels: int, img_size: tuple[int, int], patch_size: int | None, **given: Any
+) -> dict[str, Any]:
+    """Return the arguments of a backbone that a recipe gives, checked.
+
+    Args:
+        recipe: model, position and drop path.
+        channels: of the images.
+        img_size: (height, width) in pixels.
+        patch_size: side of a patch in pixels; None for the backbone's own.
+        given: further arguments, None for the backbone's own; `model_kwargs` must not have them.
+
+    Raises:
+        ValueError: for an argument that the backbone does not have.
+    """
+    known_name("model", recipe.model.removeprefix(PREFIX), list_models())
     known = list_arguments(recipe.model)
-    given: dict[str, Any] = {
+    given = {
         "img_size": img_size,
         "patch_size": patch_size,
-        "global_pool": global_pool,
         "drop_path_rate": recipe.drop_path_rate,
-        "num_classes": num_classes,
         "in_chans": channels,
+        **given,
     }
-    if global_pool is not None and "class_token" in known:
-        given["class_token"] = global_pool == "token"
     for name, value in given.items():
         if value is not None and name not in known:
             raise ValueError(f"`{name}` must be left out: {recipe.model} has no such argument, got {value!r}.")
     further = recipe.backbone_arguments()
     for name in further:
         known_name("model_kwargs", name, [argument for argument in known if argument not in given])
-    build = partial(
-        create_model,
-        recipe.model,
-        **_position(recipe),
-        **given,
-        **further,
-    )
-    model: Backbone = _built(build, recipe, further)
-    return model
+    return {**_position(recipe), **given, **further}
 
 
 def build_language_model(
@@ -101,7 +114,7 @@ def build_language_model(
     for name in further:
         known_name("model_kwargs", name, [known for known in list_language_arguments() if known not in given])
     build = partial(create_language_model, recipe.model, **_position(recipe), **given, **further)
-    return _built(build, recipe, further)
+    return built(build, recipe)
 
 
 def _position(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -109,7 +122,9 @@ def _position(recipe: TrainingRecipe) -> dict[str, Any]:
     return {"joining": recipe.joining} | ({} if recipe.encoding is None else {"encoding": recipe.encoding})
 
 
-def _built(build: Callable[[], M], recipe: TrainingRecipe, further: dict[str, Any]) -> M:
+def built(build: Callable[[], M], recipe: TrainingRecipe) -> M:
+    """Return what `build` builds; a value of `model_kwargs` of another type than the model takes is a ValueError."""
+    further = recipe.backbone_arguments()
     if not further:
         return build()
     try:

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from typing_extensions import TypedDict
 
-from graticule.checkpoints import load_checkpoint, read_checkpoint
+from graticule.checkpoints import load_checkpoint, load_own, read_checkpoint
 from graticule.training.recipe import TrainingRecipe
 from graticule.typed import Count, Epochs, NotNegative, Number, Whole, check_value
 
@@ -211,7 +211,7 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there; if the run is being trained, a newer one may have replaced it.")
     if path.is_file():
-        return load_checkpoint(model, path)
+        return load_checkpoint(model, path) if hasattr(model, "position") else load_own(model, path)
     model.load_state_dict(read_shards(path))
     return model
 

@@ -148,19 +148,22 @@ class TrainingModule(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Start counting."""
         self._held_out = Sums()
+        self.task.start_validation()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Count the values of a held-out batch."""
         self._held_out.add(self.task.validate(self.model, batch))
 
     def on_validation_epoch_end(self) -> None:
-        """Log `train_loss`, `val_loss` and the metric of the task, over all processes, and the learning rate."""
+        """Log `train_loss`, `val_loss` and the metric of the task, over all processes, and the highest rate."""
         loss, trained_on = _total(self._sums())
         names = list(self._held_out.values)
         *totals, count = _total(self._gathered(*self._held_out.values.values(), self._held_out.count))
         sums = dict(zip(names, totals, strict=True))
-        metrics = {"train_loss": loss / max(trained_on, 1.0), "val_loss": sums["loss"] / max(count, 1.0)}
-        rates = {"lr": self.trainer.optimizers[0].param_groups[0]["lr"]}
+        metrics = {"train_loss": loss / max(trained_on, 1.0)}
+        if "loss" in sums:
+            metrics["val_loss"] = sums["loss"] / max(count, 1.0)
+        rates = {"lr": max(group["lr"] for group in self.trainer.optimizers[0].param_groups)}
         self.log_dict(metrics | {self.task.metric.column: self.task.score(sums, int(count))} | rates)
 
     def _sums(self) -> list[list[float]]:
@@ -202,22 +205,31 @@ class TrainingModule(L.LightningModule):
         self._skipped_in_a_row = progress.get("skipped_in_a_row", 0)
 
     def configure_optimizers(self) -> Any:
-        """Build timm's optimizer, sparing what the model says takes no decay, and its cosine schedule by step."""
+        """Build timm's optimizer, sparing what the model says takes no decay, and its schedule by step."""
         recipe = self.recipe
         eps: dict[str, Any] = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
         optimizer = create_optimizer_v2(
-            self.model, opt=recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, momentum=0.9, **eps
+            self.model,
+            opt=recipe.optimizer,
+            lr=recipe.lr,
+            weight_decay=recipe.weight_decay,
+            momentum=0.9,
+            layer_decay=recipe.layer_decay,
+            **eps,
         )
+        steps = self.batches.steps
         scheduler, _ = create_scheduler_v2(
             optimizer,
-            sched="cosine",
-            num_epochs=recipe.epochs,
+            sched="multistep" if recipe.schedule == "step" else recipe.schedule,
+            num_epochs=recipe.epochs * steps,  # in steps, as all that follow
             min_lr=recipe.min_lr,
             warmup_lr=recipe.warmup_lr,
-            warmup_epochs=recipe.warmup_epochs,
-            cooldown_epochs=recipe.cooldown_epochs,
+            warmup_epochs=recipe.warmup_steps or recipe.warmup_epochs * steps,
+            cooldown_epochs=recipe.cooldown_epochs * steps,
+            decay_milestones=[epoch * steps + 1 for epoch in recipe.decay_epochs],  # timm decays one step before
+            decay_rate=recipe.poly_power if recipe.schedule == "poly" else 0.1,
             step_on_epochs=False,
-            updates_per_epoch=self.batches.steps,
+            updates_per_epoch=1,
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

@@ -24,6 +24,7 @@ from graticule.typed import (
     Positive,
     Seed,
     ShareBelowOne,
+    Whole,
     check_fields,
     keys_with_hints,
 )
@@ -87,13 +88,23 @@ class TrainingRecipe:
     lr: Positive = 1e-3
     """highest learning rate"""
     min_lr: NotNegative = 1e-5
-    """learning rate at the end of the cosine"""
+    """learning rate at the end of the schedules cosine and poly"""
     warmup_lr: NotNegative = 1e-6
     """learning rate at the start of the warm-up"""
     warmup_epochs: Epochs = 0
     """epochs of linear warm-up, counted within `epochs`"""
+    warmup_steps: Whole = 0
+    """steps of linear warm-up, instead of `warmup_epochs`"""
+    schedule: Literal["cosine", "step", "poly"] = "cosine"
+    """learning rate after the warm-up: cosine, step (divided by 10 after each of `decay_epochs`) or poly"""
+    decay_epochs: tuple[Count, ...] = ()
+    """epochs after which the schedule step divides the learning rate by 10, as 8 11 (1x) or 27 33 (3x)"""
+    poly_power: Positive = 1.0
+    """exponent of the schedule poly, which falls from `lr` to `min_lr`"""
+    layer_decay: Annotated[Positive, Field(le=1)] | None = None
+    """factor of the learning rate from each layer of the backbone to the one before it (default: none)"""
     cooldown_epochs: Epochs = 0
-    """epochs at `min_lr` after the cosine, beyond `epochs`"""
+    """epochs at the last learning rate, beyond `epochs`"""
     optimizer_eps: Annotated[Positive, Field(lt=1)] | None = None
     """epsilon in the denominators of the optimizer (default: the optimizer's own, 1e-8 for most)"""
     weight_decay: NotNegative = 0.05
@@ -141,8 +152,28 @@ class TrainingRecipe:
             )
         self.backbone_arguments()
         self._check_names()
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        """Check the values that the learning rate follows from."""
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
             raise ValueError(f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}.")
+        if self.warmup_epochs and self.warmup_steps:
+            raise ValueError(f"`warmup_steps` must be 0 where there are `warmup_epochs`, got {self.warmup_steps}.")
+        if bool(self.decay_epochs) != (self.schedule == "step"):
+            raise ValueError(
+                f"`decay_epochs` must be given with the schedule step and no other, got {list(self.decay_epochs)} with "
+                f"{self.schedule}."
+            )
+        if (
+            list(self.decay_epochs) != sorted(set(self.decay_epochs))
+            or max(self.decay_epochs, default=0) >= self.epochs
+        ):
+            raise ValueError(
+                f"`decay_epochs` must rise and be fewer than `epochs`, {self.epochs}, got {list(self.decay_epochs)}."
+            )
+        if self.poly_power != 1 and self.schedule != "poly":
+            raise ValueError(f"`poly_power` must be left out with the schedule {self.schedule}, got {self.poly_power}.")
 
     def _check_names(self) -> None:
         """Check the names that only PyTorch or timm can check; the usual ones need neither."""
@@ -192,6 +223,8 @@ class TrainingRecipe:
             self,
             epochs=2,
             warmup_epochs=min(self.warmup_epochs, 1),
+            warmup_steps=min(self.warmup_steps, 2),
+            decay_epochs=self.decay_epochs and (1,),
             cooldown_epochs=0,
             batch_size=8,
             eval_batch_size=16,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from graticule.checkpoints import Transfer, load_position, transfer
+from graticule.checkpoints import Transfer, load_position
 from graticule.training.devices import read_shards
 from graticule.training.run import run_of
 from graticule.training.task import Task
@@ -34,12 +34,12 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
         if found is None:
             raise FileNotFoundError(f"`start_from` must be a run that saved something, got {str(source)!r}.")
         held = found if run is None or found.is_file() else read_shards(found)
-        taken = transfer(model, held, classifier=same)
+        taken = task.take_weights(model, held, same)
         if not same:
             rows = (
                 row._replace(detail="other classes there") if row.detail == "as asked" else row for row in taken.rows
             )
             taken = Transfer(tuple(rows))
     if recipe.position_from is not None:
-        load_position(model, recipe.position_from)
+        load_position(getattr(model, "backbone", model), recipe.position_from)
     return taken

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import DataLoader
 
+    from graticule.checkpoints import Transfer
     from graticule.data import BatchOrder
 
 
@@ -137,6 +138,18 @@ class Task(ABC, Generic[R, D]):
         """
         return True
 
+    def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
+        """Load what fits of a checkpoint, from its path or as read from it, into `model`; returns what was loaded.
+
+        Args:
+            model: a new model.
+            source: where the weights come from.
+            same: whether the outputs mean the same, so that the head is loaded too.
+        """
+        from graticule.checkpoints import transfer
+
+        return transfer(model, source, classifier=same)
+
     def setup(self, model: nn.Module, data: D, device: torch.device) -> None:
         """Prepare for the training or validation of `model` on `device`."""
 
@@ -150,15 +163,22 @@ class Task(ABC, Generic[R, D]):
             epoch: counted from 0.
         """
 
+    def start_validation(self) -> None:
+        """Forget what `validate` has collected, before the held-out data are validated anew."""
+
     @abstractmethod
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return values of the examples of a held-out batch, (n,) each: `loss`, and those that `score` needs.
+        """Return values of the examples of a held-out batch, (n,) each: `loss` if there is one, and those for `score`.
 
-        Examples that only fill up a batch are left out.
+        Examples that only fill up a batch are left out. A metric that is no function of sums, as the average precision,
+        is computed from what this method collects in the task.
         """
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
-        """Return the metric from the sums of what `validate` returned over `count` examples of all processes."""
+        """Return the metric from the sums of what `validate` returned over `count` examples of all processes.
+
+        All processes call it, so that it can gather what each of them has collected.
+        """
         return sums[self.metric.key] / count
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -15,6 +17,9 @@ class Scored(Protocol):
 
     def setup(self, model: nn.Module, data: Any, device: torch.device) -> None:
         """Prepare for the validation of `model` on `device`."""
+
+    def start_validation(self) -> None:
+        """Forget what earlier validations left."""
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return values of the examples of a batch."""
@@ -26,20 +31,20 @@ class Scored(Protocol):
 class Sums:
     """Sums over held-out examples, in float64 where the device has it.
 
-    values: name -> its sum over the examples so far, `loss` from the start.
+    values: name -> its sum over the examples so far.
     count: how many examples there were.
     """
 
     def __init__(self) -> None:
-        self.values: dict[str, Tensor | float] = {"loss": 0.0}
+        self.values: dict[str, Tensor | float] = {}
         self.count = 0
 
     def add(self, values: dict[str, Tensor]) -> None:
         """Add the values of some examples, (n,) each, and count these."""
+        self.count += max((len(value) for value in values.values()), default=0)
         # a plain sum: the metrics of Lightning are rounded to the precision of the model and pass over NaN
         for name, value in values.items():
             self.values[name] = self.values.get(name, 0.0) + value.sum(dtype=exact_dtype(value.device))
-        self.count += len(values["loss"])
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
@@ -51,12 +56,15 @@ def exact_dtype(device: torch.device) -> torch.dtype:
 def held_out(
     task: Scored, model: nn.Module, data: Any, *, device: torch.device | str = "cpu", progress: bool = True
 ) -> tuple[float, float, int]:
-    """Return score, mean loss and number of examples of `model`, in evaluation mode, on the held-out data."""
+    """Return score, mean loss (NaN if the task has none) and number of examples of `model` on the held-out data.
+
+    The model is in evaluation mode.
+    """
     device = torch.device(device)
     task.setup(model.to(device), data, device)
+    task.start_validation()
     sums = Sums()
     for batch in tqdm(data.eval_dataloader(data.size), "held out", disable=not progress, leave=False):
-        on_device = [part.to(device) if isinstance(part, Tensor) else part for part in batch]
-        sums.add(task.validate(model, on_device))
+        sums.add(task.validate(model, move_data_to_device(batch, device)))
     totals = {name: float(value) for name, value in sums.values.items()}
-    return task.score(totals, sums.count), totals["loss"] / sums.count, sums.count
+    return task.score(totals, sums.count), totals.get("loss", math.nan) / sums.count, sums.count

@@ -1,0 +1,162 @@
+"""Images with boxes, masks or a class per pixel: what such a data set is, and what becomes of its broken files."""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+
+from graticule.data.encoded import LARGEST, decode
+from graticule.data.folder import stay_inside
+from graticule.data.images import DatasetInfo
+from graticule.files import read_bytes
+
+log = logging.getLogger(__name__)
+
+#: The class of a pixel that is neither learned nor scored.
+IGNORED = 255
+
+#: The truth of an image, by name. All sizes are in pixels of the image, n is the number of objects.
+#:     boxes: (n, 4), left, top, right, bottom, a `tv_tensors.BoundingBoxes`
+#:     labels: (n,), classes from 0
+#:     masks: (n, height, width), of 0 and 1, a `tv_tensors.Mask`
+#:     iscrowd: (n,), whether an object is a group that is neither learned nor missed
+#:     area: (n,), as the data set says
+#:     classes: (height, width), the class of every pixel, or `IGNORED`, a `tv_tensors.Mask`
+#:     image_id: the number of the image in its data set
+Target = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DenseInfo(DatasetInfo):
+    """What a model needs to know of a data set for detection or segmentation.
+
+    truth: which of boxes, masks and classes there is for every image.
+    category_ids: the number of each class of objects in the files of the data set, which results are written with.
+    pixel_names: the classes of pixels, where these are not `class_names`.
+    """
+
+    truth: tuple[str, ...] = ("boxes",)
+    category_ids: tuple[int, ...] = ()
+    pixel_names: tuple[str, ...] = ()
+
+
+class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
+    """Pairs of an image, uint8 of (3, height, width), and its truth.
+
+    An image that cannot be read, or whose truth contradicts it, is counted in `skipped`, named in the log and replaced
+    by the next one in training (`skip_broken`); in evaluation it is an error.
+
+    sizes: (n, 2), height and width of every image, where the data set knows them without reading the images.
+    """
+
+    sizes: np.ndarray | None = None
+
+    def __init__(self, count: int, skip_broken: bool) -> None:
+        self.count = count
+        self.skip_broken = skip_broken
+        self._broken = torch.zeros(count, dtype=torch.bool).share_memory_()  # workers report here
+
+    @abstractmethod
+    def example(self, index: int) -> tuple[Tensor, Target]:
+        """Return an image and its truth.
+
+        Raises:
+            ValueError, OSError, SyntaxError, Image.DecompressionBombError: if a file of it is broken.
+        """
+
+    @abstractmethod
+    def place(self, index: int) -> Path:
+        """Return what an image is called in messages."""
+
+    @property
+    def skipped(self) -> list[Path]:
+        """The broken images that were met, in this process or in a worker of it."""
+        return [self.place(index) for index in self._broken.nonzero().flatten().tolist()]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Target]:
+        for step in range(len(self)):
+            candidate = (index + step) % len(self)
+            if self._broken[candidate]:
+                continue
+            try:
+                return self.example(candidate)
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                place = self.place(candidate)
+                reason = (str(error) or type(error).__name__).rstrip(".")
+                if not self.skip_broken:
+                    raise ValueError(
+                        f"{place} cannot be used ({reason}); an evaluation must see every image, so fix or remove it."
+                    ) from None
+                self._broken[candidate] = True
+                log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
+        raise ValueError(f"no image can be read, the last of them {self.place(index)}.")
+
+
+def read_image(path: Path) -> tv_tensors.Image:
+    """Read an image as RGB, uint8 of (3, height, width).
+
+    Raises:
+        ValueError, OSError, SyntaxError, Image.DecompressionBombError: if it cannot be read.
+    """
+    pixels = np.array(decode(read_bytes(path, LARGEST)))
+    return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
+
+
+def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], image_id: int, **further: Any) -> Target:
+    """Return the truth of an image with objects; what is not given of `iscrowd` and `area` follows from the boxes.
+
+    Args:
+        boxes: (n, 4), left, top, right, bottom in pixels; n may be 0.
+        labels: (n,), from 0.
+        size: (height, width) of the image.
+        image_id: its number.
+        further: other entries of the target.
+    """
+    held = torch.from_numpy(np.asarray(boxes, dtype=np.float64).reshape(-1, 4).copy())
+    sides = held[:, 2:] - held[:, :2]
+    return {
+        "boxes": tv_tensors.BoundingBoxes(held, format="XYXY", canvas_size=size),
+        "labels": torch.from_numpy(np.asarray(labels, dtype=np.int64).reshape(-1).copy()),
+        "iscrowd": torch.zeros(len(held), dtype=torch.bool),
+        "area": sides.prod(-1),
+        "image_id": image_id,
+        **further,
+    }
+
+
+def inside(folder: Path, name: object) -> Path:
+    """Return the path of the file that an annotation calls `name`, in `folder`.
+
+    Raises:
+        ValueError: if it is no relative path, or leads out of the folder.
+    """
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    if not parts or parts[0] == "/" or ".." in parts or "\\" in str(name) or "\0" in str(name):
+        raise ValueError(f"names of images must be paths within {folder}, got {str(name)[:80]!r}.")
+    return folder.joinpath(*parts)
+
+
+def stays_inside(path: Path, folder: Path) -> Path:
+    """Return `path` if it is in `folder`, links followed.
+
+    Raises:
+        ValueError: if a link on the way leads out of it.
+    """
+    stay_inside(path, folder)
+    if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+        raise ValueError(f"`data_root` must not have a link that leads out of it, got {path}.")
+    return path

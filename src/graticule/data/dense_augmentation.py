@@ -1,0 +1,53 @@
+"""The augmentation of images with boxes, masks or a class per pixel, as values of a recipe, without PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graticule.checks import parse_sizes
+from graticule.typed import Flag, Positive, Share, ShareAboveZero, Side, check_fields
+
+
+@dataclass(frozen=True)
+class DenseAugmentation:
+    """The augmentation of training images; all off by default. Boxes, masks and classes change with the image."""
+
+    sizes: tuple[str, ...] = ()
+    """multi-scale training: SHORTERxLONGER sides, one per image at random, in which it is fitted instead of `fit`"""
+    scale: tuple[Positive, Positive] | None = None
+    """range of a random factor of the size after the resize; its logarithm is uniform if `log_scale`"""
+    log_scale: Flag = False
+    """draw the logarithm of the factor uniformly, instead of the factor"""
+    part: Share = 0.0
+    """probability of DETR's crop before the resize: sides of 384 to 600 pixels of the image at 400, 500 or 600"""
+    crop: tuple[Side, Side] | None = None
+    """height and width of a random crop; what is missing is padded, and not learned"""
+    crop_majority: ShareAboveZero = 1.0
+    """draw a crop again, up to 10 times, where one class has more than this share of its pixels; 0.75 on ADE20K"""
+    hflip: Share = 0.0
+    """probability of a horizontal flip"""
+    photometric: Flag = False
+    """change brightness, contrast, saturation and hue at random"""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "augmentation.")
+        fitted_sizes(self.sizes, "augmentation.sizes")
+        if self.scale is not None and self.scale[0] > self.scale[1]:
+            raise ValueError(f"`augmentation.scale` must be a range, the smaller factor first, got {self.scale}.")
+        if self.log_scale and self.scale is None:
+            raise ValueError("`augmentation.log_scale` must be left out without `augmentation.scale`.")
+        if self.crop_majority < 1 and self.crop is None:
+            raise ValueError("`augmentation.crop_majority` must be left out without `augmentation.crop`.")
+
+
+def fitted_sizes(given: tuple[str, ...], name: str) -> list[tuple[int, int]]:
+    """Read sizes in which images are fitted, SHORTERxLONGER or SIDE in pixels.
+
+    Raises:
+        ValueError: if they are no sizes, or the longer side comes first.
+    """
+    sizes = parse_sizes(given, name)
+    for shorter, longer in sizes:
+        if shorter > longer:
+            raise ValueError(f"`{name}` must be SHORTERxLONGER sides in pixels, as 800x1333, got {shorter}x{longer}.")
+    return sizes

@@ -1,0 +1,227 @@
+"""A data set with boxes, masks or classes per pixel, its transforms and its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from graticule.data.dense import DenseImages, DenseInfo, Target
+from graticule.data.dense_augmentation import DenseAugmentation
+from graticule.data.dense_transforms import DenseTransform, Evaluation, Training, plain
+from graticule.data.images import Split
+from graticule.data.own import DATASETS
+from graticule.data.registry import loaded
+from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, Key, drawing
+from graticule.names import known_name
+
+#: What belongs to boxes, besides the boxes themselves.
+_OF_OBJECTS = ("boxes", "labels", "iscrowd", "area")
+
+
+def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence[str]) -> tuple[DenseImages, DenseInfo]:
+    """Load a split of a data set that has `truth`, some of boxes, masks and classes.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError: for an unknown name, another truth, or data that are not there.
+    """
+    known_name("dataset", name, DATASETS)
+    images, info = loaded(name, split, None if root is None else Path(root))
+    held = info.truth if isinstance(info, DenseInfo) else ("one class per image",)
+    if missing := [one for one in truth if one not in held]:
+        raise ValueError(f"`dataset` must have {' and '.join(missing)}, got {name!r}, which has {' and '.join(held)}.")
+    return images, info
+
+
+class DenseModule:
+    """The batches of a data set for detection or segmentation: lists of images (3, height, width) and of their truths.
+
+    Args:
+        dataset: its name.
+        truth: what is wanted: boxes, and masks, or classes.
+        root: its folder, where it has one.
+        size: the most that the shorter and the longer side may have, in pixels: images are resized to fit in it.
+        batch_size: images per training batch.
+        eval_batch_size: images per batch in evaluation.
+        workers: processes that load images; 0 loads them in the main process.
+        seed: decides order and augmentation.
+        augmentation: what happens to training images.
+        by_shape: whether a batch has only wide or only tall images, so that little is padded.
+        normalize: whether images are normalized; otherwise they are in [0, 1].
+        limit_train: use so many training images only, at even distances.
+        limit_test: use so many test images only, at even distances.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        *,
+        truth: Sequence[str],
+        root: str | Path | None = None,
+        size: tuple[int, int],
+        batch_size: int = 16,
+        eval_batch_size: int = 8,
+        workers: int = 0,
+        seed: int = 0,
+        augmentation: DenseAugmentation | None = None,
+        by_shape: bool = False,
+        normalize: bool = True,
+        limit_train: int | None = None,
+        limit_test: int | None = None,
+    ) -> None:
+        self.truth = tuple(truth)
+        self.size = size
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.workers = workers
+        self.seed = seed
+        self.augmentation = augmentation or DenseAugmentation()
+        self.by_shape = by_shape
+        self.normalize = normalize
+        self.images: dict[Split, DenseImages] = {}
+        self.indices: dict[Split, np.ndarray] = {}
+        limits: dict[Split, int | None] = {"train": limit_train, "test": limit_test}
+        for split, limit in limits.items():
+            images, self.info = load_dense(dataset, split, root, self.truth)
+            self.images[split] = images
+            count = len(images) if limit is None else min(limit, len(images))
+            self.indices[split] = np.arange(count) * len(images) // count
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, of pixels if these are wanted, in the order of the model's outputs."""
+        return self.info.pixel_names or self.info.class_names if "classes" in self.truth else self.info.class_names
+
+    @property
+    def skipped(self) -> list[Path]:
+        """The broken images that training has met and left out."""
+        return self.images["train"].skipped
+
+    @property
+    def num_test(self) -> int:
+        """How many test images there are."""
+        return len(self.indices["test"])
+
+    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
+        """Return which images make up the batches of one of `world_size` processes.
+
+        Raises:
+            ValueError: if a batch cannot be split across so many processes and micro-batches, or there is none.
+        """
+        chosen = self.indices["train"]
+        sizes = self.images["train"].sizes
+        sampler = EpochSampler(len(chosen), self.seed)
+        if self.by_shape and sizes is not None:
+            sampler = ShapeSampler(sizes[chosen][:, 1] > sizes[chosen][:, 0], self.batch_size, self.seed)
+        return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
+
+    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
+        """Return batches of images and truths, in an order of their own each epoch."""
+        transform = Training(self.size, self.augmentation, self._normalization)
+        examples = Examples(self.images["train"], self.indices["train"], transform, self.truth, self.seed)
+        return self._loader(examples, batch_sampler=order or self.train_order())
+
+    def eval_dataloader(self, size: tuple[int, int], rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
+        """Return batches of the test images fitted in `size`, every image once over all processes, and their truths.
+
+        The truths are those of the original images. An image that only fills up has the `image_id` `PADDING`.
+        """
+        examples = Examples(self.images["test"], self.indices["test"], self.evaluation(size), self.truth)
+        sampler = EvaluationOrder(len(examples), rank, world_size) if world_size > 1 else None
+        return self._loader(examples, batch_size=self.eval_batch_size, sampler=sampler)
+
+    def evaluation(self, size: tuple[int, int]) -> Evaluation:
+        """Return the transform of evaluation at `size`."""
+        return Evaluation(size, self._normalization)
+
+    @property
+    def _normalization(self) -> DenseInfo | None:
+        return self.info if self.normalize else None
+
+    def _loader(self, examples: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:
+        return DataLoader(
+            examples,
+            num_workers=self.workers,
+            collate_fn=_lists,
+            persistent_workers=self.workers > 0,
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the process's own alone
+            **kwargs,
+        )
+
+
+class Examples(Dataset[tuple[Tensor, Target]]):
+    """Transformed images and truths, as plain tensors.
+
+    Args:
+        images: all images.
+        indices: which of them are used.
+        transform: of image and truth.
+        truth: what is kept of the truths.
+        seed: of random transforms, whose draws are a function of seed and key; None without.
+    """
+
+    def __init__(
+        self,
+        images: DenseImages,
+        indices: np.ndarray,
+        transform: DenseTransform,
+        truth: Sequence[str],
+        seed: int | None = None,
+    ) -> None:
+        self.images = images
+        self.indices = indices
+        self.transform = transform
+        self.kept = {*truth, "image_id", *(_OF_OBJECTS if "boxes" in truth else ())}
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, key: int | Key) -> tuple[Tensor, Target]:
+        index = key[1] if isinstance(key, tuple) else key
+        image, target = self.images[int(self.indices[index if index >= 0 else -1 - index])]
+        target = {name: value for name, value in target.items() if name in self.kept}
+        if isinstance(key, tuple) and self.seed is not None:
+            with drawing(self.seed, key):
+                image, target = self.transform(image, target)
+        else:
+            image, target = self.transform(image, target)
+        if index < 0:
+            target["image_id"] = PADDING
+        return plain(image), {name: plain(value) for name, value in target.items()}
+
+
+class ShapeSampler(EpochSampler):
+    """An order whose batches have only wide or only tall images, but for one that may have the rest of both.
+
+    Args:
+        wide: (n,), whether an image is wider than high.
+        batch_size: images per step.
+        seed: decides the order.
+    """
+
+    def __init__(self, wide: np.ndarray, batch_size: int, seed: int) -> None:
+        super().__init__(len(wide), seed)
+        self.wide = wide
+        self.batch_size = batch_size
+
+    def indices(self, epoch: int) -> np.ndarray:
+        """Return the order of an epoch: full batches of either shape in a random order, then the rest: (length,)."""
+        order = super().indices(epoch)
+        groups = [order[self.wide[order] == shape] for shape in (True, False)]
+        cuts = [len(group) // self.batch_size * self.batch_size for group in groups]
+        full = np.concatenate([group[:cut] for group, cut in zip(groups, cuts, strict=True)])
+        rest = np.concatenate([group[cut:] for group, cut in zip(groups, cuts, strict=True)])
+        batches = full.reshape(-1, self.batch_size)
+        shuffled = batches[np.random.default_rng([self.seed, epoch, 1]).permutation(len(batches))]
+        return np.concatenate([shuffled.reshape(-1), rest])
+
+
+def _lists(examples: list[tuple[Tensor, Target]]) -> tuple[list[Tensor], list[Target]]:
+    images, targets = zip(*examples, strict=True)
+    return list(images), list(targets)

@@ -1,0 +1,144 @@
+"""Pascal VOC: boxes in XML files, and a class per pixel in PNGs with a palette."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor
+
+from graticule.data.dense import IGNORED, DenseImages, DenseInfo, Target, boxes_target, inside, read_image, stays_inside
+from graticule.data.images import Split
+from graticule.data.mask_folder import MaskImages, meanings
+from graticule.files import read_bytes
+
+CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
+    *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+_LISTS: dict[Split, str] = {"train": "train.txt", "test": "val.txt"}
+
+
+class VocImages(DenseImages):
+    """Images with boxes; objects that are marked as difficult count as crowds: neither learned nor missed.
+
+    Args:
+        root: the folder of one year, such as VOC2012.
+        names: of the images.
+        training: whether they are trained on; objects without area and difficult ones are left out then.
+    """
+
+    def __init__(self, root: Path, names: list[str], training: bool) -> None:
+        super().__init__(len(names), skip_broken=training)
+        self.root = root
+        self.names = names
+        self.training = training
+
+    def place(self, index: int) -> Path:
+        """Return the path of an image."""
+        return self.root / "JPEGImages" / f"{self.names[index]}.jpg"
+
+    def example(self, index: int) -> tuple[Tensor, Target]:
+        """Return an image and its boxes.
+
+        Raises:
+            ValueError, OSError: if one of its files cannot be read, or they contradict each other.
+        """
+        image = read_image(stays_inside(self.place(index), self.root))
+        file = stays_inside(self.root / "Annotations" / f"{self.names[index]}.xml", self.root)
+        size = (int(image.shape[1]), int(image.shape[2]))
+        boxes, labels, difficult = read_objects(file, size)
+        kept = np.ones(len(labels), bool)
+        if self.training:
+            kept = ~difficult & ((boxes[:, 2:] > boxes[:, :2]).all(-1))
+        target = boxes_target(boxes[kept], labels[kept], size, index)
+        target["iscrowd"] = torch.from_numpy(difficult[kept])
+        return image, target
+
+
+def read_objects(file: Path, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the boxes (n, 4), the labels (n,) from 0, and which are difficult (n,) of an annotation file.
+
+    The file counts pixels from 1 and names the last one; the boxes are those from 0, with the end behind the last.
+
+    Raises:
+        ValueError: if the file is damaged, is of an image of another size, or has an unknown class.
+    """
+    content = read_bytes(file, 1 << 22)
+    if b"<!DOCTYPE" in content.replace(b"\0", b"").upper():  # which could define entities
+        raise ValueError(f"{file} must have no document type, whose entities could be endless")
+    try:
+        root = ElementTree.fromstring(content)
+        stated = tuple(int(root.findtext(f"size/{side}", "")) for side in ("height", "width"))
+        boxes, labels, difficult = [], [], []
+        for one in root.iterfind("object"):
+            name = one.findtext("name", "").strip()
+            if name not in CLASSES:
+                raise ValueError(f"its classes must be Pascal VOC's, got {name[:40]!r}")
+            sides = [float(one.findtext(f"bndbox/{side}", "")) for side in ("xmin", "ymin", "xmax", "ymax")]
+            boxes.append([sides[0] - 1, sides[1] - 1, sides[2], sides[3]])
+            labels.append(CLASSES.index(name))
+            difficult.append(one.findtext("difficult", "0").strip() == "1")
+    except (ElementTree.ParseError, ValueError) as error:
+        raise ValueError(f"{file} is damaged: {error}") from None
+    if stated != size:
+        raise ValueError(f"{file} is of {stated[0]} x {stated[1]} pixels, its image has {size[0]} x {size[1]}")
+    found = np.array(boxes, dtype=np.float64).reshape(-1, 4)
+    if not np.isfinite(found).all():
+        raise ValueError(f"{file} is damaged: a box is not finite")
+    return found, np.array(labels, dtype=np.int64), np.array(difficult, dtype=bool)
+
+
+def voc_detection(split: Split, root: Path | None) -> tuple[VocImages, DenseInfo]:
+    """Load the boxes of the images in `root`/ImageSets/Main/train.txt or val.txt; `root` is such as VOCdevkit/VOC2012.
+
+    Raises:
+        ValueError, FileNotFoundError: for files that are missing or damaged.
+    """
+    base, names = _listed(root, "Main", split, ("JPEGImages/{}.jpg", "Annotations/{}.xml"))
+    return VocImages(base, names, split == "train"), _info("voc_detection", CLASSES, ("boxes",))
+
+
+def voc_segmentation(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
+    """Load the masks of the images in `root`/ImageSets/Segmentation/train.txt or val.txt: background and 20 classes.
+
+    Raises:
+        ValueError, FileNotFoundError: for files that are missing or damaged.
+    """
+    base, names = _listed(root, "Segmentation", split, ("JPEGImages/{}.jpg", "SegmentationClass/{}.png"))
+    pairs = [(base / "JPEGImages" / f"{name}.jpg", base / "SegmentationClass" / f"{name}.png") for name in names]
+    values = meanings(21, 0, (IGNORED,))
+    return MaskImages(pairs, values, split == "train", base), _info(
+        "voc_segmentation", ("background", *CLASSES), ("classes",)
+    )
+
+
+def _listed(root: Path | None, kind: str, split: Split, files: tuple[str, ...]) -> tuple[Path, list[str]]:
+    """Return `root`, and the names that the list of a split has."""
+    listed = None if root is None else root / "ImageSets" / kind / _LISTS[split]
+    if root is None or listed is None or not listed.is_file():
+        raise FileNotFoundError(
+            f"`data_root` must be a folder with ImageSets/{kind}/{_LISTS[split]}, such as VOCdevkit/VOC2012, got "
+            f"{str(root)!r}, which has not."
+        )
+    lines = read_bytes(stays_inside(listed, root), 1 << 24).decode("utf-8").splitlines()
+    names = [line.split()[0] for line in lines if line.strip()]
+    paths = [inside(root, file.format(name)) for name in names for file in files]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(
+            f"{listed} must list different names of images, got {len(names)} of which {len(set(names))} differ."
+        )
+    if missing := [path for path in paths if not path.is_file()]:
+        raise FileNotFoundError(
+            f"`data_root` must have the files that {listed} lists; {len(missing)} are not there, such as {missing[0]}."
+        )
+    return root, names
+
+
+def _info(name: str, class_names: tuple[str, ...], truth: tuple[str, ...]) -> DenseInfo:
+    ids = tuple(range(1, len(class_names) + 1))
+    mean, std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    return DenseInfo(name, class_names, 3, None, mean, std, truth=truth, category_ids=ids)

@@ -1,0 +1,204 @@
+"""What detection and segmentation share: the recipe, the data, the weights that a run starts from.
+
+PyTorch is imported where it is needed, so that commands which only print options do not wait for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from graticule.data.dense_augmentation import DenseAugmentation
+from graticule.training.recipe import TrainingRecipe
+from graticule.training.task import Task, TrainedRun
+from graticule.typed import Count, Flag, Side, Whole
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from graticule.checkpoints import Transfer
+    from graticule.data.dense_module import DenseModule
+
+
+@dataclass(frozen=True)
+class DenseRecipe(TrainingRecipe):
+    """The values of a training run of a detector or a segmentation model."""
+
+    model: str = "vit_nano_patch4_28"
+    """backbone, one of `graticule models`"""
+    neck: str | None = None
+    """what makes feature maps of the backbone's, such as fpn(channels=128) or adapter + fpn (default: what fits)"""
+    model_kwargs: tuple[str, ...] = ()
+    """arguments of the backbone, such as depth=4"""
+    dataset: str = "scenes"
+    """data set: scenes, coco, voc_detection, ade20k, camvid, voc_segmentation, mask_folder, or a registered one"""
+    img_size: tuple[Side, Side] = (96, 96)
+    """height and width that the position information of the backbone is held for"""
+    fit: tuple[Side, Side] = (96, 96)
+    """shorter and longer side in pixels that images are resized to fit in, keeping their aspect ratio"""
+    patch_size: Side | None = None
+    """side of a patch (default: the backbone's)"""
+    batch_size: Count = 16
+    """images per step, over all devices, nodes and micro-batches"""
+    eval_batch_size: Count = 1
+    """images per batch in evaluation; several of different sizes are padded to one"""
+    augmentation: DenseAugmentation = field(default_factory=DenseAugmentation)
+    workers: Annotated[Whole, Field(le=1024)] = 0
+    """processes that load images; 0 loads them in the main process"""
+    sync_batchnorm: Flag = False
+    """synchronize BatchNorm over all GPUs"""
+    frozen_batchnorm: Flag = False
+    """keep the statistics, scales and shifts of BatchNorm in the backbone as they are"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fit[0] > self.fit[1]:
+            raise ValueError(f"`fit` must be the shorter and the longer side, got {self.fit[0]} and {self.fit[1]}.")
+
+    def quick(self) -> Self:
+        """Return a recipe of the same code path: two epochs of some tens of images, on the CPU."""
+        return dataclasses.replace(super().quick(), workers=0, sync_batchnorm=False)
+
+
+class DenseClasses(TypedDict):
+    """What recipe.json says of the data."""
+
+    channels: Count
+    class_names: tuple[str, ...]
+    category_ids: tuple[Whole, ...]
+
+
+R = TypeVar("R", bound=DenseRecipe)
+
+
+class DenseTask(Task[R, "DenseModule"], Generic[R]):
+    """A backbone with a neck and a head or decoder; the backbone can start from any run or checkpoint of it."""
+
+    description = DenseClasses
+    examples = "images"
+
+    #: Whether the data normalize the images; a model that does it itself gets them in [0, 1].
+    normalize: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def truth(self) -> tuple[str, ...]:
+        """Return what is learned of boxes, masks and classes."""
+
+    @property
+    def by_shape(self) -> bool:
+        """Return whether a batch has only wide or only tall images."""
+        return False
+
+    def build_data(self, run: TrainedRun | None = None) -> DenseModule:
+        """Build the images; those of a run must have its classes, in the same order."""
+        from graticule.data import check_class_names
+        from graticule.data.dense_module import DenseModule
+
+        recipe = self.recipe
+        data = DenseModule(
+            recipe.dataset,
+            truth=self.truth,
+            root=recipe.data_root,
+            size=recipe.fit,
+            batch_size=recipe.batch_size,
+            eval_batch_size=recipe.eval_batch_size,
+            workers=recipe.workers,
+            seed=recipe.seed,
+            augmentation=recipe.augmentation,
+            by_shape=self.by_shape,
+            normalize=self.normalize,
+            limit_train=recipe.limit_train,
+            limit_test=recipe.limit_test,
+        )
+        if run is not None:
+            check_class_names(data.class_names, run.described()["class_names"], str(run.folder))
+        return data
+
+    def describe(self, data: DenseModule) -> dict[str, Any]:
+        """Return the classes, their names in the order of the model's outputs, and the channels of the images."""
+        info = data.info
+        return {
+            "channels": info.channels,
+            "class_names": data.class_names,
+            "category_ids": info.category_ids or tuple(range(len(data.class_names))),
+        }
+
+    def build_model(self, described: Mapping[str, Any]) -> nn.Module:
+        """Build the model for the classes of the data."""
+        from functools import partial
+
+        from graticule.tasks.models import backbone_arguments, built
+
+        recipe = self.recipe
+        arguments = backbone_arguments(recipe, described["channels"], recipe.img_size, recipe.patch_size)
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        classes = len(described["class_names"])
+        model: nn.Module = built(partial(self.create, classes, **arguments), recipe)
+        if recipe.frozen_batchnorm:
+            freeze_batchnorm(model.backbone)
+        return model
+
+    @abstractmethod
+    def create(self, num_classes: int, **arguments: Any) -> Any:
+        """Create the model for so many classes; `arguments` are those of the backbone."""
+
+    def same_outputs(self, source: TrainedRun, data: DenseModule) -> bool:
+        """Return False: only the backbone takes weights, whatever the run was trained for."""
+        return False
+
+    def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
+        """Load what fits into the backbone: from a classifier, or from the backbone of a dense model."""
+        from graticule.checkpoints import transfer
+
+        return transfer(model.backbone, backbone_weights(source), classifier=False)
+
+    def setup(self, model: nn.Module, data: DenseModule, device: torch.device) -> None:
+        """Have nothing to prepare."""
+
+    @property
+    def rate(self) -> tuple[str, int]:
+        """Return images per second, and the images of a step."""
+        return "img/s", self.recipe.batch_size
+
+    @property
+    def sync_batchnorm(self) -> bool:
+        """Return whether BatchNorm is synchronized over all GPUs."""
+        return self.recipe.sync_batchnorm
+
+
+#: What precedes the names of the backbone's weights in a detector and in a segmentation model.
+_BACKBONES = ("model.backbone.backbone.", "backbone.backbone.", "features.backbone.")
+
+
+def backbone_weights(source: Path | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the weights of a checkpoint, or of a dense model those of its backbone, under the backbone's names."""
+    from graticule.checkpoints import read_state
+
+    state = read_state(source)
+    for prefix in _BACKBONES:
+        inner = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        if inner:
+            return inner
+    return state
+
+
+def freeze_batchnorm(model: Any) -> None:
+    """Replace every BatchNorm of two dimensions by one whose statistics, scales and shifts never change."""
+    from torch import nn
+    from torchvision.ops import FrozenBatchNorm2d
+
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                frozen = FrozenBatchNorm2d(child.num_features, child.eps)
+                frozen.load_state_dict(child.state_dict(), strict=False)
+                setattr(module, name, frozen)

@@ -1,0 +1,101 @@
+"""Object detection, with or without masks: recipe, model, loss and score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from graticule.metric import BOX_MAP, Metric
+from graticule.tasks.dense import DenseRecipe, DenseTask
+from graticule.tasks.detection_evaluation import DetectionEvaluation
+from graticule.training.task import register_task
+from graticule.typed import Flag
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from graticule.data.dense import Target
+    from graticule.tasks.coco_scores import CocoScores
+
+
+@dataclass(frozen=True)
+class DetectionRecipe(DenseRecipe):
+    """The values of a training run of a detector."""
+
+    task: ClassVar[str] = "detection"
+    metric: ClassVar[Metric] = BOX_MAP
+
+    head: str = "retinanet"
+    """detector: retinanet, fcos, faster_rcnn or mask_rcnn, with options such as retinanet(score=0.1)"""
+    by_shape: Flag = False
+    """have only wide or only tall images in a batch, so that less is padded"""
+
+
+@register_task("detection")
+class Detection(DenseTask[DetectionRecipe]):
+    """A detector, trained by its own losses and scored by COCO's average precision of its boxes."""
+
+    recipe_class = DetectionRecipe
+    evaluation = DetectionEvaluation
+    normalize = False
+
+    _scores: CocoScores
+
+    @property
+    def truth(self) -> tuple[str, ...]:
+        """Return boxes, and masks if the head predicts them."""
+        from graticule.dense import HEADS
+
+        return ("boxes", "masks") if HEADS[HEADS.specs(self.recipe.head)[0].name].masks else ("boxes",)
+
+    @property
+    def by_shape(self) -> bool:
+        """Return whether a batch has only wide or only tall images."""
+        return self.recipe.by_shape
+
+    def create(self, num_classes: int, **arguments: Any) -> Any:
+        """Create the detector."""
+        from graticule.dense import create_detector
+
+        recipe = self.recipe
+        return create_detector(recipe.model, num_classes, head=recipe.head, neck=recipe.neck, **arguments)
+
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the sum of the detector's losses of images and their objects."""
+        import torch
+
+        images, targets = batch
+        losses = model(images, [_objects(target, images[0].dtype) for target in targets])
+        return torch.stack(list(losses.values())).sum()
+
+    def start_validation(self) -> None:
+        """Forget what was found before."""
+        from graticule.tasks.coco_scores import CocoScores
+
+        self._scores = CocoScores()
+
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Keep what is found in each image for the score; returns a one for each image."""
+        import torch
+
+        from graticule.data import PADDING
+
+        images, targets = batch
+        real = [target["image_id"] != PADDING for target in targets]
+        for image, target, found, counts in zip(images, targets, model(images), real, strict=True):
+            if counts:
+                self._scores.add(target, found, tuple(image.shape[-2:]))
+        return {"images": torch.ones(sum(real), device=images[0].device)}
+
+    def score(self, sums: Mapping[str, float], count: int) -> float:
+        """Return the average precision of the boxes over all images of all processes, in percent."""
+        return self._scores.gathered().compute()["box_map"]
+
+
+def _objects(target: Target, dtype: Any) -> dict[str, Tensor]:
+    """Return the objects of an image as detectors take them: classes count from 1."""
+    objects = {"boxes": target["boxes"].to(dtype), "labels": target["labels"] + 1}
+    if "masks" in target:
+        objects["masks"] = target["masks"]
+    return objects

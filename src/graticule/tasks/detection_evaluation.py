@@ -1,0 +1,93 @@
+"""The evaluation of detectors at several sizes, as `graticule evaluate` shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graticule.training.evaluation import Evaluated, Evaluation, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from graticule.metric import Metric
+
+_SHOWN = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
+
+
+@dataclass(frozen=True)
+class DetectionScore:
+    """What a detector scores at one size.
+
+    size: the shorter and the longer side that images were fitted in.
+    values: COCO's average precisions in percent by name, box_map and so on, and mask_map for masks.
+    class_map: average precision of the boxes of each class, by name; None for a class without objects.
+    confusion: how many objects of each class (row) were found as each (column); the last row are detections of
+        nothing, the last column objects that were missed, of detections with a score of at least one half.
+    """
+
+    size: tuple[int, int]
+    values: dict[str, float]
+    class_map: dict[str, float | None]
+    confusion: list[list[int]]
+    images: int
+    images_per_second: float
+
+
+@dataclass
+class DetectionEvaluation(Evaluation[DetectionScore]):
+    """COCO's average precision of boxes and masks at several sizes, on the original images."""
+
+    sizes: list[str] = field(default_factory=list)
+    """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    per_class: bool = False
+    """of detection and segmentation: add a row for each class"""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check the sizes."""
+        from graticule.tasks.dense_sizes import read_fits
+
+        read_fits(self.sizes, task.recipe)
+
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[DetectionScore]:
+        """Score a detector at every size."""
+        from graticule.tasks.dense_sizes import read_fits
+        from graticule.tasks.detection_scores import evaluate_detection
+
+        return [
+            evaluate_detection(model, data, size, device=device, progress=progress)
+            for size in read_fits(self.sizes, task.recipe)
+        ]
+
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> Table:
+        """Return a row of boxes for each run and size, one of masks if there are, and one for each class if asked."""
+        rows, records = [], []
+        for run in evaluated:
+            for score in run.scores:
+                size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
+                for kind in ("box", "mask"):
+                    if f"{kind}_map" in score.values:
+                        shown = [f"{score.values[f'{kind}_{name}']:.2f}" for name in _SHOWN]
+                        rows.append(
+                            [run.label, size, kind, *shown, f"{score.images:,}", f"{score.images_per_second:,.1f}"]
+                        )
+                records.append({"run": run.folder, **dataclasses.asdict(score)})
+                if self.per_class:
+                    rows += [
+                        [f"  {name}", size, "box", "-" if value is None else f"{value:.2f}", *[""] * 7]
+                        for name, value in score.class_map.items()
+                    ]
+        notes = [
+            "* the size that the run was trained at; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"
+        ]
+        columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images", "images/s")
+        return Table(columns, rows, notes, records)
+
+    def figure(self, evaluated: Sequence[Evaluated[DetectionScore]]) -> Figure | None:
+        """Draw the average precision of boxes against size, if there are several."""
+        from graticule.tasks.dense_sizes import size_figure
+
+        curves = {run.label: {score.size: score.values["box_map"] for score in run.scores} for run in evaluated}
+        return size_figure(curves, "box mAP (%)", evaluated[0].recipe.fit)

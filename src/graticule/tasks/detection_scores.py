@@ -1,0 +1,102 @@
+"""Average precision of a detector on held-out images, and which classes it takes for which."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import box_iou
+from tqdm.auto import tqdm
+
+from graticule.tasks.coco_scores import CocoScores
+from graticule.tasks.detection_evaluation import DetectionScore
+
+#: Detections of a lower score are not in the confusion of classes, nor are those that overlap an object less.
+_SCORE, _OVERLAP = 0.5, 0.5
+
+
+@torch.inference_mode()
+def evaluate_detection(
+    model: nn.Module,
+    data: Any,
+    size: tuple[int, int],
+    *,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+) -> DetectionScore:
+    """Score `model`, in evaluation mode, on the held-out images, fitted in `size`; the truth is that of the originals.
+
+    Args:
+        model: a detector.
+        data: its `DenseModule`.
+        size: the shorter and the longer side that images are fitted in.
+        device: where it is computed.
+        progress: whether to show a bar.
+    """
+    names = data.class_names
+    model.to(device)
+    scores = CocoScores()
+    matrix = torch.zeros(len(names) + 1, len(names) + 1, dtype=torch.int64)
+    seconds = 0.0
+    for images, targets in tqdm(data.eval_dataloader(size), f"{size[0]}x{size[1]}", disable=not progress, leave=False):
+        start = time.perf_counter()
+        detected = model([image.to(device) for image in images])
+        seconds += time.perf_counter() - start
+        for image, target, found in zip(images, targets, detected, strict=True):
+            found = {name: value.cpu() for name, value in found.items()}
+            scores.add(target, found, (image.shape[-2], image.shape[-1]))
+            scale = torch.tensor([target["size"][1] / image.shape[-1], target["size"][0] / image.shape[-2]] * 2)
+            matrix += detection_confusion(
+                found["boxes"] * scale,
+                found["labels"] - 1,
+                found["scores"],
+                target["boxes"],
+                target["labels"],
+                len(names),
+            )
+    values = scores.compute()
+    each = {int(name.rpartition("_")[2]): value for name, value in values.items() if name.startswith("box_map_class_")}
+    return DetectionScore(
+        size=size,
+        values={name: value for name, value in values.items() if "_class_" not in name},
+        class_map={name: each.get(number) for number, name in enumerate(names, 1)},
+        confusion=matrix.tolist(),
+        images=len(scores.images),
+        images_per_second=len(scores.images) / seconds,
+    )
+
+
+def detection_confusion(
+    boxes: Tensor, labels: Tensor, scores: Tensor, true_boxes: Tensor, true_labels: Tensor, classes: int
+) -> Tensor:
+    """Return how many objects of each class (row) were found as each (column), (classes + 1, classes + 1).
+
+    Detections, from the highest score down, take the free object that they overlap most, whatever its class. The last
+    row counts those that take none, the last column the objects that are not taken.
+
+    Args:
+        boxes: (n, 4), of detections.
+        labels: (n,), their classes from 0.
+        scores: (n,).
+        true_boxes: (m, 4), of objects.
+        true_labels: (m,), their classes from 0.
+        classes: how many there are.
+    """
+    matrix = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
+    overlaps = box_iou(boxes.double(), true_boxes.double())  # (n, m)
+    free = torch.ones(len(true_boxes), dtype=torch.bool)
+    for number in scores.argsort(descending=True, stable=True).tolist():
+        if scores[number] < _SCORE:
+            break
+        row = torch.where(free, overlaps[number], -1.0)
+        best = int(row.argmax()) if len(row) else -1
+        if best >= 0 and row[best] >= _OVERLAP:
+            free[best] = False
+            matrix[true_labels[best], labels[number]] += 1
+        else:
+            matrix[classes, labels[number]] += 1
+    for label in true_labels[free].tolist():
+        matrix[label, classes] += 1
+    return matrix

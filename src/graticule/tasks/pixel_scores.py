@@ -1,0 +1,68 @@
+"""The class of every pixel of whole images, and how often it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graticule.data.dense import IGNORED
+
+
+def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> Tensor:
+    """Return the logits (classes, *size) of an image, computed as a whole or in windows and resized.
+
+    Args:
+        model: a segmentation model.
+        image: (3, height, width), normalized.
+        size: (height, width) of the original image.
+        windows: what has `window`, `stride` and `located`, as a recipe has.
+    """
+    from graticule.dense import segment_in_windows
+
+    if windows.window is None:
+        logits = model(image[None])
+    else:
+        logits = segment_in_windows(model, image[None], windows.window, windows.stride, windows.located)
+    height, width = size
+    if tuple(logits.shape[-2:]) != (height, width):
+        logits = F.interpolate(logits, size=(height, width), mode="bilinear", align_corners=False)
+    resized: Tensor = logits[0]
+    return resized
+
+
+def counted(found: Tensor, truth: Tensor, classes: int) -> Tensor:
+    """Return how many pixels were rightly found to be of each class, are of it, and were found to be: (3, classes).
+
+    Args:
+        found: (height, width), the classes that were found.
+        truth: (height, width); pixels that are `IGNORED` do not count.
+        classes: how many there are.
+    """
+    matrix = confusion(found, truth, classes)
+    return torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
+
+
+def confusion(found: Tensor, truth: Tensor, classes: int) -> Tensor:
+    """Return how many pixels of each class (row) were found to be of each (column), (classes, classes)."""
+    counts = truth != IGNORED
+    pairs = truth[counts].long() * classes + found[counts].long()
+    return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+
+
+def class_ious(counts: Any) -> list[float | None]:
+    """Return the intersection over union of each class in percent; None for one that is neither there nor found."""
+    both, truth, found = (list(map(float, row)) for row in counts)
+    return [
+        100 * one / union if (union := there + seen - one) else None
+        for one, there, seen in zip(both, truth, found, strict=True)
+    ]
+
+
+def mean_iou(counts: Any) -> float:
+    """Return the mean of `class_ious`, over the classes that are there or were found."""
+    ious = [iou for iou in class_ious(counts) if iou is not None]
+    return sum(ious) / len(ious) if ious else 0.0

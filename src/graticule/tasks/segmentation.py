@@ -1,0 +1,136 @@
+"""Semantic segmentation: recipe, model, loss and score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from graticule.metric import MIOU, Metric
+from graticule.tasks.dense import DenseRecipe, DenseTask
+from graticule.tasks.segmentation_evaluation import SegmentationEvaluation
+from graticule.training.task import register_task
+from graticule.typed import Flag, Side
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class SegmentationRecipe(DenseRecipe):
+    """The values of a training run of a segmentation model."""
+
+    task: ClassVar[str] = "segmentation"
+    metric: ClassVar[Metric] = MIOU
+
+    decoder: str = "segmenter_linear"
+    """segmenter_linear, segmenter_mask, uperhead or fpn, with options such as uperhead(channels=128)"""
+    window: Side | None = None
+    """in evaluation, side in pixels of the windows that an image is cut into (default: the image as a whole)"""
+    stride: Side | None = None
+    """distance of the windows in pixels (default: two thirds of a window)"""
+    located: Flag = False
+    """encode each window as the part of the image that it is, instead of as an image of its own"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is None and (self.stride is not None or self.located):
+            raise ValueError("`stride` and `located` must be left out without `window`, which they are about.")
+        if self.window is not None and self.stride is not None and self.stride > self.window:
+            raise ValueError(f"`stride` must be at most `window`, {self.window}, got {self.stride}.")
+
+
+@register_task("segmentation")
+class Segmentation(DenseTask[SegmentationRecipe]):
+    """A model that classifies every pixel, trained by cross-entropy and scored by the mean intersection over union.
+
+    The loss of an image is the sum over its pixels that are not ignored, over the number of all of its pixels, as in
+    mmsegmentation.
+    """
+
+    recipe_class = SegmentationRecipe
+    evaluation = SegmentationEvaluation
+
+    @property
+    def truth(self) -> tuple[str, ...]:
+        """Return classes."""
+        return ("classes",)
+
+    def create(self, num_classes: int, **arguments: Any) -> Any:
+        """Create the segmentation model."""
+        from graticule.dense import create_segmenter
+
+        recipe = self.recipe
+        return create_segmenter(recipe.model, num_classes, decoder=recipe.decoder, neck=recipe.neck, **arguments)
+
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the mean loss of images and the classes of their pixels."""
+        import torch
+
+        images, targets = batch
+        by_size: dict[Any, list[int]] = {}
+        for number, image in enumerate(images):
+            by_size.setdefault(tuple(image.shape), []).append(number)
+        losses = []
+        for numbers in by_size.values():
+            logits = model(torch.stack([images[n] for n in numbers]))
+            losses.append(pixel_losses(logits, torch.stack([targets[n]["classes"] for n in numbers])).mean((1, 2)))
+        return torch.cat(losses).mean()
+
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the loss, and how many pixels of each class there are, are found, and both, of each image."""
+        from graticule.data import PADDING
+        from graticule.tasks.pixel_scores import counted, logits_of
+
+        values: dict[str, list[Tensor]] = {}
+        for image, target in zip(*batch, strict=True):
+            if target["image_id"] == PADDING:
+                continue
+            logits = logits_of(model, image, target["size"], self.recipe)
+            truth = target["classes"]
+            counts = counted(logits.argmax(0), truth, len(logits))  # (3, classes)
+            found = {
+                f"{name}_{n}": value for name, row in zip(_COUNTS, counts, strict=True) for n, value in enumerate(row)
+            }
+            found["loss"] = pixel_losses(logits[None], truth[None]).mean()
+            for name, value in found.items():
+                values.setdefault(name, []).append(value)
+        return {name: _stacked(each) for name, each in values.items()} if values else self._none(model)
+
+    def score(self, sums: Mapping[str, float], count: int) -> float:
+        """Return the mean over the classes of intersection over union, in percent."""
+        from graticule.tasks.pixel_scores import mean_iou
+
+        classes = sum(name.startswith("both_") for name in sums)
+        return mean_iou([[sums[f"{name}_{n}"] for n in range(classes)] for name in _COUNTS])
+
+    def _none(self, model: Any) -> dict[str, Tensor]:
+        """Return the values of no images."""
+        import torch
+
+        names = [f"{name}_{n}" for name in _COUNTS for n in range(model.num_classes)]
+        return {name: torch.zeros(0) for name in (*names, "loss")}
+
+
+#: Pixels that are and were found to be of a class, that are of it, and that were found to be.
+_COUNTS = ("both", "truth", "found")
+
+
+def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the cross-entropy of every pixel, (B, height, width), 0 where it is ignored.
+
+    Args:
+        logits: (B, classes, height, width).
+        classes: (B, height, width).
+    """
+    import torch.nn.functional as F
+
+    from graticule.data.dense import IGNORED
+
+    return F.cross_entropy(logits, classes.long(), ignore_index=IGNORED, reduction="none")
+
+
+def _stacked(values: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.stack(values)

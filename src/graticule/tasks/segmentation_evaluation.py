@@ -1,0 +1,99 @@
+"""The evaluation of segmentation models at several sizes, as `graticule evaluate` shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graticule.training.evaluation import Evaluated, Evaluation, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from graticule.metric import Metric
+
+
+@dataclass(frozen=True)
+class PixelScore:
+    """What a model scores at one size.
+
+    size: the shorter and the longer side that images were fitted in.
+    miou, accuracy: percent; of the classes, and of the pixels.
+    class_iou: by the name of the class; None for one that is neither there nor found.
+    confusion: how many pixels of each class (row) were found to be of each (column).
+    """
+
+    size: tuple[int, int]
+    miou: float
+    accuracy: float
+    class_iou: dict[str, float | None]
+    confusion: list[list[int]]
+    images: int
+    images_per_second: float
+
+
+@dataclass
+class SegmentationEvaluation(Evaluation[PixelScore]):
+    """Intersection over union and accuracy of pixels at several sizes, on the original images."""
+
+    sizes: list[str] = field(default_factory=list)
+    """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    per_class: bool = False
+    """of detection and segmentation: add a row for each class"""
+    window: int = 0
+    """of segmentation: side of the windows that images are cut into, in pixels (default: as in the recipe)"""
+    stride: int = 0
+    """of segmentation: distance of the windows in pixels (default: two thirds of a window)"""
+    located: bool = False
+    """of segmentation: encode each window as the part of the image that it is"""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check sizes and windows."""
+        from graticule.tasks.dense_sizes import read_fits
+
+        read_fits(self.sizes, task.recipe)
+        self._windows(task)
+
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[PixelScore]:
+        """Score a model at every size."""
+        from graticule.tasks.dense_sizes import read_fits
+        from graticule.tasks.segmentation_scores import evaluate_segmentation
+
+        windows = self._windows(task)
+        return [
+            evaluate_segmentation(model, data, size, windows, device=device, progress=progress)
+            for size in read_fits(self.sizes, task.recipe)
+        ]
+
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> Table:
+        """Return a row for each run and size, and for each class if they are asked for."""
+        rows, records = [], []
+        for run in evaluated:
+            for score in run.scores:
+                size = f"{score.size[0]}x{score.size[1]}"
+                own = " *" if score.size == tuple(run.recipe.fit) else ""
+                label = [run.label, size + own]
+                shown = [f"{score.miou:.2f}", f"{score.accuracy:.2f}", f"{score.images:,}"]
+                rows.append([*label, *shown, f"{score.images_per_second:,.1f}"])
+                records.append({"run": run.folder, **dataclasses.asdict(score)})
+                if self.per_class:
+                    rows += [
+                        [f"  {name}", size, "-" if iou is None else f"{iou:.2f}", "", "", ""]
+                        for name, iou in score.class_iou.items()
+                    ]
+        notes = ["* the size that the run was trained at; scores are on the original images"]
+        return Table(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes, records)
+
+    def figure(self, evaluated: Sequence[Evaluated[PixelScore]]) -> Figure | None:
+        """Draw mIoU against size, if there are several."""
+        from graticule.tasks.dense_sizes import size_figure
+
+        curves = {run.label: {score.size: score.miou for score in run.scores} for run in evaluated}
+        return size_figure(curves, "mIoU (%)", evaluated[0].recipe.fit)
+
+    def _windows(self, task: Any) -> Any:
+        """Return the recipe with the windows that are asked for."""
+        given = {"window": self.window, "stride": self.stride, "located": self.located}
+        return dataclasses.replace(task.recipe, **{name: value for name, value in given.items() if value})

@@ -1,0 +1,56 @@
+"""Intersection over union of a model on held-out images."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from graticule.tasks.pixel_scores import class_ious, confusion, logits_of, mean_iou
+from graticule.tasks.segmentation_evaluation import PixelScore
+
+
+@torch.inference_mode()
+def evaluate_segmentation(
+    model: nn.Module,
+    data: Any,
+    size: tuple[int, int],
+    windows: Any,
+    *,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+) -> PixelScore:
+    """Score `model`, in evaluation mode, on the held-out images, fitted in `size`; the truth is that of the originals.
+
+    Args:
+        model: a segmentation model.
+        data: its `DenseModule`.
+        size: the shorter and the longer side that images are fitted in.
+        windows: what has `window`, `stride` and `located`, as a recipe has.
+        device: where it is computed.
+        progress: whether to show a bar.
+    """
+    names = data.class_names
+    model.to(device)
+    matrix = torch.zeros(len(names), len(names), dtype=torch.int64)
+    images, seconds = 0, 0.0
+    for batch in tqdm(data.eval_dataloader(size), f"{size[0]}x{size[1]}", disable=not progress, leave=False):
+        for image, target in zip(*batch, strict=True):
+            start = time.perf_counter()
+            found = logits_of(model, image.to(device), target["size"], windows).argmax(0).cpu()
+            seconds += time.perf_counter() - start
+            images += 1
+            matrix += confusion(found, target["classes"], len(names))
+    counts = torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
+    return PixelScore(
+        size=size,
+        miou=mean_iou(counts),
+        accuracy=100 * int(counts[0].sum()) / max(int(counts[1].sum()), 1),
+        class_iou=dict(zip(names, class_ious(counts), strict=True)),
+        confusion=matrix.tolist(),
+        images=images,
+        images_per_second=images / seconds,
+    )
