@@ -21,12 +21,19 @@ def labels_of(loader):
 
 def test_the_names_are_listed():
     assert set(list_datasets()) == {
+        "ade20k",
+        "camvid",
         "cifar10",
         "cifar100",
+        "coco",
         "digits",
         "fashion_mnist",
         "hugging_face",
         "image_folder",
+        "mask_folder",
+        "scenes",
+        "voc_detection",
+        "voc_segmentation",
     }
 
 

@@ -95,7 +95,7 @@ def test_what_cannot_be_registered_or_is_no_data_set_is_refused():
 
 @pytest.mark.parametrize(
     ("table", "name", "module"),
-    [(DATASETS, "digits", "graticule.data.module"), (TEXTS, "pydoc", "graticule.data.text")],
+    [(DATASETS, "digits", "graticule.data.own"), (TEXTS, "pydoc", "graticule.data.text")],
 )
 def test_a_plugin_that_takes_the_name_of_ours_is_refused_even_if_it_comes_first(table, name, module):
     module = importlib.import_module(module)

@@ -137,36 +137,33 @@ def decoded_mask(segmentation: Any, size: tuple[int, int], named: str) -> np.nda
     Raises:
         ValueError: if it is none of these, or of another size.
     """
-    from pycocotools import mask as coco_mask
-
     height, width = size
     if isinstance(segmentation, list):
         good = (isinstance(p, list) and len(p) >= 6 and not len(p) % 2 and all(map(_number, p)) for p in segmentation)
         if not segmentation or not all(good):
             raise ValueError(f"the polygons of {named} must be lists of at least 3 points, x and y")
-        runs = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
+        from pycocotools import mask as coco_mask
+
+        counts: Any = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))["counts"].decode("ascii")
     elif isinstance(segmentation, dict) and "counts" in segmentation:
-        if list(segmentation.get("size", ())) != [height, width]:
+        if segmentation.get("size") != [height, width]:
             raise ValueError(
                 f"the mask of {named} has the size {segmentation.get('size')}, its image {height}, {width}"
             )
         counts = segmentation["counts"]
-        if isinstance(counts, list):
-            if not all(isinstance(run, int) and run >= 0 for run in counts) or sum(counts) != height * width:
-                raise ValueError(f"the run lengths of {named} must add up to its {height} x {width} pixels")
-            runs = coco_mask.frPyObjects({"size": [height, width], "counts": counts}, height, width)
-        else:
-            if not isinstance(counts, str) or sum(_run_lengths(counts, named)) != height * width:
-                raise ValueError(f"the run lengths of {named} must add up to its {height} x {width} pixels")
-            runs = {"size": [height, width], "counts": counts.encode("ascii")}
     else:
         raise ValueError(f"the mask of {named} must be polygons or run lengths, got {type(segmentation).__name__}")
-    mask: np.ndarray = coco_mask.decode(runs)
-    return mask
+    runs = _run_lengths(counts, named) if isinstance(counts, str) else counts
+    if not isinstance(runs, list) or not all(isinstance(run, int) and 0 <= run <= height * width for run in runs):
+        raise ValueError(f"the run lengths of {named} must be whole numbers, or text")
+    if sum(runs) != height * width:
+        raise ValueError(f"the run lengths of {named} must add up to its {height} x {width} pixels")
+    values = (np.arange(len(runs)) % 2).astype(np.uint8)  # zeros first, then ones, and so on
+    return np.repeat(values, runs).reshape(width, height).T  # column after column
 
 
 def _run_lengths(counts: str, named: str) -> list[int]:
-    """Read COCO's compressed run lengths: five bits per character, from the third run on as a difference.
+    """Read COCO's compressed run lengths: five bits per character, from the fourth run on as a difference.
 
     The decoder of pycocotools trusts them, and would write beyond a mask that they exceed.
 

@@ -88,6 +88,8 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
         return self.count
 
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"`index` must be from 0 to {len(self) - 1}, got {index}.")
         for step in range(len(self)):
             candidate = (index + step) % len(self)
             if self._broken[candidate]:

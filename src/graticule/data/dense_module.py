@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from graticule.data import own  # noqa: F401 - registers the data sets of the package
 from graticule.data.dense import DenseImages, DenseInfo, Target
 from graticule.data.dense_augmentation import DenseAugmentation
 from graticule.data.dense_transforms import DenseTransform, Evaluation, Training, plain
 from graticule.data.images import Split
-from graticule.data.own import DATASETS
-from graticule.data.registry import loaded
+from graticule.data.registry import DATASETS, loaded
 from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, Key, drawing
 from graticule.names import known_name
 
@@ -31,7 +31,8 @@ def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence
         ValueError, FileNotFoundError, ImportError: for an unknown name, another truth, or data that are not there.
     """
     known_name("dataset", name, DATASETS)
-    images, info = loaded(name, split, None if root is None else Path(root))
+    found: Any = loaded(name, split, None if root is None else Path(root))
+    images, info = found
     held = info.truth if isinstance(info, DenseInfo) else ("one class per image",)
     if missing := [one for one in truth if one not in held]:
         raise ValueError(f"`dataset` must have {' and '.join(missing)}, got {name!r}, which has {' and '.join(held)}.")

@@ -12,12 +12,12 @@ import torch
 from timm.data.mixup import Mixup
 from torch.utils.data import DataLoader, Subset
 
+from graticule.data import own  # noqa: F401 - registers the data sets of the package
 from graticule.data.augmentation import Augmentation
 from graticule.data.canvas import CanvasImages, Mode
 from graticule.data.dense import DenseInfo
 from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share
-from graticule.data.own import DATASETS
-from graticule.data.registry import loaded
+from graticule.data.registry import DATASETS, loaded
 from graticule.data.sampling import (
     BatchOrder,
     EpochSampler,

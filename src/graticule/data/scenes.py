@@ -55,18 +55,35 @@ class Scenes(DenseImages):
         self.parts = parts
         self.stream = stream
         self.sizes = np.tile(SIZE, (count, 1))
+        self._composed: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # 80 MB, if all are asked for
 
     def place(self, index: int) -> Path:
         """Return what a scene is called."""
         return Path(f"scene {index}")
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Compose a scene."""
-        random = np.random.RandomState([self.stream, index])  # its streams are the same in every version of NumPy
+        """Return a scene, composed when it is first asked for."""
+        if index not in self._composed:
+            self._composed[index] = self._compose(np.random.RandomState([self.stream, index]))
+        pixels, owner, kinds = self._composed[index]
+        seen = [n for n in range(len(kinds)) if (owner == n).any()]
+        masks = np.stack([owner == n for n in seen])
+        target = boxes_target(np.array([_box(mask) for mask in masks]), kinds[seen], SIZE, index)
+        target["masks"] = tv_tensors.Mask(torch.from_numpy(masks.astype(np.uint8)))
+        target["area"] = torch.from_numpy(masks.sum((1, 2)).astype(np.float64))
+        classes = np.where(owner < 0, 0, kinds[owner] + 1)
+        target["classes"] = tv_tensors.Mask(torch.from_numpy(classes.astype(np.uint8)))
+        return tv_tensors.Image(torch.from_numpy(pixels.copy()).permute(2, 0, 1)), target
+
+    def _compose(self, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the pixels (height, width, 3), the object that is seen in each or -1, and the classes of the objects.
+
+        The streams of `RandomState` are the same in every version of NumPy.
+        """
         height, width = SIZE
         picture = _background(random)
-        owner = np.full(SIZE, -1)  # the object that is seen in a pixel
-        labels: list[int] = []
+        owner = np.full(SIZE, -1, dtype=np.int8)
+        kinds: list[int] = []
         placed: list[tuple[int, int, int, int]] = []
         for _ in range(random.randint(_OBJECTS[0], _OBJECTS[1] + 1)):
             which = random.randint(len(self.parts))
@@ -80,18 +97,9 @@ class Scenes(DenseImages):
                     picture[region] += ink[..., None] * (color - picture[region])
                     owner[region][ink > _INK] = len(placed)
                     placed.append(box)
-                    labels.append(int(self.parts.labels[which]))
+                    kinds.append(int(self.parts.labels[which]))
                     break
-        seen = [n for n in range(len(placed)) if (owner == n).any()]
-        masks = np.stack([owner == n for n in seen])
-        kinds = np.array(labels)
-        target = boxes_target(np.array([_box(mask) for mask in masks]), kinds[seen], SIZE, index)
-        target["masks"] = tv_tensors.Mask(torch.from_numpy(masks.astype(np.uint8)))
-        target["area"] = torch.from_numpy(masks.sum((1, 2)).astype(np.float64))
-        classes = np.where(owner < 0, 0, kinds[owner] + 1)
-        target["classes"] = tv_tensors.Mask(torch.from_numpy(classes.astype(np.uint8)))
-        pixels = torch.from_numpy(picture.round().clip(0, 255).astype(np.uint8))
-        return tv_tensors.Image(pixels.permute(2, 0, 1)), target
+        return picture.round().clip(0, 255).astype(np.uint8), owner, np.array(kinds)
 
 
 def scenes(split: Split) -> tuple[Scenes, DenseInfo]:

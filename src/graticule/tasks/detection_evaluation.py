@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from graticule.tasks.dense_results import DetectionScore
 from graticule.training.evaluation import Evaluated, Evaluation, Table
 
 if TYPE_CHECKING:
@@ -15,25 +16,6 @@ if TYPE_CHECKING:
     from graticule.metric import Metric
 
 _SHOWN = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
-
-
-@dataclass(frozen=True)
-class DetectionScore:
-    """What a detector scores at one size.
-
-    size: the shorter and the longer side that images were fitted in.
-    values: COCO's average precisions in percent by name, box_map and so on, and mask_map for masks.
-    class_map: average precision of the boxes of each class, by name; None for a class without objects.
-    confusion: how many objects of each class (row) were found as each (column); the last row are detections of
-        nothing, the last column objects that were missed, of detections with a score of at least one half.
-    """
-
-    size: tuple[int, int]
-    values: dict[str, float]
-    class_map: dict[str, float | None]
-    confusion: list[list[int]]
-    images: int
-    images_per_second: float
 
 
 @dataclass

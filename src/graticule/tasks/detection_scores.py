@@ -11,7 +11,7 @@ from torchvision.ops import box_iou
 from tqdm.auto import tqdm
 
 from graticule.tasks.coco_scores import CocoScores
-from graticule.tasks.detection_evaluation import DetectionScore
+from graticule.tasks.dense_results import DetectionScore
 
 #: Detections of a lower score are not in the confusion of classes, nor are those that overlap an object less.
 _SCORE, _OVERLAP = 0.5, 0.5

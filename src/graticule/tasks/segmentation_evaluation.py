@@ -7,31 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from graticule.tasks.dense_results import PixelScore
 from graticule.training.evaluation import Evaluated, Evaluation, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from graticule.metric import Metric
-
-
-@dataclass(frozen=True)
-class PixelScore:
-    """What a model scores at one size.
-
-    size: the shorter and the longer side that images were fitted in.
-    miou, accuracy: percent; of the classes, and of the pixels.
-    class_iou: by the name of the class; None for one that is neither there nor found.
-    confusion: how many pixels of each class (row) were found to be of each (column).
-    """
-
-    size: tuple[int, int]
-    miou: float
-    accuracy: float
-    class_iou: dict[str, float | None]
-    confusion: list[list[int]]
-    images: int
-    images_per_second: float
 
 
 @dataclass

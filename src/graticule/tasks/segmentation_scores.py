@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
+from graticule.tasks.dense_results import PixelScore
 from graticule.tasks.pixel_scores import class_ious, confusion, logits_of, mean_iou
-from graticule.tasks.segmentation_evaluation import PixelScore
 
 
 @torch.inference_mode()

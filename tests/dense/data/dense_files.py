@@ -1,0 +1,101 @@
+"""Small data sets of the layouts of COCO, ADE20K and Pascal VOC."""
+
+import json
+
+import numpy as np
+from PIL import Image
+from pycocotools import mask as coco_mask
+
+
+def picture(seed, height=24, width=40):
+    return Image.fromarray(np.random.RandomState(seed).randint(0, 256, (height, width, 3)).astype(np.uint8))
+
+
+def rle(mask):
+    """The compressed run lengths of a mask, as COCO's files have them."""
+    runs = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {"size": list(runs["size"]), "counts": runs["counts"].decode()}
+
+
+def uncompressed(mask):
+    """The run lengths of a mask as a list, column after column, the first of zeros."""
+    flat = mask.astype(np.uint8).T.reshape(-1)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flat, [2]])))
+    runs = np.diff(np.concatenate([[0], edges]))
+    return {"size": list(mask.shape), "counts": runs.tolist()}
+
+
+def block(box, height=24, width=40):
+    """A mask of ones in (left, top, width, height)."""
+    mask = np.zeros((height, width), np.uint8)
+    left, top, wide, tall = box
+    mask[top : top + tall, left : left + wide] = 1
+    return mask
+
+
+def coco_values(**changes):
+    """Annotations of three images: two objects and a crowd, one object, none; classes 3 and 7."""
+    boxes = [[4, 2, 10, 8], [20, 5, 6, 12], [0, 0, 40, 6], [1, 1, 5, 5]]
+    polygon = [[4, 2, 14, 2, 14, 10, 4, 10]]
+    shapes = [polygon, rle(block(boxes[1])), uncompressed(block(boxes[2])), rle(block(boxes[3]))]
+    annotations = [
+        {
+            "id": number + 1,
+            "image_id": (11, 11, 11, 5)[number],
+            "category_id": (3, 7, 3, 7)[number],
+            "bbox": box,
+            "area": float(box[2] * box[3]),
+            "iscrowd": int(number == 2),
+            "segmentation": shapes[number],
+        }
+        for number, box in enumerate(boxes)
+    ]
+    images = [{"id": n, "file_name": f"{n}.jpg", "height": 24, "width": 40} for n in (11, 5, 8)]
+    categories = [{"id": 7, "name": "cat"}, {"id": 3, "name": "dog"}]
+    return {"images": images, "annotations": annotations, "categories": categories, **changes}
+
+
+def write_coco(root, values=None, splits=("train2017", "val2017")):
+    """Write both splits with the same annotations."""
+    values = coco_values() if values is None else values
+    for split in splits:
+        (root / split).mkdir(parents=True, exist_ok=True)
+        for image in coco_values()["images"]:
+            picture(image["id"]).save(root / split / f"{image['id']}.jpg", quality=95)
+        (root / "annotations").mkdir(exist_ok=True)
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(values))
+    return root
+
+
+def write_masks(root, top=2, splits=("train", "val"), count=3):
+    """Write images and masks with values from 0 to `top`."""
+    for split in splits:
+        for kind in ("images", "annotations"):
+            (root / kind / split).mkdir(parents=True)
+        for number in range(count):
+            picture(number).save(root / "images" / split / f"{number}.jpg")
+            values = np.random.RandomState(number).randint(0, top + 1, (24, 40)).astype(np.uint8)
+            Image.fromarray(values).save(root / "annotations" / split / f"{number}.png")
+    return root
+
+
+VOC_XML = """<annotation><size><width>40</width><height>24</height><depth>3</depth></size>
+<object><name>cat</name><difficult>0</difficult><bndbox><xmin>3</xmin><ymin>5</ymin><xmax>12</xmax><ymax>20</ymax></bndbox></object>
+<object><name>dog</name><difficult>1</difficult><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>40</xmax><ymax>24</ymax></bndbox></object>
+</annotation>"""
+
+
+def write_voc(root, xml=VOC_XML):
+    """Write two images with boxes and a mask with a palette."""
+    for folder in ("JPEGImages", "Annotations", "SegmentationClass", "ImageSets/Main", "ImageSets/Segmentation"):
+        (root / folder).mkdir(parents=True)
+    for name in ("a", "b"):
+        picture(ord(name)).save(root / "JPEGImages" / f"{name}.jpg")
+        (root / "Annotations" / f"{name}.xml").write_text(xml)
+        mask = Image.fromarray(np.array([[0, 20, 255] * 8] * 24, np.uint8).repeat(2, 1)[:, :40])
+        mask.putpalette([value for number in range(256) for value in (number, 255 - number, 9)])
+        mask.save(root / "SegmentationClass" / f"{name}.png")
+    for kind in ("Main", "Segmentation"):
+        (root / "ImageSets" / kind / "train.txt").write_text("a\n")
+        (root / "ImageSets" / kind / "val.txt").write_text("b\n")
+    return root
