@@ -26,6 +26,7 @@ def test_the_names_are_listed():
         "cifar10",
         "cifar100",
         "coco",
+        "coco_train",
         "digits",
         "fashion_mnist",
         "hugging_face",

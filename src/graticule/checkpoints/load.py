@@ -54,7 +54,7 @@ def load_own(model: nn.Module, path: str | Path) -> nn.Module:
     state = _read_usable(path)
     if all(name.startswith("model.") for name in model.state_dict()):  # which reading took for a wrapper
         state = {f"model.{name}": value for name, value in state.items()}
-    if complaints := _misfits(model, state):
+    if complaints := misfits(model, state):
         raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
     model.load_state_dict(state)
     return model

@@ -89,7 +89,7 @@ def without_empty(target: Target) -> Target:
     boxes = target["boxes"]
     kept = (boxes[:, 2:] > boxes[:, :2]).all(-1)
     if "masks" in target:
-        kept = kept & target["masks"].flatten(1).any(-1) if len(boxes) else kept
+        kept = kept & target["masks"].bool().any(-1).any(-1)
     return chosen(target, kept)
 
 

@@ -24,6 +24,7 @@ _OURS: dict[str, Loader] = {
     "hugging_face": hugging_face,
     "scenes": lambda split, root: scenes(split),
     "coco": coco,
+    "coco_train": lambda split, root: coco("train", root),
     "voc_detection": voc_detection,
     "ade20k": ade20k,
     "camvid": camvid,

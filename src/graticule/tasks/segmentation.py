@@ -10,7 +10,7 @@ from graticule.metric import MIOU, Metric
 from graticule.tasks.dense import DenseRecipe, DenseTask
 from graticule.tasks.segmentation_evaluation import SegmentationEvaluation
 from graticule.training.task import register_task
-from graticule.typed import Flag, Side
+from graticule.typed import Flag, NotNegative, ShareAboveZero, Side
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,6 +25,13 @@ class SegmentationRecipe(DenseRecipe):
 
     decoder: str = "segmenter_linear"
     """segmenter_linear, segmenter_mask, uperhead or fpn, with options such as uperhead(channels=128)"""
+    auxiliary: str | None = None
+    """second decoder of the same maps, whose loss is added in training, such as fcn (default: none)"""
+    auxiliary_weight: NotNegative = 0.4
+    """what the loss of the auxiliary decoder is multiplied by"""
+    hardest: ShareAboveZero = 1.0
+    """share of the pixels of an image, those of the highest loss, that are learned in a step, such as 0.2 where most
+    pixels are background"""
     window: Side | None = None
     """in evaluation, side in pixels of the windows that an image is cut into (default: the image as a whole)"""
     stride: Side | None = None
@@ -45,7 +52,8 @@ class Segmentation(DenseTask[SegmentationRecipe]):
     """A model that classifies every pixel, trained by cross-entropy and scored by the mean intersection over union.
 
     The loss of an image is the sum over its pixels that are not ignored, over the number of all of its pixels, as in
-    mmsegmentation.
+    mmsegmentation; or the same of the hardest pixels alone (Bridging Category-level and Instance-level Semantic Image
+    Segmentation, Wu et al., 2016).
     """
 
     recipe_class = SegmentationRecipe
@@ -61,7 +69,14 @@ class Segmentation(DenseTask[SegmentationRecipe]):
         from graticule.dense import create_segmenter
 
         recipe = self.recipe
-        return create_segmenter(recipe.model, num_classes, decoder=recipe.decoder, neck=recipe.neck, **arguments)
+        return create_segmenter(
+            recipe.model,
+            num_classes,
+            decoder=recipe.decoder,
+            neck=recipe.neck,
+            auxiliary=recipe.auxiliary,
+            **arguments,
+        )
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the mean loss of images and the classes of their pixels."""
@@ -73,9 +88,24 @@ class Segmentation(DenseTask[SegmentationRecipe]):
             by_size.setdefault(tuple(image.shape), []).append(number)
         losses = []
         for numbers in by_size.values():
-            logits = model(torch.stack([images[n] for n in numbers]))
-            losses.append(pixel_losses(logits, torch.stack([targets[n]["classes"] for n in numbers])).mean((1, 2)))
+            classes = torch.stack([targets[n]["classes"] for n in numbers])
+            each = self._logits(model, torch.stack([images[n] for n in numbers]))
+            loss = self._image_losses(each[0], classes)
+            for logits in each[1:]:
+                loss = loss + self.recipe.auxiliary_weight * self._image_losses(logits, classes)
+            losses.append(loss)
         return torch.cat(losses).mean()
+
+    def _logits(self, model: Any, images: Tensor) -> list[Tensor]:
+        """Return the logits of the decoder, and of the auxiliary one if there is one."""
+        found: list[Tensor] = [model(images)] if self.recipe.auxiliary is None else model.all_logits(images)
+        return found
+
+    def _image_losses(self, logits: Tensor, classes: Tensor) -> Tensor:
+        """Return the loss of each image, (B,)."""
+        pixels = pixel_losses(logits, classes).flatten(1)
+        count = max(1, round(self.recipe.hardest * pixels.shape[1]))
+        return (pixels if count == pixels.shape[1] else pixels.topk(count, sorted=False).values).mean(1)
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the loss, and how many pixels of each class there are, are found, and both, of each image."""

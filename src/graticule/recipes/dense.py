@@ -1,0 +1,239 @@
+"""Detectors on COCO and segmentation models on ADE20K, as LaPE, CPVT and PosMLP report them.
+
+Reproduces: LaPE (Yu et al., 2023), Tables 3 and 4; CPVT (Chu et al., 2023), Table 13; PosMLP (Wang et al., 2022),
+    Tables 8 and 9. What the papers leave out is from the configurations that they name: of ViT-Adapter (Chen et al.,
+    2023), Segmenter (Strudel et al., 2021) and PVT (Wang et al., 2021).
+Command: graticule train vit_adapter_tiny_mask_rcnn_coco --data-root COCO --start-from RUN [--joining lape]
+    graticule train seg_tiny_mask_ade20k --data-root ADE --start-from RUN [--joining lape]
+    graticule train coco_pvt_tiny_retinanet --data-root COCO --start-from RUN [--model pvt_tiny_peg]
+    [--model pvt_tiny_gap] [--model pvt_tiny_peg_gap]; the same for coco_pvt_tiny_retinanet_3x and
+    ade20k_pvt_tiny_semantic_fpn
+    graticule train posmlp_tiny_mask_rcnn_coco --data-root COCO --start-from RUN [--encoding "ggqpe+learnable"]
+    where RUN is a classification run, or a checkpoint of timm, such as the file of deit_tiny_patch16_224.
+Cost: LaPE's paper names four V100s, and no time; the others neither.
+Result: not measured.
+
+The published batch of detectors is two images on each of eight GPUs. Epochs stand for steps: 160,000 steps of 16 images
+are 126.7 epochs of ADE20K's 20,210 images, and 127 are trained; 40,000 of 32 are 63.3, and 64 are trained.
+
+Differences from the configurations: images without objects are trained on, as background, where mmdetection leaves
+them out; norms and biases do not decay in PVT's runs either; all sixteen images of a step are wide or all are tall
+(there the two of a GPU); the random crop to 1024 x 1024 after the resize is left out of Mask R-CNN with ViT-Adapter.
+PosMLP has no released configuration of detection; its paper gives rate, decay, batch and sizes, and the rest is
+mmdetection's 1x schedule. "3x" is that of mmdetection: 36 epochs, a tenth of the rate after 27 and 33 of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import graticule
+
+#: mmdetection's schedules: epochs, and those after which the rate falls to a tenth.
+ONE, THREE = (12, (8, 11)), (36, (27, 33))
+#: The sizes of multi-scale training: shorter sides, and the longest.
+SCALES = tuple(f"{side}x1333" for side in range(480, 801, 32))
+
+
+def _coco(epochs: tuple[int, tuple[int, ...]], **others: Any) -> graticule.DetectionRecipe:
+    """Return a run on COCO: batches of 16, images of at most 800 x 1333."""
+    return graticule.DetectionRecipe(
+        dataset="coco",
+        data_root=Path("data/coco"),
+        img_size=(224, 224),  # of the weights that it starts from; position information is resampled
+        fit=(800, 1333),
+        by_shape=True,
+        batch_size=16,
+        eval_batch_size=1,
+        workers=8,
+        epochs=epochs[0],
+        schedule="step",
+        decay_epochs=epochs[1],
+        warmup_steps=500,
+        warmup_lr=1e-7,  # a thousandth
+        lr=1e-4,
+        **others,
+    )
+
+
+@graticule.register_recipe(
+    "vit_adapter_tiny_mask_rcnn_coco",
+    "ViT-Adapter-Ti with Mask R-CNN on COCO, 3x + MS: 45.6 / 40.7 default, 46.3 / 41.2 LaPE (box / mask).",
+    model="deit_tiny_patch16_224",
+    drop_path_rate=0.1,
+)
+@graticule.register_recipe(
+    "vit_adapter_small_mask_rcnn_coco",
+    "ViT-Adapter-S with Mask R-CNN on COCO, 3x + MS: 48.3 / 42.8 default, 48.7 / 43.0 LaPE (box / mask).",
+    model="deit_small_patch16_224",
+    drop_path_rate=0.2,
+)
+def adapter_detection(model: str, drop_path_rate: float) -> graticule.DetectionRecipe:
+    """Train as ViT-Adapter's configurations of Mask R-CNN with DeiT do."""
+    return _coco(
+        THREE,
+        model=model,
+        neck="adapter(added='last', window=14) + fpn",
+        head="mask_rcnn",
+        drop_path_rate=drop_path_rate,
+        augmentation=graticule.DenseAugmentation(sizes=SCALES, part=0.5, hflip=0.5),
+        weight_decay=0.05,
+    )
+
+
+@graticule.register_recipe(
+    "coco_pvt_tiny_retinanet",
+    "PVT-tiny with RetinaNet on COCO, 1x: 36.7; 38.0 with PEG, 38.7 with PEG and average pooling before.",
+    epochs=ONE,
+)
+@graticule.register_recipe(
+    "coco_pvt_tiny_retinanet_3x",
+    "PVT-tiny with RetinaNet on COCO, 3x + MS: 39.4; 41.8 with PEG.",
+    epochs=THREE,
+    sizes=tuple(f"{side}x1333" for side in (640, 672, 704, 736, 768, 800)),
+)
+def pvt_detection(epochs: tuple[int, tuple[int, ...]], sizes: tuple[str, ...] = ()) -> graticule.DetectionRecipe:
+    """Train as PVT's configuration of RetinaNet does; the sizes of 3x are PVT's, 640 to 800."""
+    return _coco(
+        epochs,
+        model="pvt_tiny",
+        head="retinanet",
+        augmentation=graticule.DenseAugmentation(sizes=sizes, hflip=0.5),
+        weight_decay=1e-4,
+    )
+
+
+@graticule.register_recipe(
+    "posmlp_tiny_mask_rcnn_coco",
+    "PosMLP-T with Mask R-CNN on COCO, 1x: 41.6 / 38.4 (box / mask).",
+    model="posmlp_tiny_224",
+    head="mask_rcnn",
+)
+@graticule.register_recipe(
+    "posmlp_small_mask_rcnn_coco",
+    "PosMLP-S with Mask R-CNN on COCO, 1x: 43.2 / 39.4 (box / mask).",
+    model="posmlp_small_224",
+    head="mask_rcnn",
+)
+@graticule.register_recipe(
+    "posmlp_tiny_retinanet_coco",
+    "PosMLP-T with RetinaNet on COCO, 1x: 41.9.",
+    model="posmlp_tiny_224",
+    head="retinanet",
+)
+@graticule.register_recipe(
+    "posmlp_small_retinanet_coco",
+    "PosMLP-S with RetinaNet on COCO, 1x: 42.4.",
+    model="posmlp_small_224",
+    head="retinanet",
+)
+def posmlp_detection(model: str, head: str) -> graticule.DetectionRecipe:
+    """Train with the values of section 5.5 of PosMLP."""
+    return _coco(
+        ONE,
+        model=model,
+        head=head,
+        drop_path_rate=0.1,
+        augmentation=graticule.DenseAugmentation(hflip=0.5),
+        weight_decay=0.067,
+    )
+
+
+def _ade20k(**others: Any) -> graticule.SegmentationRecipe:
+    """Return a run on ADE20K: crops of 512 x 512 of images of 512 x 2048, scaled by 0.5 to 2."""
+    return graticule.SegmentationRecipe(
+        dataset="ade20k",
+        data_root=Path("data/ade/ADEChallengeData2016"),
+        fit=(512, 2048),
+        augmentation=graticule.DenseAugmentation(
+            scale=(0.5, 2.0), crop=(512, 512), crop_majority=0.75, hflip=0.5, photometric=True
+        ),
+        eval_batch_size=1,
+        workers=8,
+        schedule="poly",
+        **others,
+    )
+
+
+@graticule.register_recipe(
+    "vit_adapter_tiny_upernet_ade20k",
+    "ViT-Adapter-Ti with UperNet on ADE20K, 160k steps: 40.66 default, 41.52 LaPE.",
+    model="deit_tiny_patch16_224",
+    drop_path_rate=0.1,
+)
+@graticule.register_recipe(
+    "vit_adapter_small_upernet_ade20k",
+    "ViT-Adapter-S with UperNet on ADE20K, 160k steps: 45.07 default, 45.55 LaPE.",
+    model="deit_small_patch16_224",
+    drop_path_rate=0.2,
+)
+def adapter_segmentation(model: str, drop_path_rate: float) -> graticule.SegmentationRecipe:
+    """Train as ViT-Adapter's configurations of UperNet with DeiT do."""
+    return _ade20k(
+        model=model,
+        neck="adapter(added='each')",
+        decoder="uperhead",
+        auxiliary="fcn",
+        img_size=(512, 512),
+        drop_path_rate=drop_path_rate,
+        batch_size=16,
+        epochs=127,
+        lr=1.2e-4,
+        min_lr=0.0,
+        warmup_steps=1500,
+        warmup_lr=1.2e-10,
+        weight_decay=0.01,
+        layer_decay=0.95,
+        window=512,
+        stride=341,
+        precision="16-mixed",
+    )
+
+
+@graticule.register_recipe(
+    "seg_tiny_mask_ade20k",
+    "Segmenter Seg-T-Mask/16 on ADE20K: 36.53 default, 37.91 LaPE.",
+    model="deit_tiny_patch16_224",
+)
+@graticule.register_recipe(
+    "seg_small_mask_ade20k",
+    "Segmenter Seg-S-Mask/16 on ADE20K: 42.37 default, 42.81 LaPE.",
+    model="deit_small_patch16_224",
+)
+def segmenter(model: str) -> graticule.SegmentationRecipe:
+    """Train as Segmenter's code does on ADE20K: plain gradient descent, 64 epochs."""
+    return _ade20k(
+        model=model,
+        decoder="segmenter_mask(drop=0.1)",
+        img_size=(512, 512),
+        drop_path_rate=0.1,
+        batch_size=8,
+        epochs=64,
+        optimizer="sgd",
+        lr=1e-3,
+        min_lr=1e-5,
+        poly_power=0.9,
+        weight_decay=0.0,
+        window=512,
+        stride=512,
+    )
+
+
+@graticule.register_recipe(
+    "ade20k_pvt_tiny_semantic_fpn",
+    "PVT-tiny with Semantic FPN on ADE20K: 35.7; 38.0 with PEG, 38.8 with PEG and average pooling before.",
+)
+def semantic_fpn() -> graticule.SegmentationRecipe:
+    """Train as PVT's configuration of Semantic FPN does: 40,000 steps of 32 images."""
+    return _ade20k(
+        model="pvt_tiny",
+        decoder="fpn",
+        img_size=(224, 224),
+        batch_size=32,
+        epochs=64,
+        lr=2e-4,
+        min_lr=0.0,
+        poly_power=0.9,
+        weight_decay=1e-4,
+    )

@@ -1,0 +1,126 @@
+"""Small detectors and segmentation models that learn in minutes: composed scenes, CamVid, a few images of COCO.
+
+Reproduces: nothing; it is where any position encoding can be tried on dense tasks.
+Command: graticule train scenes_detection; graticule train scenes_segmentation; then graticule evaluate RUN --sizes 72
+    96 128 and graticule predict RUN. Without position: --encoding none.
+    graticule train camvid --data-root CAMVID; graticule train camvid_pvt --data-root CAMVID
+    graticule train coco_overfit --data-root COCO [--limit-train 100 --limit-test 100]
+Cost: docs/dense.md.
+Result: docs/dense.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import graticule
+
+
+@graticule.register_recipe("scenes_detection", "A small ViT with FCOS finds digits in composed scenes, in minutes.")
+def scenes_detection() -> graticule.DetectionRecipe:
+    """Train on 2,000 scenes of 96 x 96 in patches of 8: a grid of 12 x 12."""
+    return graticule.DetectionRecipe(
+        model="vit_nano_patch4_28",
+        patch_size=8,
+        neck="simple_pyramid(channels=64, first=2, extra='none')",
+        head="fcos",
+        dataset="scenes",
+        img_size=(96, 96),
+        fit=(96, 96),
+        batch_size=16,
+        eval_batch_size=25,
+        epochs=8,
+        lr=2e-3,
+        min_lr=2e-5,
+        warmup_steps=100,
+        weight_decay=0.05,
+        clip_grad=1.0,
+    )
+
+
+@graticule.register_recipe(
+    "scenes_segmentation", "A small ViT with a feature pyramid classifies the pixels of composed scenes, in minutes."
+)
+def scenes_segmentation() -> graticule.SegmentationRecipe:
+    """Train on 2,000 scenes of 96 x 96 in patches of 8: a grid of 12 x 12."""
+    return graticule.SegmentationRecipe(
+        model="vit_nano_patch4_28",
+        patch_size=8,
+        neck="simple_pyramid(channels=32, first=1)",
+        decoder="fpn(channels=32)",
+        hardest=0.2,
+        dataset="scenes",
+        img_size=(96, 96),
+        fit=(96, 96),
+        batch_size=16,
+        eval_batch_size=25,
+        epochs=10,
+        lr=2e-3,
+        min_lr=2e-5,
+        warmup_steps=100,
+        weight_decay=0.05,
+        clip_grad=1.0,
+    )
+
+
+def _camvid(**others: Any) -> graticule.SegmentationRecipe:
+    """Return a run on the 367 training images of CamVid at half their size, 180 x 240."""
+    return graticule.SegmentationRecipe(
+        dataset="camvid",
+        data_root=Path("data/camvid"),
+        fit=(180, 240),
+        augmentation=graticule.DenseAugmentation(hflip=0.5),
+        batch_size=8,
+        eval_batch_size=8,
+        epochs=30,
+        lr=1e-3,
+        min_lr=1e-5,
+        warmup_steps=100,
+        weight_decay=0.05,
+        clip_grad=1.0,
+        **others,
+    )
+
+
+@graticule.register_recipe("camvid", "A small ViT with Segmenter's mask transformer on CamVid at 180 x 240.")
+def camvid() -> graticule.SegmentationRecipe:
+    """Train in patches of 12: a grid of 15 x 20."""
+    return _camvid(model="vit_micro_patch4_28", patch_size=12, img_size=(180, 240), decoder="segmenter_mask(depth=1)")
+
+
+@graticule.register_recipe("camvid_pvt", "A small PVT with Semantic FPN on CamVid at 180 x 240.")
+def camvid_pvt() -> graticule.SegmentationRecipe:
+    """Train with two blocks per stage and an eighth of PVT-tiny's channels in the first; padded to 192 x 256."""
+    return _camvid(
+        model="pvt_tiny",
+        model_kwargs=("embed_dims=[32,64,96,128]", "num_heads=[1,2,3,4]", "depths=[1,1,2,1]"),
+        img_size=(192, 256),
+        neck="fpn(channels=64)",
+        decoder="fpn(channels=64)",
+    )
+
+
+@graticule.register_recipe("coco_overfit", "A small ViT with FCOS learns 20 training images of COCO by heart.")
+def coco_overfit() -> graticule.DetectionRecipe:
+    """Train and evaluate on the same images, at most 160 x 224, in patches of 8."""
+    return graticule.DetectionRecipe(
+        model="vit_micro_patch4_28",
+        patch_size=8,
+        neck="simple_pyramid(channels=64, first=1)",
+        head="fcos",
+        dataset="coco_train",
+        data_root=Path("data/coco"),
+        limit_train=20,
+        limit_test=20,
+        img_size=(160, 224),
+        fit=(160, 224),
+        batch_size=5,
+        eval_batch_size=1,
+        epochs=100,
+        lr=1e-3,
+        min_lr=1e-5,
+        warmup_steps=50,
+        weight_decay=0.0,
+        clip_grad=1.0,
+    )
