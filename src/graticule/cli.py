@@ -23,6 +23,7 @@ COMMANDS = {
     "runs": "list the runs of a folder with their progress and results",
     "plot": "draw the training of runs in one figure, one line per run or a mean with a band",
     "evaluate": "evaluate runs at several image sizes or text lengths",
+    "predict": "draw and write what a run finds in images: classes, boxes, masks",
     "generate": "continue a text with a run on text",
     "correlations": "draw the position correlations of every layer of a run, and the bias of every head",
     "translation": "measure how far every layer of runs is from translation equivariance",

@@ -40,5 +40,6 @@ def check_on_images(runs: Sequence[Any], command: str) -> None:
             raise ValueError(
                 f"`runs` must be on images, which graticule {command} draws, got {str(run.folder)!r}, which is on "
                 f"{run.task().inputs}; for text there are graticule evaluate RUN --lengths 128 512, graticule "
-                "correlations RUN and graticule generate RUN."
+                "correlations RUN and graticule generate RUN; for detection and segmentation, graticule evaluate RUN "
+                "and graticule predict RUN."
             )

@@ -19,6 +19,7 @@ from graticule.data.augmentation import Augmentation
 from graticule.metric import TOP1, Metric
 from graticule.tasks.distillation import Distillation
 from graticule.tasks.image_evaluation import ImageEvaluation
+from graticule.training.prediction import Found, Prediction
 from graticule.training.recipe import TrainingRecipe
 from graticule.training.task import Task, TrainedRun, register_task
 from graticule.typed import (
@@ -254,6 +255,27 @@ class Classification(Task[Recipe, "DataModule"]):
         real = labels != PADDING
         loss = F.cross_entropy(logits[real].float(), labels[real], reduction="none")
         return {"loss": loss, self.metric.key: 100 * (logits[real].argmax(-1) == labels[real])}
+
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+        """Return the five likeliest classes of an image; the data set of the run must be there, for its mean."""
+        from torchvision.transforms.functional import to_pil_image
+
+        from graticule.data import evaluation_transform, load_dataset
+
+        recipe = self.recipe
+        _, info = load_dataset(recipe.dataset, "test", recipe.data_root)
+        pillow = to_pil_image(image).convert("L" if info.channels == 1 else "RGB")
+        small = evaluation_transform(info, recipe.img_size, recipe.augmentation)(pillow)
+        shares = model(small[None].to(next(model.parameters()).device))[0].softmax(-1).cpu()
+        names = described["class_names"]
+        best = shares.topk(min(5, len(shares)))
+        top = [
+            {"class": names[n], "probability": share}
+            for share, n in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+        lines = [f"{one['class']} {100 * one['probability']:.1f} %" for one in top]
+        entries = {"classes.json": [{"image_id": number, "top": top}]}
+        return Found(Prediction(image, labels=lines), entries, lines=lines)
 
     @property
     def rate(self) -> tuple[str, int]:

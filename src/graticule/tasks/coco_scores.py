@@ -152,10 +152,11 @@ def average_precision(
 
     with contextlib.redirect_stdout(io.StringIO()):
         annotations = COCO()
-        annotations.dataset = dict(truth)
+        # copies, for pycocotools writes into what it is given
+        annotations.dataset = {**truth, "annotations": [dict(entry) for entry in truth["annotations"]]}
         annotations.createIndex()
         if results:
-            detections = annotations.loadRes(list(results))
+            detections = annotations.loadRes([dict(entry) for entry in results])
         else:
             detections = COCO()
             detections.dataset = {**truth, "annotations": []}

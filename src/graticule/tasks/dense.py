@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from graticule.data.dense_augmentation import DenseAugmentation
 from graticule.training.recipe import TrainingRecipe
 from graticule.training.task import Task, TrainedRun
-from graticule.typed import Count, Flag, Side, Whole
+from graticule.typed import Count, Finite, Flag, Side, Whole
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from graticule.checkpoints import Transfer
     from graticule.data.dense_module import DenseModule
+    from graticule.training.prediction import Prediction
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class DenseClasses(TypedDict):
     channels: Count
     class_names: tuple[str, ...]
     category_ids: tuple[Whole, ...]
+    mean: tuple[Finite, ...]
+    std: tuple[Finite, ...]
 
 
 R = TypeVar("R", bound=DenseRecipe)
@@ -84,6 +87,7 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     description = DenseClasses
     examples = "images"
+    inputs = "images with boxes, masks or classes of pixels"
 
     #: Whether the data normalize the images; a model that does it itself gets them in [0, 1].
     normalize: ClassVar[bool] = True
@@ -130,6 +134,8 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
             "channels": info.channels,
             "class_names": data.class_names,
             "category_ids": info.category_ids or tuple(range(len(data.class_names))),
+            "mean": info.mean,
+            "std": info.std,
         }
 
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:
@@ -150,6 +156,23 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
     @abstractmethod
     def create(self, num_classes: int, **arguments: Any) -> Any:
         """Create the model for so many classes; `arguments` are those of the backbone."""
+
+    def prepared(self, image: Tensor, described: Mapping[str, Any]) -> Tensor:
+        """Return an image, uint8, as the model takes it: fitted, as float32, and normalized if the data are."""
+        from torchvision import tv_tensors
+
+        from graticule.data import DatasetInfo
+        from graticule.data.dense_transforms import Evaluation, plain
+
+        names, mean, std = (tuple(described[key]) for key in ("class_names", "mean", "std"))
+        info = DatasetInfo(self.recipe.dataset, names, described["channels"], None, mean, std)
+        transform = Evaluation(self.recipe.fit, info if self.normalize else None)
+        prepared: Tensor = plain(transform(tv_tensors.Image(image), {})[0])
+        return prepared
+
+    @abstractmethod
+    def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
+        """Return what is in an image, to be drawn beside what is found."""
 
     def same_outputs(self, source: TrainedRun, data: DenseModule) -> bool:
         """Return False: only the backbone takes weights, whatever the run was trained for."""

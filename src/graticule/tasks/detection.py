@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from graticule.metric import BOX_MAP, Metric
 from graticule.tasks.dense import DenseRecipe, DenseTask
 from graticule.tasks.detection_evaluation import DetectionEvaluation
+from graticule.training.prediction import Found, Prediction
 from graticule.training.task import register_task
 from graticule.typed import Flag
 
@@ -88,9 +89,50 @@ class Detection(DenseTask[DetectionRecipe]):
                 self._scores.add(target, found, tuple(image.shape[-2:]))
         return {"images": torch.ones(sum(real), device=images[0].device)}
 
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+        """Return what is found in an image; written as COCO's results of boxes, and of masks."""
+        from graticule.tasks.coco_scores import CocoScores, restored
+
+        size = (int(image.shape[1]), int(image.shape[2]))
+        small = self.prepared(image, described).to(next(model.parameters()).device)
+        (found,) = model([small])
+        names = described["class_names"]
+        scores = CocoScores(described["category_ids"])
+        boxes, masks = scores.results(number, found, (small.shape[1], small.shape[2]), size)
+        numbers = [int(label) - 1 for label in found["labels"]]
+        prediction = Prediction(
+            image,
+            boxes=_corners(boxes),
+            labels=[f"{names[n]} {entry['score']:.2f}" for n, entry in zip(numbers, boxes, strict=True)],
+            numbers=numbers,
+            masks=restored(found["masks"], size).bool() if "masks" in found else None,
+        )
+        entries = {"boxes.json": boxes, **({"masks.json": masks} if "masks" in found else {})}
+        return Found(prediction, entries)
+
+    def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
+        """Return the objects of an image; crowds are named as such."""
+        names, labels = described["class_names"], target["labels"].tolist()
+        crowds = target["iscrowd"].tolist()
+        return Prediction(
+            image,
+            boxes=target["boxes"],
+            labels=[names[n] + " (crowd)" * crowd for n, crowd in zip(labels, crowds, strict=True)],
+            numbers=labels,
+            masks=target["masks"].bool() if self.truth == ("boxes", "masks") else None,
+        )
+
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the average precision of the boxes over all images of all processes, in percent."""
         return self._scores.gathered().compute()["box_map"]
+
+
+def _corners(boxes: list[dict[str, Any]]) -> Tensor:
+    """Return left, top, right and bottom of results of boxes, (n, 4)."""
+    import torch
+
+    sides = torch.tensor([entry["bbox"] for entry in boxes], dtype=torch.float64).reshape(-1, 4)
+    return torch.cat([sides[:, :2], sides[:, :2] + sides[:, 2:]], 1)
 
 
 def _objects(target: Target, dtype: Any) -> dict[str, Tensor]:

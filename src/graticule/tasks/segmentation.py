@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from graticule.metric import MIOU, Metric
 from graticule.tasks.dense import DenseRecipe, DenseTask
 from graticule.tasks.segmentation_evaluation import SegmentationEvaluation
+from graticule.training.prediction import Found, Prediction
 from graticule.training.task import register_task
 from graticule.typed import Flag, NotNegative, ShareAboveZero, Side
 
@@ -126,6 +127,22 @@ class Segmentation(DenseTask[SegmentationRecipe]):
             for name, value in found.items():
                 values.setdefault(name, []).append(value)
         return {name: _stacked(each) for name, each in values.items()} if values else self._none(model)
+
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+        """Return the class of every pixel of an image, and the share of each class."""
+        from graticule.tasks.pixel_scores import logits_of
+
+        small = self.prepared(image, described).to(next(model.parameters()).device)
+        classes = logits_of(model, small, image.shape[1:], self.recipe).argmax(0).cpu()
+        names = tuple(described["class_names"])
+        shares = (classes.flatten().bincount(minlength=len(names)).double() / classes.numel()).tolist()
+        found = {name: share for name, share in zip(names, shares, strict=True) if share}
+        prediction = Prediction(image, classes=classes, class_names=names)
+        return Found(prediction, {"classes.json": [{"image_id": number, "shares": found}]}, classes)
+
+    def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
+        """Return the classes of the pixels of an image."""
+        return Prediction(image, classes=target["classes"], class_names=tuple(described["class_names"]))
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the mean over the classes of intersection over union, in percent."""

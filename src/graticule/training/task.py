@@ -14,6 +14,7 @@ from graticule.metric import Metric
 from graticule.plugins import Definition, plugins_of
 from graticule.registries import Registry, options_of
 from graticule.training.evaluation import Evaluation, HeldOutEvaluation
+from graticule.training.prediction import Found
 from graticule.training.recipe import TrainingRecipe
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Task(ABC, Generic[R, D]):
     description: ClassVar[Any] = _NoDescription
     #: What an example is called in messages.
     examples: ClassVar[str] = "examples"
-    #: What the model takes, images or text: commands that draw images look at runs on images only.
+    #: What the model takes, images or text: commands that draw a classifier look at runs on "images" only.
     inputs: ClassVar[str] = "images"
     #: Names of further files that `save` writes into the run folder.
     files: ClassVar[tuple[str, ...]] = ()
@@ -180,6 +181,20 @@ class Task(ABC, Generic[R, D]):
         All processes call it, so that it can gather what each of them has collected.
         """
         return sums[self.metric.key] / count
+
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+        """Return what `model`, in evaluation mode, finds in an image.
+
+        Args:
+            model: the model of a run.
+            image: uint8, (3, height, width), as it is in its file.
+            number: of the image in what is written.
+            described: what the run recorded of its data.
+
+        Raises:
+            ValueError: if the task has no predictions for images.
+        """
+        raise ValueError(f"`run` must be of a task that predicts for images, got one of {self.recipe.task}.")
 
     @property
     def rate(self) -> tuple[str, int]:

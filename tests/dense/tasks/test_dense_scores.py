@@ -34,11 +34,11 @@ def truth_of(number, boxes, labels, crowd=(), size=(60, 90)):
 
 def found_as(target, boxes=None, labels=None, scores=None, masks=True):
     """Detections like a truth, with what is given replaced."""
-    boxes = target["boxes"] if boxes is None else torch.tensor(boxes, dtype=torch.float64)
+    boxes = target["boxes"] if boxes is None else torch.as_tensor(boxes, dtype=torch.float64).reshape(-1, 4)
     found = {
         "boxes": boxes.float(),
-        "labels": target["labels"] + 1 if labels is None else torch.tensor(labels),
-        "scores": torch.linspace(0.9, 0.5, len(boxes)) if scores is None else torch.tensor(scores),
+        "labels": target["labels"] + 1 if labels is None else torch.as_tensor(labels),
+        "scores": torch.linspace(0.9, 0.5, len(boxes)) if scores is None else torch.as_tensor(scores),
     }
     return found | ({"masks": target["masks"][:, None].float()} if masks else {})
 
@@ -54,10 +54,8 @@ def planted(seed=0):
         boxes = np.concatenate([corners, corners + sides], 1)
         target = truth_of(number, boxes.tolist(), random.randint(0, 3, count).tolist(), crowd=(0,))
         shift = random.normal(0, 1.5, (count, 4))
-        found = found_as(
-            target, (boxes + shift).tolist(), random.randint(1, 4, count).tolist(), random.rand(count).tolist()
-        )
-        scores.add(target, found, (60, 90))
+        labels = random.randint(1, 4, count)
+        scores.add(target, found_as(target, boxes + shift, labels, random.rand(count)), (60, 90))
     return scores
 
 

@@ -78,11 +78,8 @@ def test_the_rate_falls_to_a_tenth_right_after_the_named_epochs(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingModule, "optimizer_step", outer)
-        train(
-            segmenter(schedule="step", decay_epochs=(1,), warmup_steps=1, warmup_lr=1e-5),
-            tmp_path / "a",
-            progress=False,
-        )
+        steps = segmenter(schedule="step", decay_epochs=(1,), warmup_steps=1, warmup_lr=1e-5)
+        train(steps, tmp_path / "a", progress=False)
         assert rates == pytest.approx([1e-5, 1e-3, 1e-4, 1e-4])
         rates.clear()
         train(segmenter(schedule="poly", poly_power=2.0, min_lr=1e-4), tmp_path / "b", progress=False)
@@ -185,7 +182,9 @@ def test_the_backbone_starts_from_a_classifier_and_from_a_dense_run_at_other_siz
     }
     classifier["head.weight"], classifier["head.bias"] = torch.zeros(7, 24), torch.zeros(7)
     save_weights(classifier, tmp_path / "weights.safetensors")
-    started = train(segmenter(start_from=tmp_path / "weights.safetensors", lr=1e-9), tmp_path / "two", progress=False)
+    started = train(
+        segmenter(start_from=tmp_path / "weights.safetensors", lr=1e-9, min_lr=0.0), tmp_path / "two", progress=False
+    )
     found = load_file(started.weights)["features.backbone.blocks.0.mlp.fc1.weight"]
     torch.testing.assert_close(found, classifier["blocks.0.mlp.fc1.weight"], rtol=0, atol=1e-6)
 
