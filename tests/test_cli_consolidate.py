@@ -25,7 +25,7 @@ def trained(request, tmp_path_factory):
     )  # fmt: skip
     environment = dict(os.environ)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
+        patch.setattr("graticule.data.own.digits", functools.cache(digits))
         run = train(recipe, tmp_path_factory.mktemp("runs") / "run", progress=False)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -28,6 +28,7 @@ from graticule.factory import list_decompositions
 from graticule.recipe_registry import RECIPES
 from graticule.recipes import list_recipes, load_recipe
 from graticule.tasks import Classification, Mixing, Recipe, TextRecipe, evaluate
+from graticule.tasks.dense import DenseRecipe
 from graticule.tasks.distillation import Distillation
 from graticule.training import build_model, read_recipe, train
 from graticule.training.module import TrainingModule
@@ -65,7 +66,7 @@ PLUGIN = Path(__file__).parents[1] / "docs" / "my_methods.py"
 @pytest.fixture(scope="module", autouse=True)
 def _digits_are_unpacked_once():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.data.module.digits", functools.cache(digits))
+        patch.setattr("graticule.data.own.digits", functools.cache(digits))
         yield
 
 
@@ -73,6 +74,8 @@ def _digits_are_unpacked_once():
 def model_of(recipe, classes=1000):
     """Build the model of a recipe without its numbers."""
     with torch.device("meta"):
+        if isinstance(recipe, DenseRecipe):
+            return build_model(recipe, class_names=("a", "b", "c"), channels=3)
         return build_model(recipe, num_classes=classes, channels=3)
 
 
@@ -368,6 +371,8 @@ def test_the_model_of_every_recipe_can_be_built_for_its_size():
         model = model_of(recipe)
         if isinstance(recipe, TextRecipe):
             assert (model.context, model.vocab_size) == (recipe.context, 1000), name
+        elif isinstance(recipe, DenseRecipe):
+            assert (model.backbone.img_size, model.num_classes) == (recipe.img_size, 3), name
         else:
             assert (model.img_size, model.num_classes) == (recipe.img_size, 1000), name
 

@@ -1,0 +1,26 @@
+"""What docs/dense.md shows."""
+
+import re
+from pathlib import Path
+
+from graticule.data import list_datasets
+from graticule.recipes import list_recipes
+from graticule.tasks import DetectionRecipe, SegmentationRecipe
+
+PAGE = (Path(__file__).parents[3] / "docs" / "dense.md").read_text()
+
+
+def test_the_example_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    exec(compile(code, "dense.md", "exec"), {})
+    assert "boxes" in capsys.readouterr().out
+
+
+def test_the_data_sets_recipes_and_options_that_are_named_exist():
+    table = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.M))
+    assert table <= set(list_datasets()) and len(table) == 8
+    assert set(re.findall(r"graticule train (\w+)", PAGE)) <= set(list_recipes())
+    known = {name for kind in (DetectionRecipe, SegmentationRecipe) for name in kind.__dataclass_fields__}
+    known |= {"sizes", "per_class", "threshold", "help"}
+    named = {name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", PAGE)}
+    assert named <= known, named - known
