@@ -113,7 +113,10 @@ def test_a_long_legend_leaves_the_axes_their_room():
         (({},), "`lines` must be 1 to 28"),
         (({str(i): line(1) for i in range(29)},), "got 29"),
         (({"a": line(1), "b": []},), "got none for 'b'"),
-        (({"a": line(1)}, "top1"), "`metric` must be one of val_top1, val_bpb, train_loss, val_loss, lr"),
+        (
+            ({"a": line(1)}, "top1"),
+            "`metric` must be one of val_top1, val_bpb, val_box_map, val_miou, train_loss, val_loss, lr",
+        ),
         (({"a": line(1)}, "lr", "steps"), "`against` epoch or seconds, got lr, steps"),
     ],
 )

@@ -103,23 +103,23 @@ def camvid_pvt() -> graticule.SegmentationRecipe:
 
 @graticule.register_recipe("coco_overfit", "A small ViT with FCOS learns 20 training images of COCO by heart.")
 def coco_overfit() -> graticule.DetectionRecipe:
-    """Train and evaluate on the same images, at most 160 x 224, in patches of 8."""
+    """Train and evaluate on the same images, at most 128 x 176, in patches of 8."""
     return graticule.DetectionRecipe(
-        model="vit_micro_patch4_28",
+        model="vit_nano_patch4_28",
         patch_size=8,
-        neck="simple_pyramid(channels=64, first=1)",
+        neck="simple_pyramid(channels=64, first=2)",
         head="fcos",
         dataset="coco_train",
         data_root=Path("data/coco"),
         limit_train=20,
         limit_test=20,
-        img_size=(160, 224),
-        fit=(160, 224),
+        img_size=(128, 176),
+        fit=(128, 176),
         batch_size=5,
         eval_batch_size=1,
-        epochs=100,
-        lr=1e-3,
-        min_lr=1e-5,
+        epochs=150,
+        lr=2e-3,
+        min_lr=2e-5,
         warmup_steps=50,
         weight_decay=0.0,
         clip_grad=1.0,

@@ -258,6 +258,7 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
         """Return the five likeliest classes of an image; the data set of the run must be there, for its mean."""
+        from PIL import Image
         from torchvision.transforms.functional import to_pil_image
 
         from graticule.data import evaluation_transform, load_dataset
@@ -265,6 +266,8 @@ class Classification(Task[Recipe, "DataModule"]):
         recipe = self.recipe
         _, info = load_dataset(recipe.dataset, "test", recipe.data_root)
         pillow = to_pil_image(image).convert("L" if info.channels == 1 else "RGB")
+        if info.size is not None:  # as all images of its data set are
+            pillow = pillow.resize((info.size[1], info.size[0]), Image.Resampling.BICUBIC)
         small = evaluation_transform(info, recipe.img_size, recipe.augmentation)(pillow)
         shares = model(small[None].to(next(model.parameters()).device))[0].softmax(-1).cpu()
         names = described["class_names"]
