@@ -22,5 +22,5 @@ def test_the_data_sets_recipes_and_options_that_are_named_exist():
     assert set(re.findall(r"graticule train ([a-z]\w+)", PAGE)) <= set(list_recipes())
     known = {name for kind in (DetectionRecipe, SegmentationRecipe) for name in kind.__dataclass_fields__}
     known |= {"sizes", "per_class", "threshold", "help"}
-    named = {name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", PAGE)}
+    named = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]+)", PAGE)}
     assert named <= known, named - known
