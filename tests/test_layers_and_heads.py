@@ -130,10 +130,7 @@ def test_the_command_line_and_the_recipe_take_the_same_text(capsys, tmp_path):
         "digits_quick",
         "--encoding",
         encoding,
-        "--epochs",
-        2,
-        "--warmup-epochs",
-        0,
+        "--quick",
         "--output",
         tmp_path / "run",
     ]

@@ -78,18 +78,6 @@ def runs_whole(family, encoding, joining):
         assert model(wide).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("family", "encoding"),
-    [("Swin", "relative_bias+learnable"), ("gMLP", "sgu"), ("PosMLP", "gqpe"), ("PosMLP", "lrpe_m")],
-)
-def test_windows_and_gated_mlps_are_one_graph(family, encoding):
-    model = build(family, encoding).eval()
-    images = torch.randn(2, model.in_chans, *model.img_size)
-    with torch.no_grad():
-        compiled = torch.compile(model, fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(images), model(images))
-
-
 @pytest.fixture(scope="module")
 def found():
     """Return every combination, and the reason where it is refused."""

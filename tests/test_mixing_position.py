@@ -319,9 +319,11 @@ def test_in_bfloat16_it_is_as_close_to_float64_as_the_matrix_is(name, sizes, oth
     assert errors[1] < 2 * errors[0]
 
 
-@models
-@by_displacement
-def test_a_whole_model_is_one_graph_with_the_same_gradients(name, sizes, other, encoding):
+@pytest.mark.parametrize(
+    ("name", "sizes", "encoding"),
+    [("gmlp_s16_224", GMLP, "lrpe"), ("gmlp_s16_224", GMLP, "ggqpe"), ("posmlp_tiny_224", POSMLP, "gqpe")],
+)
+def test_a_whole_model_is_one_graph_with_the_same_gradients(name, sizes, encoding):
     small = sizes | ({"num_blocks": 1} if name.startswith("gmlp") else {"depths": (1, 1, 1, 1)})
     model = built(name, encoding, "displacement", **small)
     x = image(model)

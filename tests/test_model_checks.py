@@ -286,9 +286,26 @@ def test_a_model_of_timm_and_one_of_ours_are_exported():
     assert outcomes(ours, skip=only)["export"][0] == "passed"
 
 
-def test_a_model_of_ours_passes():
-    kwargs = {**VIT, "encoding": "rope + learnable"}
-    check_model(graticule.create_model("vit_tiny_patch16_224", **kwargs), skip=["export"])
+def test_a_model_of_ours_passes_and_its_rotation_is_read_in_every_layer():
+    kwargs = {**VIT, "depth": 2, "encoding": "rope + learnable"}
+    model = graticule.create_model("vit_tiny_patch16_224", **kwargs)
+    found = {one.check: (one.outcome, one.detail) for one in check_model(model, skip=["export"])}
+    assert "attention depends on the displacement in 3 x 5 patches, in 2 attentions" in found["axes"][1]
+    assert found["pair layout"] == ("passed", "rotations keep the length of queries, in 2 attentions")
+    assert found["transposition"] == ("passed", "the encoding gives the transposed angles on a transposed grid")
+
+
+def test_a_fault_of_a_later_layer_is_found_and_the_layer_is_named():
+    model = VisionTransformerRelPos(**{**VIT, "depth": 3}, rel_pos_type="bias", class_token=False)
+    only = set(CHECKS) - {"axes"}
+    said = "attention depends on the displacement in 3 x 5 patches, in 3 attentions"
+    assert outcomes(model, skip=only)["axes"] == ("passed", said)
+    index = model.blocks[1].attn.rel_pos.relative_position_index.view(15, 15)
+    rank = torch.arange(15)
+    by_columns = rank % 3 * 5 + rank // 3
+    index.copy_(index[by_columns][:, by_columns])
+    kind, said = outcomes(model, skip=only)["axes"]
+    assert kind == "failed" and said.endswith("got column by column in attention 2"), said
 
 
 FILE = """

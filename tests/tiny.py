@@ -58,6 +58,36 @@ CHOICES = [
 ]
 
 
+def _goes_with(others: str, encoding: str) -> bool:
+    try:
+        _position(f"{others}+{encoding}")(graticule.Grid(2, 2))
+    except ValueError:
+        return False
+    return True
+
+
+def _sums(most: int = 5) -> list[str]:
+    """Return sums of at most so many encodings in which every encoding is once."""
+    sums: list[str] = []
+    for encoding in ENCODERS:
+        place = next((i for i, one in enumerate(sums) if one.count("+") < most - 1 and _goes_with(one, encoding)), None)
+        if place is None:
+            sums.append(encoding)
+        else:
+            sums[place] += f"+{encoding}"
+    return sums
+
+
+#: Models in which every encoding and every joining is at least once, for laws of backbones: what holds with several
+#: encodings together holds with each, and what holds of an encoding alone is tested in tests/test_contract.py.
+COVER = [
+    *[(one, "default") for one in _sums()],
+    *[("learnable", joining) for joining in JOININGS if joining != "default"],
+    ("relative_bias", "lape"),
+    ("peg+learnable", "lape"),
+]
+
+
 def spec(name: str, **options: Any) -> str:
     """Write a name with options: spec("shaw", clip=4) is 'shaw(clip=4)'."""
     return str(Spec(name, options))

@@ -13,11 +13,9 @@ from graticule.studies.matrix import SMALL, build
 #: Beside the default joining of each family's own encoding, one encoding for every field of `LayerPosition`.
 CASES = [
     *((family, None, "default") for family in SMALL),
-    *(("ViT, DeiT", encoding, "default") for encoding in ("shaw", "rope", "peg", "convolutional_projection")),
-    ("ViT, DeiT", "learnable", "lape"),
-    ("PVT", "peg", "default"),
+    ("ViT, DeiT", "shaw+rope+convolutional_projection", "default"),
+    ("ViT, DeiT", "peg+learnable", "lape"),
     ("Swin", "learnable", "lape"),
-    ("PosMLP", "sgu", "default"),
 ]
 
 

@@ -9,9 +9,9 @@ from torch import nn
 
 import graticule
 from graticule.backbones import VisionTransformer
-from tiny import CHOICES, CLASSES, DEPTH, DIM, PAIRS, draw, gradients, images, spec, tiny
+from tiny import CLASSES, COVER, DEPTH, DIM, PAIRS, draw, gradients, images, spec, tiny
 
-choices = pytest.mark.parametrize(("encoding", "joining"), CHOICES)
+choices = pytest.mark.parametrize(("encoding", "joining"), COVER)
 
 
 @choices

@@ -170,8 +170,13 @@ def test_pretrained_weights_are_those_that_timms_hub_has(name, theirs, tmp_path)
 # Out and in again
 
 
-@names
-@pytest.mark.parametrize("joining", ["default", "shared", "unshared", "lape_sharing", "lape"])
+@pytest.mark.parametrize(
+    ("name", "joining"),
+    [
+        *((name, "default") for name in NAMES),
+        *(("pvt_tiny_peg", j) for j in ("shared", "unshared", "lape_sharing", "lape")),
+    ],
+)
 @pytest.mark.parametrize("published", [False, True])
 def test_our_own_checkpoints_go_round(name, joining, published, tmp_path):
     if "peg" in name and joining != "default":

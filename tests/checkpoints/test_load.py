@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer
 from graticule.checkpoints import read_checkpoint, save_weights
-from tiny import CHOICES, SIZE, draw, images, tiny
+from tiny import COVER, SIZE, draw, images, tiny
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 
@@ -118,7 +118,7 @@ def test_a_checkpoint_of_lapes_code_goes_in_with_its_options_beside(case, encodi
     torch.testing.assert_close(model(x).double(), output, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("encoding", "joining"), CHOICES)
+@pytest.mark.parametrize(("encoding", "joining"), COVER)
 def test_our_own_checkpoints_go_round(encoding, joining, saved, tmp_path):
     first, model = draw(tiny(encoding, joining)).eval(), tiny(encoding, joining).eval()
     x = images(24, 40)

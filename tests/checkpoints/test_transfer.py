@@ -14,7 +14,7 @@ from timm.models._manipulate import adapt_input_conv
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer, unfold
 from graticule.checkpoints import Transferred
-from tiny import CHOICES, DEPTH, SIZE, draw, images, tiny
+from tiny import COVER, DEPTH, SIZE, draw, images, tiny
 
 #: Small models of every family, by what makes them; images of 32 pixels, 64 for pyramids.
 FAMILIES = {
@@ -174,7 +174,7 @@ def trained(encoding, joining):
     return drawn(encoding, joining).state_dict()
 
 
-@pytest.mark.parametrize(("encoding", "joining"), CHOICES)
+@pytest.mark.parametrize(("encoding", "joining"), COVER)
 def test_between_any_two_encodings_and_joinings_what_they_have_in_common_is_loaded(encoding, joining):
     first, model = drawn(encoding, joining), drawn(encoding, joining)
     start = copy_of(model)
@@ -225,7 +225,7 @@ def test_an_own_encoding_that_holds_no_table_is_transferred(my_methods):
 # Another size
 
 
-@pytest.mark.parametrize(("encoding", "joining"), CHOICES)
+@pytest.mark.parametrize(("encoding", "joining"), COVER)
 def test_another_image_size_gives_what_the_loader_gives(encoding, joining, tmp_path):
     formula = "sinusoidal" in encoding  # which the loader leaves to itself under published names alone
     path = saved(drawn(encoding, joining), tmp_path, published=formula)

@@ -28,7 +28,9 @@ def naive_bucket(offset, buckets=32, max_distance=128, causal=False):
     if distance < exact:
         return first + distance
     far = Fraction(distance, exact) ** (buckets - exact)
-    steps = max(t for t in range(1000) if far >= Fraction(max_distance, exact) ** t)
+    steps = 0
+    while far >= Fraction(max_distance, exact) ** (steps + 1):
+        steps += 1
     return first + min(exact + steps, buckets - 1)
 
 
@@ -63,11 +65,11 @@ def test_a_few_buckets_by_hand():
 
 def test_the_edges_are_where_the_logarithm_of_the_code_has_them():
     for buckets, max_distance in ((16, 128), (32, 128), (32, 1000)):
-        exact = buckets // 2
+        exact, whole = buckets // 2, edges(buckets, max_distance)
         for distance in range(exact, 2 * max_distance):
             real = math.log(distance / exact) / math.log(max_distance / exact) * (buckets - exact)
             if abs(real - round(real)) > 1e-9:  # at an edge the logarithm may be rounded to either side
-                found = sum(edge <= distance for edge in edges(buckets, max_distance))
+                found = sum(edge <= distance for edge in whole)
                 assert found == min(exact + math.floor(real), buckets - 1)
 
 

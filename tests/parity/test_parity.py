@@ -109,23 +109,20 @@ def test_the_program_passes_a_good_case_and_prints_its_differences():
     assert all(line.startswith("ok ") for line in lines)
 
 
-def test_the_program_fails_a_case_that_is_off_by_1e_8(copy):
+def test_the_program_fails_a_case_that_is_off_by_1e_8(copy, capsys):
     case = "lape_learnable_lape"
     output = load_file(GOLDEN / f"{case}.safetensors")["output"].clone()
     output[0, 0] += 1e-8
-    done = program(copy(case, {"output": output}))
-    assert done.returncode == 1
-    assert done.stderr == ""
-    assert [line.split()[2] for line in done.stdout.splitlines() if line.startswith("FAIL")] == ["output"]
+    assert check.main([str(copy(case, {"output": output}))]) == 1
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")] == ["output"]
 
 
-def test_the_program_fails_an_unknown_class_and_goes_on_to_the_next_case(copy):
+def test_the_program_fails_an_unknown_class_and_continues_with_the_next_case(copy, capsys):
     unknown = copy("deit", **{"class": "timm.models.Mystery"})
-    done = program(unknown, GOLDEN / "lape_sin2d_lape.safetensors")
-    assert done.returncode == 1
-    assert done.stderr == ""
-    assert "no builder for timm.models.Mystery of timm" in done.stdout
-    assert "ok   lape_sin2d_lape" in done.stdout
+    assert check.main([str(unknown), str(GOLDEN / "lape_sin2d_lape.safetensors")]) == 1
+    out = capsys.readouterr().out
+    assert "no builder for timm.models.Mystery of timm" in out
+    assert "ok   lape_sin2d_lape" in out
 
 
 @pytest.mark.parametrize("change", ["nan", "shape", "missing weight", "unknown output", "no description", "truncated"])

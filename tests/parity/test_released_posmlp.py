@@ -1,6 +1,7 @@
 """PosMLP beside its released code: sizes, multiply-adds, names, initial values, what decays."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ PRINTED = {
 rows = pytest.mark.parametrize("row", ROWS)
 
 
+@cache
 def on_meta(row):
     name, kwargs = ROWS[row]
     with torch.device("meta"):

@@ -246,12 +246,8 @@ def test_a_fold_that_is_refused_leaves_training_mode_and_constants(size, folded)
 @pytest.mark.parametrize(
     ("encoding", "joining"),
     [
-        ("learnable", "lape"),
-        ("sinusoidal_2d", "shared"),
-        ("relative_bias", "lape"),
-        ("peg+learnable", "lape"),
-        ("shaw+relative_bias", "default"),
-        ("convolutional_projection", "default"),
+        ("peg+sinusoidal_2d+relative_bias", "lape"),
+        ("shaw+convolutional_projection+learnable", "default"),
     ],
 )
 def test_a_folded_model_is_one_graph(encoding, joining):

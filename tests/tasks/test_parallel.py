@@ -13,6 +13,7 @@ from short_runs import at_step, signal_itself
 
 from forked import two_processes
 from graticule.checkpoints import read_checkpoint
+from graticule.cli import main
 from graticule.tasks import Recipe
 from graticule.training import Preempted, Run, train
 from graticule.training.devices import check_shards, read_shards
@@ -71,30 +72,18 @@ def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):
     assert_equal_runs(train(Recipe(**PLAIN, accumulate=2), tmp_path / "run", progress=False), alone)
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        ["graticule.cli"],  # Lightning starts the second process
-        [
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "-m",
-            "graticule.cli",
-        ],  # torchrun starts both
-    ],
-    ids=["command", "torchrun"],
-)
-def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone, launcher):
+def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone):
     file = tmp_path / "mine.py"
     file.write_text(f"import graticule\n\ndef recipe():\n    return graticule.Recipe(**{PLAIN | {'devices': 2}})\n")
-    command = [sys.executable, "-m", *launcher, "train", str(file), "--output", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    run = Run(tmp_path / "run")
+    started = ["train", str(file), "--output", str(tmp_path / "lightning")]  # Lightning starts the second process
+    done = subprocess.run(
+        [sys.executable, "-m", "graticule.cli", *started], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
-    assert_equal_runs(run, alone)
-    assert "on 2 devices, cpu" in run.log_file.read_text()
+    two_processes(main, ["train", str(file), "--output", str(tmp_path / "torchrun")])  # which starts both
+    for run in (Run(tmp_path / "lightning"), Run(tmp_path / "torchrun")):
+        assert_equal_runs(run, alone)
+        assert "on 2 devices, cpu" in run.log_file.read_text()
 
 
 def test_two_processes_with_two_micro_batches_each_make_the_steps_of_one(tmp_path, alone):

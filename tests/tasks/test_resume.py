@@ -1,8 +1,6 @@
 """A run that is killed and resumed ends as one that was not."""
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from short_runs import assert_same_end, at_step, rows, short, signal_itself
 
-from forked import forked
+from forked import forked, run_command
 from graticule.cli import main
 from graticule.training import Interrupted, Run, train
 
@@ -37,22 +35,13 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp
         process.join(300)
         assert process.exitcode == -signal.SIGKILL and not killed.finished
         assert (killed.last and killed.last.name) == last
-    command = [
-        sys.executable,
-        "-m",
-        "graticule.cli",
-        "train",
-        "--resume",
-        str(killed.folder),
-        "--checkpoint-steps",
-        "2",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    errors = tmp_path / "errors"
+    process = forked(run_command, ["train", "--resume", str(killed.folder), "--checkpoint-steps", "2"], errors)
     while killed.last is None or killed.last.name == last:
-        assert process.poll() is None, f"the run ended before it could be killed: {process.communicate()[1]}"
+        assert process.is_alive(), f"the run ended before it could be killed: {errors.read_text()}"
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)  # wherever it is
-    process.communicate()
+    process.kill()  # wherever it is
+    process.join()
     assert not killed.finished
 
     assert main(["train", "--resume", str(killed.folder)]) == 0

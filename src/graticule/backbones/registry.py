@@ -10,8 +10,9 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import timm
@@ -264,7 +265,8 @@ def list_arguments(name: str) -> list[str]:
     return [argument for argument in _arguments(kind) if argument not in kind.hidden_arguments]
 
 
-def _defaults(backbone: type[Backbone]) -> dict[str, Any]:
+@cache
+def _defaults(backbone: type[Backbone]) -> Mapping[str, Any]:
     """Return the arguments of a class and their defaults, with those that it passes on to the class that it extends."""
     found: dict[str, Any] = {}
     for kind in backbone.__mro__:
@@ -274,7 +276,7 @@ def _defaults(backbone: type[Backbone]) -> dict[str, Any]:
                 found.setdefault(parameter.name, None if parameter.default is parameter.empty else parameter.default)
         if parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
-    return found
+    return MappingProxyType(found)
 
 
 def _arguments(backbone: type[Backbone]) -> list[str]:

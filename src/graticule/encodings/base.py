@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from torch import Tensor, nn
@@ -184,8 +185,13 @@ class Encoding(nn.Module, ABC):
             "head_dim": site.head_dim,
             "causal": site.causal,
         }
-        wanted = inspect.signature(cls.__init__).parameters
+        wanted = _parameters(cls.__init__)
         return cls(**{name: value for name, value in known.items() if name in wanted}, **options)
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 #: The option `layers`: the number of the first layers that have the encoding, or the indices of any.

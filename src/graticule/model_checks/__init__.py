@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from graticule.model_checks import laws
+from graticule.model_checks import execution, order, pairs, precision, sizes, transposition
+from graticule.model_checks.outputs import run
 from graticule.model_checks.subject import Failed, NotApplicable, Subject
 from graticule.names import known_name
 
@@ -17,16 +18,16 @@ __all__ = ["CHECKS", "Finding", "inspect_model"]
 
 #: Name of each check -> the function that makes it; its docstring is the law.
 CHECKS = {
-    "axes": laws.axes,
-    "pair layout": laws.pair_layout,
-    "prefix": laws.prefix,
-    "autocast": laws.autocast,
-    "transposition": laws.transposition,
-    "crop": laws.crop,
-    "batch": laws.batch,
-    "sizes": laws.sizes,
-    "caches": laws.caches,
-    "export": laws.export,
+    "axes": order.axes,
+    "pair layout": pairs.pair_layout,
+    "prefix": order.prefix,
+    "autocast": precision.autocast,
+    "transposition": transposition.transposition,
+    "crop": sizes.crop,
+    "batch": execution.batch,
+    "sizes": sizes.sizes,
+    "caches": execution.caches,
+    "export": execution.export,
 }
 
 
@@ -53,7 +54,7 @@ def inspect_model(
     """Check the position code of any model of images from outside; the model is not changed.
 
     The checks run on copies in float64 with weights drawn again, at a small grid of patches that is not square if the
-    model accepts one. What enters the first attention is compared for an image whose patches are all the same, so that
+    model accepts one. What enters each attention is compared for an image whose patches are all the same, so that
     only position tells them apart.
 
     Args:
@@ -75,7 +76,7 @@ def inspect_model(
         torch.manual_seed(0)
         original = Subject.of(model, img_size, patch_size)
         subject = original.small().drawn()
-        laws.run(subject.model, subject.images(1))  # an error of the model as it is belongs to the user
+        run(subject.model, subject.images(1))  # an error of the model as it is belongs to the user
         for name, check in CHECKS.items():
             if name in skip:
                 continue

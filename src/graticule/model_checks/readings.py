@@ -27,12 +27,19 @@ class Relative:
     queries: (h, m, d), or None if they were not seen.
     shape: (H, W) of the window, of m patches.
     outside: tokens of the window that are no patches.
+    earlier: attentions of the model before this one.
     """
 
     logits: Tensor
     queries: Tensor | None
     shape: Size
     outside: int
+    earlier: int = 0
+
+    @property
+    def where(self) -> str:
+        """Nothing for the first attention of a model, else " in attention 2"."""
+        return f" in attention {self.earlier + 1}" if self.earlier else ""
 
     @property
     def range(self) -> float:
@@ -77,15 +84,39 @@ class Relative:
         return found
 
 
-def relative(subject: Subject, level: float = 1.0) -> Relative:
+def every_relative(subject: Subject) -> list[Relative]:
+    """Return all attentions between patches that differ in their relative position alone, in their order.
+
+    Raises:
+        NotApplicable: if there is none; the reason is that of the first.
+    """
+    reasons: list[NotApplicable] = []
+    found = []
+    earlier = 0
+    while not earlier or subject.seen(earlier).logits is not None:
+        try:
+            found.append(relative(subject, earlier=earlier))
+        except NotApplicable as error:
+            reasons.append(error)
+        earlier += 1
+    if not found:
+        raise reasons[0]
+    return found
+
+
+def relative(subject: Subject, level: float = 1.0, earlier: int = 0) -> Relative:
     """Return the attention between patches that differ in their relative position alone.
+
+    Args:
+        level: of the constant image.
+        earlier: attentions of the model before the one that is looked at.
 
     Raises:
         NotApplicable: if the model has no relative position information, or it cannot be seen on its own.
     """
-    bare = subject.without_tables()
-    rows = bare.rows()
-    seen = bare.base if level == 1.0 else record(bare.model, bare.constant(level))
+    bare = subject.without_tables
+    rows = bare.rows(earlier=earlier)
+    seen = bare.seen(earlier) if level == 1.0 else record(bare.model, bare.constant(level), earlier)
     if seen.logits is None:
         raise NotApplicable("no attention between all patches was seen (scaled_dot_product_attention or softmax)")
     tokens = seen.inputs[seen.tokens][0, rows]
@@ -103,7 +134,7 @@ def relative(subject: Subject, level: float = 1.0) -> Relative:
     if not bool(finite.isfinite().all()):
         raise NotApplicable("patches are masked")
     queries = None if seen.queries is None else seen.queries[0, window][:, here]
-    found = Relative(finite, queries, shape, size - len(inside))
+    found = Relative(finite, queries, shape, size - len(inside), earlier)
     if found.range <= 1e-6 * float(finite.abs().max()):
         raise NotApplicable("no relative position information: attention is the same between all patches")
     return found

@@ -1,4 +1,4 @@
-"""What a model computes up to its first attention, recorded from outside: token sequences, queries, logits."""
+"""What a model computes up to one of its attentions, recorded from outside: token sequences, queries, logits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Recording:
     """What was seen in one forward pass of B images.
 
     inputs: inputs of normalizations and linear layers, (B, rows, D) each; windows of an image follow each other.
-    queries: of the first attention, (B, windows, h, n, d); None if they were not seen.
-    logits: of the first attention before the softmax, (B, windows, h, n, n); None if there is no such attention.
+    queries: of the attention, (B, windows, h, n, d); None if they were not seen.
+    logits: of the attention before the softmax, (B, windows, h, n, n); None if there is no such attention.
     """
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Recording:
 
     @property
     def tokens(self) -> int:
-        """Index of the input that holds the tokens of the first attention, or of the first input without one.
+        """Index of the input that holds the tokens of the attention, or of the first input without one.
 
         Raises:
             LookupError: if there is none.
@@ -40,18 +40,24 @@ class Recording:
         rows = self.logits.shape[1] * self.logits.shape[3]
         found = [at for at, one in enumerate(self.inputs) if one.shape[1] == rows]
         if not found:
-            raise LookupError("the tokens of the first attention were not seen")
+            raise LookupError("the tokens of the attention were not seen")
         return found[-1]
 
 
 class _Stop(Exception):
-    """The first attention was seen; nothing after it is needed."""
+    """The attention was seen; nothing after it is needed."""
 
 
 @torch.no_grad()
-def record(model: nn.Module, images: Tensor) -> Recording:
-    """Run `model` up to its first attention between all tokens, or of a window, and return what was seen."""
-    watcher = _Watcher(len(images))
+def record(model: nn.Module, images: Tensor, earlier: int = 0) -> Recording:
+    """Run `model` up to an attention between all tokens, or of a window, and return what was seen.
+
+    Args:
+        images: (B, C, height, width).
+        earlier: attentions to pass before. The queries of those get the mean of what they would get, so that patches
+            that were the same before one are the same after it, whatever its position is.
+    """
+    watcher = _Watcher(len(images), earlier)
     try:
         with watcher:
             model(images)
@@ -63,10 +69,10 @@ def record(model: nn.Module, images: Tensor) -> Recording:
 class _Watcher(TorchFunctionMode):
     """Looks at every function of PyTorch that a model calls."""
 
-    def __init__(self, batch: int) -> None:
+    def __init__(self, batch: int, earlier: int) -> None:
         super().__init__()
         self.recording = Recording()
-        self._batch = batch
+        self._batch, self._earlier = batch, earlier
         self._product: tuple[Tensor, Tensor] | None = None
 
     def __torch_function__(
@@ -82,9 +88,10 @@ class _Watcher(TorchFunctionMode):
         elif name in ("matmul", "__matmul__", "bmm") and len(args) == 2 and args[0].ndim >= 3:
             self._product = args[0], args[1]
         elif func is F.scaled_dot_product_attention:
-            self._attention(*args, **named)
-        elif name in ("softmax", "_softmax"):
-            self._softmax(args[0] if args else named["input"])
+            if self._attention(*args, **named):
+                return _mean_of_queries(func(*args, **named))
+        elif name in ("softmax", "_softmax") and self._softmax(args[0] if args else named["input"]):
+            return _mean_of_queries(func(*args, **named))
         return func(*args, **named)
 
     def _sequence(self, x: Tensor) -> None:
@@ -101,7 +108,7 @@ class _Watcher(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> None:
+    ) -> bool:
         if query.shape[-2] != key.shape[-2]:
             raise _Stop  # keys are fewer than queries: their logits are not of pairs of patches
         if enable_gqa:
@@ -110,19 +117,23 @@ class _Watcher(TorchFunctionMode):
         if attn_mask is not None:
             zero = torch.zeros((), dtype=logits.dtype)
             logits = logits + (zero.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else attn_mask)
-        self._keep(query, logits)
+        return self._keep(query, logits)
 
-    def _softmax(self, logits: Tensor) -> None:
+    def _softmax(self, logits: Tensor) -> bool:
         if logits.ndim < 3 or logits.shape[-1] < 2:
-            return
+            return False
         if logits.shape[-2] != logits.shape[-1]:
             raise _Stop
         queries = None
         if self._product is not None and self._product[0].shape[:-1] == logits.shape[:-1]:
             queries = self._product[0]
-        self._keep(queries, logits)
+        return self._keep(queries, logits)
 
-    def _keep(self, queries: Tensor | None, logits: Tensor) -> None:
+    def _keep(self, queries: Tensor | None, logits: Tensor) -> bool:
+        """Keep the attention that is asked for and stop; return True for an earlier one."""
+        if self._earlier:
+            self._earlier -= 1
+            return True
         if logits.ndim >= 3 and logits.shape[0] % self._batch == 0:
             self.recording.logits = self._by_image(logits)
             self.recording.queries = None if queries is None else self._by_image(queries)
@@ -133,3 +144,7 @@ class _Watcher(TorchFunctionMode):
         heads = x.detach() if x.ndim > 3 else x.detach()[:, None]
         found: Tensor = heads.flatten(0, -4).unflatten(0, (self._batch, -1)).clone()
         return found
+
+
+def _mean_of_queries(x: Tensor) -> Tensor:
+    return x.mean(-2, keepdim=True).expand_as(x)

@@ -91,9 +91,12 @@ class Subject:
         return torch.randn(batch, self.channels, *self.image, dtype=torch.float64)
 
     def constant(self, level: float = 1.0) -> Tensor:
-        """Return an image whose pixels are all the same, so that patches differ only in their position."""
+        """Return two images whose pixels are all the same, so that patches differ only in their position.
+
+        There are two, since what begins with (1, ...) in a model may be no batch.
+        """
         color = torch.linspace(0.3, 1.0, self.channels, dtype=torch.float64) * level
-        return color[None, :, None, None].expand(1, -1, *self.image).contiguous()
+        return color[None, :, None, None].expand(2, -1, *self.image).contiguous()
 
     def at(self, grid: Size) -> Subject:
         """Return the model for another grid of patches: by `set_input_size` if it has it, else as it is.
@@ -138,10 +141,24 @@ class Subject:
 
     @cached_property
     def base(self) -> Recording:
-        """What is seen of a constant image."""
-        return record(self.model, self.constant())
+        """What is seen of a constant image, up to the first attention."""
+        return self.seen()
 
-    def rows(self, at: int | None = None) -> Tensor:
+    def seen(self, earlier: int = 0) -> Recording:
+        """Return what is seen of a constant image, up to the attention after `earlier` others."""
+        if earlier not in self._seen:
+            self._seen[earlier] = record(self.model, self.constant(), earlier)
+        return self._seen[earlier]
+
+    @cached_property
+    def _seen(self) -> dict[int, Recording]:
+        return {}
+
+    @cached_property
+    def _rows(self) -> dict[tuple[int, int], Tensor]:
+        return {}
+
+    def rows(self, at: int | None = None, earlier: int = 0) -> Tensor:
         """Return the row of each patch in the recorded input `at` (default: the tokens), (H * W,), row by row.
 
         It is found from the content: each patch is changed on its own.
@@ -150,23 +167,27 @@ class Subject:
             NotApplicable: if it cannot be found.
         """
         try:
-            at = self.base.tokens if at is None else at
+            base = self.seen(earlier)
+            at = base.tokens if at is None else at
         except LookupError as error:
             raise NotApplicable(f"{error}") from error
-        before = self.base.inputs[at][0]
+        if (at, earlier) in self._rows:
+            return self._rows[at, earlier]
+        before = base.inputs[at][0]
         found: list[Tensor] = []
         places = [(i, j) for i in range(self.grid[0]) for j in range(self.grid[1])]
         for start in range(0, len(places), 64):
             part = places[start : start + 64]
-            images = self.constant().repeat(len(part), 1, 1, 1)
-            for image, (i, j) in zip(images, part, strict=True):
+            images = self.constant()[:1].repeat(max(len(part), 2), 1, 1, 1)
+            for image, (i, j) in zip(images, part, strict=False):
                 (h, w), (y, x) = self.patch, (i * self.patch[0], j * self.patch[1])
                 image[:, y : y + h, x : x + w] += torch.linspace(-1, 2, h * w, dtype=torch.float64).view(h, w)
-            after = record(self.model, images).inputs[at]
-            found.append((after - before).norm(dim=-1).argmax(-1))
+            after = record(self.model, images, earlier).inputs[at]
+            found.append((after - before).norm(dim=-1).argmax(-1)[: len(part)])
         rows = torch.cat(found)
         if len(rows.unique()) < len(rows):
             raise NotApplicable("the tokens of the patches were not found")
+        self._rows[at, earlier] = rows
         return rows
 
     @cached_property
@@ -179,7 +200,8 @@ class Subject:
         except LookupError:
             extra = 0
         for name, tensor in tensors:
-            if not tensor.is_floating_point() or not _TABLE.search(name.lower()) or _NO_TABLE.search(name.lower()):
+            kind = name.lower().removeprefix("position.")  # which names all that a position of this library holds
+            if not tensor.is_floating_point() or not _TABLE.search(kind) or _NO_TABLE.search(kind):
                 continue
             wide = [axis for axis, side in enumerate(tensor.shape) if side > 1]
             sides = [tensor.shape[axis] for axis in wide]
@@ -205,8 +227,9 @@ class Subject:
         held = dict([*self.model.named_parameters(), *self.model.named_buffers()])
         return {table.name: to_rows(held[table.name].detach(), table) for table in self.tables}
 
+    @cached_property
     def without_tables(self) -> Subject:
-        """Return a subject whose tables are zero."""
+        """A subject whose tables are zero."""
         return self.with_tables({name: torch.zeros_like(value) for name, value in self.values().items()})
 
 

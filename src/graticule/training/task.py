@@ -215,7 +215,8 @@ T = TypeVar("T", bound="type[Task[Any, Any]]")
 
 
 def _recipe_options(task: type[Task[Any, Any]]) -> Mapping[str, Any]:
-    return options_of(task.recipe_class, frozenset())
+    recipe: Callable[..., Any] = task.recipe_class
+    return options_of(recipe, frozenset())
 
 
 _TASKS: Registry[type[Task[Any, Any]]] = Registry("task", Task, _recipe_options)

