@@ -21,7 +21,7 @@ from graticule.tasks import Recipe, tokenizer_of
 from graticule.training import Run, train
 from text_commands import CONTEXT, short_recipe, spoiled_after_first_epoch, write_text_folder
 
-#: On standard error, behind the text.
+#: On standard error, after the text.
 SPEED = re.compile(r"(\d+) tokens?, \d+ tokens/s(; the document ended)?(; wrote .*)?\n")
 
 
@@ -199,7 +199,7 @@ def test_a_terminal_of_another_encoding_is_shown_what_it_can_show(monkeypatch, c
     assert out.buffer.getvalue() == b"\xe9\\u20ac\n"
 
 
-def test_what_came_before_it_was_stopped_stays(capsys, monkeypatch, tmp_path, computed):
+def test_the_text_before_it_was_stopped_stays(capsys, monkeypatch, tmp_path, computed):
     give_tokens(monkeypatch, [0x61, 0x62, KeyboardInterrupt()])
     file = tmp_path / "text.txt"
     code, out, err = run_command(capsys, "generate", computed.folder, "--prompt", "so ", "--output", file)

@@ -340,10 +340,10 @@ def test_position_correlations_are_cosines_of_every_layer(tmp_path, family, enco
         if found is None:
             continue
         assert found.similarity.shape == (len(found.sources), found.grid.patches, found.grid.patches)
-        told = found.similarity[[source is not None for source in found.sources]]
-        np.testing.assert_allclose(told, told.transpose(0, 2, 1), atol=1e-12)
-        np.testing.assert_allclose(np.diagonal(told, axis1=1, axis2=2), 1.0)
-        assert len(told) == (0 if encoding == "none" else len(found.similarity))
+        known = found.similarity[[source is not None for source in found.sources]]
+        np.testing.assert_allclose(known, known.transpose(0, 2, 1), atol=1e-12)
+        np.testing.assert_allclose(np.diagonal(known, axis1=1, axis2=2), 1.0)
+        assert len(known) == (0 if encoding == "none" else len(found.similarity))
         read = Correlations.load(found.save(tmp_path / "correlations.npz"))
         np.testing.assert_array_equal(read.similarity, found.similarity)
 
@@ -559,7 +559,7 @@ def test_the_standard_deviation_of_the_table_scales_what_is_drawn(family, joinin
     assert default.std().item() == pytest.approx(expected, rel=0.25)  # of a few hundred numbers
 
 
-def test_a_language_model_draws_its_table_as_it_is_told():
+def test_a_language_model_draws_its_table_of_the_chosen_deviation():
     torch.manual_seed(2)
     model = graticule.create_language_model("lm_nano", 11, context=64, encoding="learnable(std=0.5)")
     assert tables(model)[0].std().item() == pytest.approx(0.5, rel=0.05)

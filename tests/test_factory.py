@@ -357,7 +357,7 @@ def test_options_of_a_peg_that_cannot_be_are_refused_by_name(form, message):
 
 
 @pytest.mark.parametrize("place", [2, -2])
-def test_a_place_without_a_layer_behind_it_is_refused_for_a_convolutional_projection(place):
+def test_a_place_without_a_layer_after_it_is_refused_for_a_convolutional_projection(place):
     with pytest.raises(ValueError, match=rf"`places` must be from -1, .* to 1, got {place}"):
         build(spec("convolutional_projection", places=place))
 

@@ -91,7 +91,7 @@ def test_the_two_versions_of_lape_agree_in_the_first_layer_and_not_in_the_second
     assert not torch.allclose(ours[1].inner, theirs[1].inner)
 
 
-def test_a_change_of_one_norm_reaches_the_layers_behind_it_in_lape_and_its_own_alone_in_lape_sharing(table):
+def test_a_change_of_one_norm_reaches_the_layers_after_it_in_lape_and_its_own_alone_in_lape_sharing(table):
     for kind, changed in ((Lape, [False, True, True, True]), (LapeSharing, [False, True, False, False])):
         joining = drawn(kind(DIM, DEPTH))
         before = [position.inner.detach().clone() for position in joining(table)]
@@ -250,7 +250,7 @@ def test_a_decomposition_starts_as_its_norm_or_as_nothing(name, table):
 
 @pytest.mark.parametrize("kind", [Lape, LapeSharing])
 @pytest.mark.parametrize("name", DECOMPOSITIONS)
-def test_a_decomposition_stands_in_the_place_of_every_norm(kind, name, table):
+def test_a_decomposition_stands_instead_of_every_norm(kind, name, table):
     joining = drawn(kind(DIM, DEPTH, decomposition=name))
     w = table
     for position, own in zip(joining(table), joining.norms, strict=True):

@@ -243,7 +243,7 @@ def test_a_fault_is_an_assertion_that_names_its_check():
 
 
 VIT = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 5}
-SWIN = {"img_size": (32, 48), "patch_size": 2, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 2)}
+SWIN = {"img_size": (16, 24), "patch_size": 2, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 2)}
 ROPE = {**VIT, "use_rot_pos_emb": True, "use_abs_pos_emb": False, "attn_type": "rope"}
 #: timm's models at a tiny size, and the checks that do not apply to each.
 TIMM = {

@@ -1,4 +1,4 @@
-"""What each layer is told by functions of the tokens: places, merging, stages, folding, and what models see of it."""
+"""Functions of the tokens that layers get: their insert positions, merging, stages, folding, and their effect."""
 
 import copy
 from functools import partial
@@ -50,7 +50,7 @@ def drawn(module):
 
 
 def given(position):
-    """The fields that a layer is told, by name."""
+    """The fields that a layer gets, by name."""
     return [field for field in FIELDS if getattr(position, field) is not None]
 
 
@@ -74,7 +74,7 @@ def test_a_table_is_added_before_a_function_of_the_stream_acts():
     assert_near(LayerPosition(before=torch.square).enter(x), x**2)
 
 
-def test_what_is_said_behind_a_layer_does_not_act_before_it_nor_the_other_way_round():
+def test_what_is_said_after_a_layer_does_not_act_before_it_nor_the_other_way_round():
     x, table = tokens(), tokens()[0]
     assert LayerPosition(after=torch.square).enter(x) is x
     assert LayerPosition(pre=table, before=torch.square, inner=table).leave(x) is x
@@ -128,7 +128,7 @@ def test_inputs_and_rotation_are_given_once(field):
 
 
 @pytest.mark.parametrize("place", range(-1, 4))
-def test_a_peg_stands_behind_the_layer_of_its_place_and_minus_one_is_before_the_first(place):
+def test_a_peg_stands_after_the_layer_of_its_place_and_minus_one_is_before_the_first(place):
     own = peg()
     positions = BetweenBlocks({place: own}, depth=4)(GRID)
     assert [given(position) for position in positions] == [
@@ -168,7 +168,7 @@ def test_the_grid_that_a_peg_is_asked_for_is_the_one_it_works_on():
 
 
 @pytest.mark.parametrize("place", range(-1, 3))
-def test_inputs_at_a_place_are_those_of_the_layer_behind_it(place):
+def test_inputs_at_a_place_are_those_of_the_layer_after_it(place):
     own = drawn(ConvolutionalProjection(DIM))
     positions = BeforeProjections({place: own}, depth=4)(GRID)
     assert [given(position) for position in positions] == [["inputs"] * (layer == place + 1) for layer in range(4)]

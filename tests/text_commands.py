@@ -1,4 +1,4 @@
-"""What the tests of commands on text share: a command as a person types it, and runs on text of a second."""
+"""What the tests of commands on text share: a command as a person types it, and short runs on text."""
 
 import contextlib
 import dataclasses

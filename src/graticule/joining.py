@@ -117,7 +117,7 @@ class Joining(nn.Module, ABC):
 
     @property
     def bias_norm(self) -> Literal["keys", "heads"] | None:
-        """What a relative bias is normalized over; None to add it as it is."""
+        """The axis that a relative bias is normalized over; None to add it as it is."""
         return None
 
     def check(self, joined: str | None, options: Collection[str]) -> None:
@@ -406,7 +406,7 @@ class Lape(LapeSharing):
 
     @property
     def bias_norm(self) -> Literal["keys", "heads"] | None:
-        """What a relative bias is normalized over."""
+        """The axis that a relative bias is normalized over."""
         return self.over
 
     def check(self, joined: str | None, options: Collection[str]) -> None:

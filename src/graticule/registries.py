@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -123,16 +122,19 @@ class Registry(Generic[T]):
 _EMPTY = inspect.Parameter.empty
 
 
-@cache
-def options_of(function: Callable[..., Any], context: frozenset[str]) -> Mapping[str, Option]:
+def options_of(function: Callable[..., Any], context: frozenset[str]) -> dict[str, Option]:
     """Return the parameters of a function that can be given by name and are not in `context`."""
+    return {name: option for name, option in _parameters(function) if name not in context}
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, Option], ...]:
     hints = get_type_hints(function, include_extras=True)
-    found = {
-        name: Option(hints.get(name, Any), parameter.default)
+    return tuple(
+        (name, Option(hints.get(name, Any), parameter.default))
         for name, parameter in inspect.signature(function).parameters.items()
-        if name not in context and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    return MappingProxyType(found)  # one for all who ask
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    )
 
 
 def as_kind(kind: Any, value: Any, where: str) -> Any:

@@ -110,7 +110,7 @@ def test_layers_are_counted_through_all_stages_and_windows_are_the_grid_that_is_
 
 @names
 @pytest.mark.parametrize("encoding", QUADRATIC)
-def test_logits_behind_a_softmax_give_the_weights(name, encoding):
+def test_logits_before_a_softmax_give_the_weights(name, encoding):
     for one in mixing_maps(gated(name, encoding), query=(1, 2)):
         assert one.softmax
         powers = np.exp(one.logits)
@@ -405,7 +405,7 @@ def test_weights_that_may_be_negative_have_a_two_sided_colour_map_with_zero_in_t
     assert brightness[0] < brightness[1] < brightness[2]
 
 
-def test_logits_behind_a_softmax_show_the_six_nearest_the_largest():
+def test_logits_before_a_softmax_show_the_six_nearest_the_largest():
     maps = mixing_maps(gated())
     figure = drawn(mixing_sheet(maps, values="logits"))
     lines, bars = panels(figure, 3, 4)
@@ -523,7 +523,7 @@ def test_the_biases_are_a_panel_a_layer_on_one_scale():
     assert figure.get_suptitle() == "a model"
 
 
-def test_more_than_six_biases_go_on_in_another_row_and_layers_without_are_left_out():
+def test_more_than_six_biases_continue_in_another_row_and_layers_without_are_left_out():
     maps = [one_map(np.ones((1, 2, 3)), layer=n, bias=None if n == 2 else np.full((2, 3), float(n))) for n in range(9)]
     lines, bars = panels(drawn(bias_sheet(maps)), 2, 6)
     titles = [ax.get_title() for line in lines for ax in line]

@@ -490,7 +490,7 @@ def test_a_patch_other_than_16_and_an_unknown_kind_of_tokens_are_refused_by_t2t(
 
 @torch.no_grad()
 def test_a_scale_of_the_logits_is_the_same_as_smaller_queries():
-    """Of 256 channels in 4 heads: 256^(-1/2) in the place of 64^(-1/2) halves every logit."""
+    """Of 256 channels in 4 heads: 256^(-1/2) instead of 64^(-1/2) halves every logit."""
     given = {"img_size": 64, "depth": 2, "num_classes": 5}
     plain = draw(graticule.create_model("t2t_vit_7", **given)).double().eval()
     scaled = graticule.create_model("t2t_vit_7", qk_scale=256**-0.5, **given).double().eval()

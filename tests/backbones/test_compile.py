@@ -9,7 +9,7 @@ import graticule
 from graticule.backbones import MODELS
 from tiny import draw, gradients, images, tiny
 
-#: Every kind of thing that a layer gets: `pre`, `inner`, a bias, one made from queries, a rotation, what is made of tokens.
+#: Every kind of thing that a layer gets: `pre`, `inner`, a bias, one made from queries, a rotation, of tokens.
 KINDS = [
     ("learnable", "shared"),
     ("shaw+rope+convolutional_projection", "default"),

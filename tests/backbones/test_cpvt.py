@@ -73,7 +73,7 @@ def test_the_names_are_those_of_table_9_with_and_without_a_class_token():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_depthwise_peg_stands_behind_the_first_block(name):
+def test_one_depthwise_peg_stands_after_the_first_block(name):
     with torch.device("meta"):
         model = graticule.create_model(name)
     assert list(model.position.pegs) == ["0"]
@@ -87,7 +87,7 @@ def test_one_depthwise_peg_stands_behind_the_first_block(name):
 
 
 @pytest.mark.parametrize("places", [range(5), (0, 1, 2, 3, 4), [4, 3, 2, 1, 0]])
-def test_pegs_can_stand_behind_the_first_five(places):
+def test_pegs_can_stand_after_the_first_five(places):
     model = cpvt(depth=6, encoding=spec("peg", places=[*places]))
     assert list(model.position.pegs) == ["0", "1", "2", "3", "4"]
     given = model.position(model.grid)

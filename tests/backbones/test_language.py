@@ -307,15 +307,15 @@ def test_a_state_dict_goes_round():
     assert torch.equal(first(tokens), second(tokens))
 
 
-def test_a_position_of_ones_own_is_told_that_it_is_causal():
-    told = {}
+def test_a_position_of_ones_own_knows_that_it_is_causal():
+    site = {}
 
     def builder(grid, *, dim, depth, num_heads, **within):
-        told.update(within, grid=grid)
+        site.update(within, grid=grid)
         return build_position(grid, dim=dim, depth=depth, num_heads=num_heads, encoding="bucketed_bias")
 
     model = LanguageModel(builder, WORDS, context=CONTEXT, embed_dim=DIM, depth=2, num_heads=HEADS)
-    assert told == {"causal": True, "grid": graticule.Grid(1, CONTEXT)}
+    assert site == {"causal": True, "grid": graticule.Grid(1, CONTEXT)}
     assert model(texts()).shape == (2, CONTEXT, WORDS)
 
 

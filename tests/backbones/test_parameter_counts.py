@@ -186,7 +186,7 @@ def test_a_cpvt_has_the_sizes_of_table_9(row, gap):
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])
-def test_a_cpvt_is_deit_with_a_convolution_in_the_place_of_the_table(size):
+def test_a_cpvt_is_deit_with_a_convolution_instead_of_the_table(size):
     deit = FACTS[f"deit_{size}_patch16_224.default"]["parameters"]
     model = full_size(f"cpvt_{size}_patch16_224")
     assert count(model) == deit - 197 * model.embed_dim + 10 * model.embed_dim

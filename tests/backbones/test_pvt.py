@@ -417,7 +417,7 @@ def test_the_final_norm_is_for_the_last_stage_alone(name):
 
 
 @pytest.mark.parametrize(("indices", "ran"), [([0], [0]), ([0, 1], [0, 1, 1]), ([3], [0, 1, 1, 2, 3])])
-def test_stopping_early_runs_no_stage_behind_the_last_one_wanted(indices, ran):
+def test_stopping_early_runs_no_stage_after_the_last_one_wanted(indices, ran):
     model = draw(pvt("pvt_tiny_peg")).double().eval()
     x = wide()
     everything = model.forward_intermediates(x, intermediates_only=True)
@@ -449,7 +449,7 @@ def test_timm_makes_a_feature_extractor_of_it(name):
     assert [y.shape[1] for y in some(x)] == [16, 32]
 
 
-def test_the_module_of_a_stage_that_timm_is_told_is_its_last_block():
+def test_the_module_of_a_stage_that_timm_knows_is_its_last_block():
     model = pvt()
     assert [info["module"] for info in model.feature_info] == ["blocks.0.0", "blocks.1.1", "blocks.2.0", "blocks.3.0"]
     assert all(model.get_submodule(info["module"]) for info in model.feature_info)

@@ -363,8 +363,8 @@ def by_hand(merging, table, grid):
     return (normed @ merging.reduction.weight.T).flatten(0, 1)
 
 
-def told(model, grid):
-    """What every layer is told of the table, on the stream or behind the norm."""
+def given_to(model, grid):
+    """What every layer gets of the table, on the residual stream or after the norm."""
     return [p.inner if p.pre is None else p.pre for p in model.position(grid)]
 
 
@@ -385,8 +385,8 @@ def test_the_table_of_a_later_stage_is_the_table_before_merged_by_hand(encoding,
             joined = table if joining == "shared" else part.joining.norms[layer](table)
             expected.append(joined)
             if joining == "lape":
-                table = joined  # Eq. 11 goes on through the stages
-    found = told(model, grids[0])
+                table = joined  # Eq. 11 continues through the stages
+    found = given_to(model, grids[0])
     assert [table.shape for table in found] == [(g.patches, 8 << s) for s, g in enumerate(grids) for _ in range(2)]
     for one, other in zip(found, expected, strict=True):
         assert_same(one, other)
@@ -395,7 +395,7 @@ def test_the_table_of_a_later_stage_is_the_table_before_merged_by_hand(encoding,
 @merged
 def test_a_gradient_reaches_the_first_table_through_the_last_stage_alone(encoding, joining):
     model = swin(encoding, joining, **THREE)
-    last = told(model, model.grid)[-1]
+    last = given_to(model, model.grid)[-1]
     (last * torch.randn_like(last)).sum().backward()
     first = next(p for name, p in model.named_parameters() if name.endswith("pos_embed"))
     assert first.grad is not None and (first.grad.abs().sum(-1) > 0).all()
@@ -408,18 +408,18 @@ def test_a_gradient_reaches_the_first_table_through_the_last_stage_alone(encodin
 def test_a_copy_merges_with_its_own_merging(encoding, joining):
     model = swin(encoding, joining)
     x = wide()
-    before, tables = model(x), told(model, model.grid)
+    before, tables = model(x), given_to(model, model.grid)
     other = copy.deepcopy(model)
     assert_same(other(x), before, atol=0)
     other.layers[1].downsample.reduction.weight.mul_(-2)
-    moved = told(other, other.grid)
-    assert all(torch.equal(a, b) for a, b in zip(told(model, model.grid), tables, strict=True))
+    moved = given_to(other, other.grid)
+    assert all(torch.equal(a, b) for a, b in zip(given_to(model, model.grid), tables, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(moved[:2], tables[:2], strict=True))
     assert all((a - b).abs().max() > 1e-3 for a, b in zip(moved[2:], tables[2:], strict=True))
     assert_same(model(x), before, atol=0)
     # and so with the table of the first stage
     next(p for name, p in model.named_parameters() if name.endswith("pos_embed")).mul_(3)
-    assert all(torch.equal(a, b) for a, b in zip(told(other, other.grid), moved, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(given_to(other, other.grid), moved, strict=True))
 
 
 @merged
@@ -498,7 +498,7 @@ def test_a_folded_swin_folds_again_when_weights_are_loaded(encoding, joining):
 
 
 @torch.no_grad()
-def test_a_peg_stands_behind_the_first_block_of_every_stage_and_is_nothing_where_its_weights_are_zero():
+def test_a_peg_stands_after_the_first_block_of_every_stage_and_is_nothing_where_its_weights_are_zero():
     model = swin("relative_bias+peg", **THREE)
     plain = swin("relative_bias", **THREE)
     given = model.position(model.grid)

@@ -1,5 +1,7 @@
 """What timm's tools ask of a model: registry, configuration, groups of parameters, checkpointing, sizes."""
 
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -268,7 +270,7 @@ def test_a_pruned_model_computes_the_same_intermediates(encoding, joining):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-def test_stopping_early_runs_no_block_behind_the_last_one_wanted():
+def test_stopping_early_runs_no_block_after_the_last_one_wanted():
     model = tiny()
     runs = []
     for layer, block in enumerate(model.blocks):
@@ -293,6 +295,20 @@ def test_pretrained_weights_of_another_task_can_be_loaded_by_timm(tmp_path):
     x = images()
     torch.testing.assert_close(model(x), published(x))
     assert model(x).shape == (2, CLASSES)
+
+
+def test_the_feature_extractor_of_the_docs_gives_tokens_and_logits():
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    section = page.partition("## Features with torch.fx")[2].partition("\n## ")[0]
+    code = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
+    shown = {}
+    exec(compile(code, "extending.md", "exec"), shown)
+    model, images = shown["model"], torch.randn(1, 1, 28, 36)
+    assert shown["found"]["middle"].shape == (2, 50, model.embed_dim)
+    for x in (images, images[..., :28]):
+        found = shown["features"](x)
+        tokens = [tokens for tokens, _ in model.each_layer(x)]
+        torch.testing.assert_close([found["middle"], found["logits"]], [tokens[2], model(x)], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])

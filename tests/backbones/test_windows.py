@@ -201,7 +201,7 @@ def cut(grid, window, index, shift):
 @pytest.mark.parametrize("product", ["matrix", "displacement"])
 @pytest.mark.parametrize("encoding", MIXING)
 def test_no_token_takes_anything_from_beyond_its_window_or_the_border(encoding, product, windows, shift):
-    """Weights are those of a whole window, cut, and behind a softmax normalized again; beyond, gradients are zeros."""
+    """Weights are those of a whole window, cut, and normalized again after a softmax; beyond, gradients are zeros."""
     model = posmlp(spec(encoding, product=product), windows=windows, shift=shift)
     layers, layer = model.position(model.grid), 0
     for stage, grid in enumerate(model.grid.pyramid(4)):

@@ -1,4 +1,4 @@
-"""A model starts from the checkpoint of another: what fits is taken, everything is told, or nothing is touched."""
+"""A model starts from the checkpoint of another: what fits is taken, everything is reported, or nothing is touched."""
 
 import contextlib
 import functools
@@ -111,7 +111,7 @@ def with_status(found, *statuses):
 
 
 def assert_complete(found, model, before, keys):
-    """Every tensor of the model is told of once, every key is used or unused once, and what is new is as it was."""
+    """Every tensor of the model is reported once, every key is used or unused once, and what is new is as it was."""
     own = model.state_dict()
     rows = [row for row in found.rows if row.status != "unused"]
     assert [row.name for row in rows] == list(own)
@@ -133,8 +133,8 @@ def assert_complete(found, model, before, keys):
     assert sum(n for status, n in found.totals.items() if status != "unused") == sum(v.numel() for v in own.values())
 
 
-def told(model, source, **kwargs):
-    """Transfer, and check that it is told in full."""
+def reported(model, source, **kwargs):
+    """Transfer, and check that the report is complete."""
     before = copy_of(model)
     found = transfer(model, source, **kwargs)
     state = source if isinstance(source, dict) else load(source)
@@ -154,7 +154,7 @@ def test_from_its_own_checkpoint_a_model_has_everything_bit_for_bit(family, tmp_
     first, model = small(family), small(family)
     for published in (False, True):
         with case("published names" if published else "its own names"):
-            found = told(draw(model), saved(first, tmp_path, published))
+            found = reported(draw(model), saved(first, tmp_path, published))
             assert with_status(found, "loaded") == set(model.state_dict())
             assert set(found.totals) == {"loaded"}
             assert_unchanged(model, first.state_dict())
@@ -178,14 +178,14 @@ def trained(encoding, joining):
 def test_between_any_two_encodings_and_joinings_what_they_have_in_common_is_loaded(encoding, joining):
     first, model = drawn(encoding, joining), drawn(encoding, joining)
     start = copy_of(model)
-    assert set(told(model, first.state_dict()).totals) == {"loaded"}
+    assert set(reported(model, first.state_dict()).totals) == {"loaded"}
     x = images(24, 40)
     assert torch.equal(model(x), first(x))
     outside = {name for name in start if not name.startswith("position.")}
     for other in SOURCES:
         model.load_state_dict(start)
         state = trained(*other)
-        found = told(model, state)
+        found = reported(model, state)
         assert outside <= with_status(found, "loaded")
         assert all(torch.equal(model.state_dict()[name], state[name]) for name in outside)
         if "learnable" in encoding and "learnable" in other[0]:
@@ -218,7 +218,7 @@ def test_dtype_and_what_is_trained_stay():
 
 def test_an_own_encoding_that_holds_no_table_is_transferred(my_methods):
     first, model = (graticule.create_model("convolutional_vit", encoding="random_fourier") for _ in range(2))
-    assert set(told(model, first.state_dict()).totals) == {"loaded"}
+    assert set(reported(model, first.state_dict()).totals) == {"loaded"}
     assert_unchanged(model, first.state_dict())
 
 
@@ -233,7 +233,7 @@ def test_another_image_size_gives_what_the_loader_gives(encoding, joining, tmp_p
         with case(size):
             model, expected = drawn(encoding, joining, img_size=size), drawn(encoding, joining, img_size=size)
             load_checkpoint(expected, path)
-            found = told(model, path)
+            found = reported(model, path)
             assert all(formula and name.endswith("pos_embed") for name in with_status(found, "new"))
             assert_unchanged(model, expected.state_dict())
 
@@ -263,7 +263,7 @@ def test_another_size_or_window_of_another_family_gives_what_the_loader_gives(ch
         with case("published names" if published else "its own names"):
             path = saved(first, tmp_path, published)
             load_checkpoint(draw(expected), path)
-            assert not with_status(told(draw(model), path), "new")
+            assert not with_status(reported(draw(model), path), "new")
             assert_unchanged(model, expected.state_dict())
 
 
@@ -282,7 +282,7 @@ def test_what_is_resized_says_from_what_to_what():
 @families
 def test_another_class_count_changes_nothing_but_the_classifier(family):
     first, model = small(family), small(family, num_classes=7)
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     heads = {name for name in model.state_dict() if name.startswith("head")}
     assert with_status(found, "new") == heads == with_status(found, "unused")
     assert {row.detail for row in found.rows if row.status == "new"} == {"5 -> 7 classes"}
@@ -293,13 +293,13 @@ def test_another_class_count_changes_nothing_but_the_classifier(family):
 
 def test_a_classifier_of_as_many_classes_is_left_new_if_asked():
     first, model = drawn(), drawn()
-    found = told(model, first.state_dict(), classifier=False)
+    found = reported(model, first.state_dict(), classifier=False)
     assert with_status(found, "new") == {"head.weight", "head.bias"} == with_status(found, "unused")
     assert not torch.equal(model.head.weight, first.head.weight)
 
 
 def test_a_model_without_a_classifier_leaves_that_of_the_checkpoint_unused():
-    found = told(drawn(num_classes=0), drawn().state_dict())
+    found = reported(drawn(num_classes=0), drawn().state_dict())
     assert with_status(found, "unused") == {"head.weight", "head.bias"}
     assert not with_status(found, "new")
 
@@ -307,7 +307,7 @@ def test_a_model_without_a_classifier_leaves_that_of_the_checkpoint_unused():
 def test_a_distilled_model_from_a_plain_one_has_its_second_token_and_head_new():
     first, model = drawn(), drawn(name="deit_tiny_distilled_patch16_224")
     own = copy_of(model)
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     assert with_status(found, "new") == {"dist_token", "head_dist.weight", "head_dist.bias"}
     table = model.position.encodings[0].pos_embed[0]
     before = first.position.encodings[0].pos_embed[0]
@@ -319,7 +319,7 @@ def test_a_distilled_model_from_a_plain_one_has_its_second_token_and_head_new():
 
 def test_a_plain_model_from_a_distilled_one_leaves_the_second_token_and_head_out():
     first, model = drawn(name="deit_tiny_distilled_patch16_224"), drawn()
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     assert not with_status(found, "new")
     assert with_status(found, "unused") == {"dist_token", "head_dist.weight", "head_dist.bias"}
     before = first.position.encodings[0].pos_embed[0]
@@ -331,7 +331,7 @@ def test_a_plain_model_from_a_distilled_one_leaves_the_second_token_and_head_out
 
 def test_lape_from_default_normalises_the_table_of_the_checkpoint():
     first, model = drawn(), tiny("learnable", "lape").eval()
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     assert {row.detail for row in found.rows if row.status == "new"} == {"not in the checkpoint"}
     assert with_status(found, "new") == {name for name in model.state_dict() if ".norms." in name}
     w = first.position.encodings[0].pos_embed[0]
@@ -343,7 +343,7 @@ def test_lape_from_default_normalises_the_table_of_the_checkpoint():
 @pytest.mark.parametrize("joining", ["default", "shared", "lape_sharing"])
 def test_from_lape_the_table_comes_back_and_only_norms_are_left(joining):
     first, model = drawn("learnable", "lape"), drawn("learnable", joining)
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     assert torch.equal(model.position.encodings[0].pos_embed, first.position.encodings[0].pos_embed)
     assert not with_status(found, "new")
     assert all(".norms." in name for name in with_status(found, "unused"))
@@ -355,7 +355,7 @@ def test_from_lape_the_table_comes_back_and_only_norms_are_left(joining):
 def test_tables_of_their_own_that_start_from_a_shared_one_compute_what_it_computes(size, published, tmp_path):
     first = drawn("learnable", "shared")
     model = drawn("learnable", "unshared", img_size=size)
-    found = told(model, saved(first, tmp_path, published))
+    found = reported(model, saved(first, tmp_path, published))
     assert len(with_status(found, "copied")) == DEPTH - 1
     x = images(*model.img_size)
     torch.testing.assert_close(model(x), first(x), rtol=0, atol=1e-5)
@@ -363,7 +363,7 @@ def test_tables_of_their_own_that_start_from_a_shared_one_compute_what_it_comput
 
 def test_every_table_starts_as_a_copy_of_the_one_of_the_default_joining():
     first, model = drawn(), drawn("learnable", "unshared")
-    told(model, first.state_dict())
+    reported(model, first.state_dict())
     for encoding in model.position.encodings:
         assert torch.equal(encoding.pos_embed, first.position.encodings[0].pos_embed)
     tables = [encoding.pos_embed for encoding in model.position.encodings]
@@ -374,7 +374,7 @@ def test_every_table_starts_as_a_copy_of_the_one_of_the_default_joining():
 @pytest.mark.parametrize("published", [False, True])
 def test_of_tables_of_their_own_the_first_is_taken(joining, published, tmp_path):
     first, model = drawn("learnable", "unshared"), drawn("learnable", joining)
-    found = told(model, saved(first, tmp_path, published))
+    found = reported(model, saved(first, tmp_path, published))
     assert torch.equal(model.position.encodings[0].pos_embed, first.position.encodings[0].pos_embed)
     assert len(with_status(found, "unused")) == DEPTH - 1
 
@@ -385,35 +385,35 @@ def test_in_a_pyramid_every_stage_copies_its_own_table(tmp_path):
     x = images(64, 64)
     for published in (False, True):
         draw(model)
-        told(model, saved(first, tmp_path, published))
+        reported(model, saved(first, tmp_path, published))
         torch.testing.assert_close(model(x), first(x), rtol=0, atol=1e-5)
 
 
 def test_a_peg_beside_the_table_is_new():
     first, model = drawn(), drawn("peg+learnable")
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     new = with_status(found, "new")
     assert new == {name for name in model.state_dict() if "pegs" in name} != set()
     assert torch.equal(model.position.parts[1].encodings[0].pos_embed, first.position.encodings[0].pos_embed)
     again = drawn()
-    assert with_status(told(again, model.state_dict()), "unused") == new
+    assert with_status(reported(again, model.state_dict()), "unused") == new
     assert torch.equal(again.position.encodings[0].pos_embed, first.position.encodings[0].pos_embed)
 
 
-def test_a_relative_bias_keeps_its_tables_where_a_norm_comes_behind():
+def test_a_relative_bias_keeps_its_tables_where_a_norm_follows():
     first, model = drawn("relative_bias"), drawn("relative_bias", "lape")
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     assert with_status(found, "new") == {name for name in model.state_dict() if ".norm." in name and "position" in name}
     table = model.position.encodings[1].bias.relative_position_bias_table
     assert torch.equal(table, first.position.encodings[1].relative_position_bias_table)
-    assert not with_status(told(first, model.state_dict()), "new")
+    assert not with_status(reported(first, model.state_dict()), "new")
 
 
 @pytest.mark.parametrize("joining", ["default", "lape"])
 def test_a_formula_stays_where_the_checkpoint_learned_its_table(joining):
     first, model = drawn("learnable", joining), drawn("sinusoidal_2d", joining)
     before = model.position.encodings[0].pos_embed.clone()
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     assert torch.equal(model.position.encodings[0].pos_embed, before)
     (row,) = [row for row in found.rows if row.status == "new"]
     assert row.detail == "given by its formula"
@@ -422,7 +422,7 @@ def test_a_formula_stays_where_the_checkpoint_learned_its_table(joining):
 
 def test_a_learnable_table_starts_from_the_values_of_a_formula():
     first, model = drawn("sinusoidal_1d"), drawn()
-    assert set(told(model, first.state_dict()).totals) == {"loaded"}
+    assert set(reported(model, first.state_dict()).totals) == {"loaded"}
     x = images()
     assert torch.equal(model(x), first(x))
     assert model.position.encodings[0].pos_embed.requires_grad
@@ -431,13 +431,13 @@ def test_a_learnable_table_starts_from_the_values_of_a_formula():
 def test_a_table_of_a_formula_that_was_saved_in_half_precision_is_known_again():
     first, model = drawn("sinusoidal_2d", "lape"), drawn("sinusoidal_2d", "lape")
     state = {name: value.bfloat16() for name, value in first.state_dict().items()}
-    assert set(told(model, state).totals) == {"loaded"}
+    assert set(reported(model, state).totals) == {"loaded"}
 
 
 @pytest.mark.parametrize("size", [32, 48])
 def test_without_a_class_token_its_row_is_left_out(size):
     first, model = drawn(), drawn(global_pool="avg", class_token=False, img_size=size)
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     patches = first.position.encodings[0].pos_embed[0, 1:]
     side = size // 8
     assert torch.equal(model.position.encodings[0].pos_embed[0], Grid(4, 4).resize(patches, Grid(side, side)))
@@ -448,7 +448,7 @@ def test_without_a_class_token_its_row_is_left_out(size):
 def test_with_a_class_token_more_its_row_is_new():
     first, model = drawn(global_pool="avg", class_token=False), drawn()
     own = model.position.encodings[0].pos_embed[0, 0].clone()
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     table = model.position.encodings[0].pos_embed[0]
     assert torch.equal(table[1:], first.position.encodings[0].pos_embed[0])
     assert torch.equal(table[0], own)
@@ -457,18 +457,18 @@ def test_with_a_class_token_more_its_row_is_new():
 
 def test_the_class_token_of_a_pyramid_has_a_row_in_the_last_stage_alone():
     first, model = small("pvt"), small("pvt", global_pool="avg")
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     assert with_status(found, "resized") == {"position.stages.3.encodings.0.pos_embed"}
     assert with_status(found, "unused") == {"cls_token"}
-    assert with_status(told(small("pvt"), model.state_dict()), "new") == {"cls_token"}
+    assert with_status(reported(small("pvt"), model.state_dict()), "new") == {"cls_token"}
 
 
 def test_registers_are_matched_with_their_rows():
     first, model = drawn(reg_tokens=3), drawn(reg_tokens=3, img_size=48)
-    told(model, first.state_dict())
+    reported(model, first.state_dict())
     before, table = first.position.encodings[0].pos_embed[0], model.position.encodings[0].pos_embed[0]
     assert torch.equal(table, Grid(4, 4, 4).resize(before, Grid(6, 6, 4)))
-    found = told(plain := drawn(), first.state_dict())
+    found = reported(plain := drawn(), first.state_dict())
     assert torch.equal(plain.position.encodings[0].pos_embed[0], torch.cat([before[:1], before[4:]]))
     assert with_status(found, "unused") == {"reg_token"}
 
@@ -476,7 +476,7 @@ def test_registers_are_matched_with_their_rows():
 def test_a_token_to_which_timm_gives_no_position_has_a_row_of_zeros():
     theirs = draw(timm.create_model("deit_tiny_patch16_224", no_embed_class=True, **SIZE)).eval()
     model = drawn()
-    assert not with_status(told(model, theirs.state_dict()), "new")
+    assert not with_status(reported(model, theirs.state_dict()), "new")
     x = images()
     torch.testing.assert_close(model(x), theirs(x), rtol=0, atol=1e-5)
 
@@ -488,7 +488,7 @@ def test_a_token_to_which_timm_gives_no_position_has_a_row_of_zeros():
 def test_a_gray_image_looks_to_one_channel_as_it_looked_to_three(family):
     first = small(family, in_chans=3).double()
     model = small(family, in_chans=1).double()
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     assert len(with_status(found, "adapted")) == 1
     assert not with_status(found, "new", "unused")
     side = 32 if family in ("vit", "vit_lite", "cct") else 64
@@ -499,7 +499,7 @@ def test_a_gray_image_looks_to_one_channel_as_it_looked_to_three(family):
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 6, 7])
 def test_any_number_of_channels_sees_the_same_in_a_gray_image_and_is_timms(channels):
     first, model = drawn().double(), drawn(in_chans=channels).double()
-    told(model, first.state_dict())
+    reported(model, first.state_dict())
     x = images(dtype=torch.float64)[:, :1]
     weight = first.patch_embed.proj.weight
     expected = adapt_input_conv(channels, weight.detach().clone())
@@ -511,14 +511,14 @@ def test_any_number_of_channels_sees_the_same_in_a_gray_image_and_is_timms(chann
 
 def test_three_channels_from_one_are_a_third_each():
     first, model = drawn(in_chans=1).double(), drawn().double()
-    told(model, first.state_dict())
+    reported(model, first.state_dict())
     x = images(dtype=torch.float64)[:, :1]
     torch.testing.assert_close(model(x.expand(-1, 3, -1, -1)), first(x), rtol=0, atol=1e-10)
 
 
 def test_a_larger_patch_sees_in_a_larger_patch_what_the_smaller_saw():
     first, model = drawn().double(), drawn(patch_size=16, img_size=64).double()
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     (row,) = [row for row in found.rows if row.status == "resized"]
     assert (row.name, row.detail) == ("patch_embed.proj.weight", "8x8 -> 16x16 pixels")
     x = images(dtype=torch.float64)
@@ -529,7 +529,7 @@ def test_a_larger_patch_sees_in_a_larger_patch_what_the_smaller_saw():
 
 
 def test_patch_and_channels_at_once():
-    found = told(drawn(patch_size=4, in_chans=1), drawn().state_dict())
+    found = reported(drawn(patch_size=4, in_chans=1), drawn().state_dict())
     (row,) = [row for row in found.rows if row.status == "adapted"]
     assert row.detail == "3 -> 1 channels, 8x8 -> 4x4 pixels"
     (row,) = [row for row in found.rows if row.status == "resized"]
@@ -539,7 +539,7 @@ def test_patch_and_channels_at_once():
 @pytest.mark.parametrize("padding", [0, 1])
 def test_kernels_that_overlap_are_not_taken_for_patches(padding):
     first, model = small("cct", conv_padding=padding), small("cct", conv_padding=padding, patch_size=5)
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     kernels = {name for name in model.state_dict() if name.startswith("patch_embed")}
     assert with_status(found, "new") == kernels
     assert all("shape" in row.detail for row in found.rows if row.status == "new")
@@ -548,7 +548,7 @@ def test_kernels_that_overlap_are_not_taken_for_patches(padding):
 @pytest.mark.parametrize("joining", ["lape", "unshared"])
 def test_of_a_deeper_checkpoint_the_first_layers_are_taken(joining):
     first, model = drawn("learnable", joining), drawn("learnable", joining, depth=2)
-    found = told(model, first.state_dict())
+    found = reported(model, first.state_dict())
     assert not with_status(found, "new", "copied")
     assert all(".2." in name for name in with_status(found, "unused"))
 
@@ -556,24 +556,24 @@ def test_of_a_deeper_checkpoint_the_first_layers_are_taken(joining):
 @pytest.mark.parametrize("joining", ["lape", "unshared"])
 def test_layers_beyond_those_of_the_checkpoint_are_new(joining):
     first, model = drawn("learnable", joining), drawn("learnable", joining, depth=5)
-    new = with_status(told(model, first.state_dict()), "new")
+    new = with_status(reported(model, first.state_dict()), "new")
     assert new == {name for name in model.state_dict() if ".3." in name or ".4." in name}
 
 
 def test_a_module_of_which_the_weight_does_not_fit_is_new_as_a_whole():
-    found = told(drawn(mlp_ratio=2.0), drawn().state_dict())
+    found = reported(drawn(mlp_ratio=2.0), drawn().state_dict())
     new = with_status(found, "new")
     assert new == {f"blocks.{i}.mlp.fc{n}.{what}" for i in range(3) for n in (1, 2) for what in ("weight", "bias")}
     assert any("as the rest of its module" in row.detail for row in found.rows if row.name.endswith("fc2.bias"))
 
 
 def test_a_peg_of_another_kernel_is_new_as_a_whole():
-    found = told(drawn("peg(kernel=7)+learnable"), drawn("peg+learnable").state_dict())
+    found = reported(drawn("peg(kernel=7)+learnable"), drawn("peg+learnable").state_dict())
     assert with_status(found, "new") == {f"position.parts.0.pegs.0.proj.0.{what}" for what in ("weight", "bias")}
 
 
 def test_without_its_biases_the_weights_of_a_checkpoint_are_taken():
-    found = told(drawn(), drawn(qkv_bias=False).state_dict())
+    found = reported(drawn(), drawn(qkv_bias=False).state_dict())
     assert with_status(found, "new") == {f"blocks.{i}.attn.qkv.bias" for i in range(3)}
 
 
@@ -610,7 +610,7 @@ def test_a_published_checkpoint_of_timms_swin_goes_into_another_window():
         )
     )
     model = small("swin", window_size=8)
-    found = told(model, theirs.state_dict())
+    found = reported(model, theirs.state_dict())
     assert with_status(found, "new") == {"head.weight", "head.bias"}
     assert len(with_status(found, "resized")) == 4
     assert with_status(found, "unused") == {"head.fc.weight", "head.fc.bias"}
@@ -666,7 +666,7 @@ def test_a_line_has_the_values_of_all_that_it_puts_together():
 def test_names_that_start_other_names_and_names_of_any_form_have_a_line():
     state = dict(drawn().state_dict())
     odd = {name: torch.zeros(2) for name in ("head", "blocks", "blocks.0", "", ".", "a..b", "a.", "7", "9.1", "10.1")}
-    found = told(drawn(), {**state, **odd})
+    found = reported(drawn(), {**state, **odd})
     assert found.totals["unused"] == sum(row.values for row in found.table() if row.status == "unused") == 20
     assert str(found).count("unused") > 5
 
@@ -784,7 +784,7 @@ def test_a_tensor_of_a_strange_kind_is_left_and_the_rest_is_taken(encoding):
     for name in (table, "patch_embed.proj.weight", "cls_token", "head.weight", "blocks.0.norm1.weight"):
         for value in STRANGE:
             with case(f"{name}: {tuple(value.shape)}, {value.dtype}, {value.layout}, {value.device}"):
-                found = told(model, {**state, name: value})
+                found = reported(model, {**state, name: value})
                 status = status_of(found)
                 assert status[name] == "new"
                 assert status["blocks.1.attn.qkv.weight"] == "loaded"

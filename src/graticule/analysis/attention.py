@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from graticule.backbones import Backbone
 from graticule.checks import checked
 from graticule.encodings import NoPosition
 from graticule.files import write_bytes
@@ -81,8 +82,8 @@ def attention_maps(
     Raises:
         ValueError: if the model has no such layers.
     """
-    attentions = _attentions(model) if hasattr(model, "each_layer") else []
-    if not attentions:
+    attentions = _attentions(model) if isinstance(model, Backbone) else []
+    if not isinstance(model, Backbone) or not attentions:
         raise ValueError(f"`model` must be one of our backbones with attention, got {type(model).__name__}.")
     chosen = list(range(len(attentions))) if layers is None else list(layers)
     for layer in chosen:
@@ -97,8 +98,7 @@ def attention_maps(
     grids: list[Grid] = []
     try:
         with _without_position(model, len(attentions)) if without_position else nullcontext():
-            backbone: Any = model
-            grids = [grid for _, grid in backbone.each_layer(images)]
+            grids = [grid for _, grid in model.each_layer(images)]
     finally:
         model.train(training)
         for handle in handles:
@@ -106,13 +106,11 @@ def attention_maps(
     return [_map(layer, found[layer], grids[layer], attentions[layer]) for layer in chosen]
 
 
-def _attentions(model: Any) -> list[Any]:
+def _attentions(model: Backbone) -> list[nn.Module]:
     """Return the attention of every block, through all stages; that of a stem or a head is not between patches."""
-    if hasattr(model, "depths"):
-        blocks = [model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
-    else:
-        blocks = list(model.blocks)
-    return [block.attn for block in blocks if hasattr(block, "attn")]
+    blocks = [model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
+    found = (getattr(block, "attn", None) for block in blocks)
+    return [attention for attention in found if isinstance(attention, nn.Module)]
 
 
 def _keep(found: dict[int, Tensor], layer: int) -> Any:
@@ -123,7 +121,7 @@ def _keep(found: dict[int, Tensor], layer: int) -> Any:
 
 
 @contextmanager
-def _without_position(model: Any, depth: int) -> Iterator[None]:
+def _without_position(model: Backbone, depth: int) -> Iterator[None]:
     """Remove the position information of all `depth` layers within the block."""
     position = model.position
     model.position = NoPosition(depth)
@@ -133,9 +131,9 @@ def _without_position(model: Any, depth: int) -> Iterator[None]:
         model.position = position
 
 
-def _map(layer: int, weights: Tensor, grid: Grid, attention: Any) -> AttentionMap:
+def _map(layer: int, weights: Tensor, grid: Grid, attention: nn.Module) -> AttentionMap:
     """Name the grids of queries and keys from what the layer is."""
-    reduction = getattr(attention, "reduction", 1)
+    reduction: int = getattr(attention, "reduction", 1)
     queries = keys = grid.within
     if reduction > 1:
         keys = Grid(grid.height // reduction, grid.width // reduction)

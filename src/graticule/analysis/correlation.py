@@ -210,7 +210,7 @@ def position_correlations(
     - 'stream + inner' and so on, where a layer has several: their sum, with lambda_2 = 1, for here it would not drop
       out.
 
-    Where a block has a norm on the residual stream itself (ViT-Lite, CVT, CCT), w goes on through it. In a pyramid the
+    Where a block has a norm on the residual stream itself (ViT-Lite, CVT, CCT), w passes through it. In a pyramid the
     layers of one stage are compared; what was on the residual stream before came through the patch mergings, as the
     tokens do.
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from graticule.backbones import Backbone
 from graticule.checks import checked
 from graticule.files import write_bytes
 from graticule.grid import Grid
@@ -150,8 +151,7 @@ def translation_error(
         ValueError: if `images` are not at least two, their sides are not whole patches, a shift moves nothing, or a
             size does not fit the model.
     """
-    backbone: Any = model
-    if not hasattr(model, "each_layer"):
+    if not isinstance(model, Backbone):
         raise ValueError(f"`model` must be one of our backbones, got {type(model).__name__}.")
     if images.ndim != 4 or len(images) < 2:
         raise ValueError(f"`images` must be (B, C, height, width) with B at least 2, got {tuple(images.shape)}.")
@@ -165,11 +165,11 @@ def translation_error(
             raise ValueError(
                 f"`shifts` must move the image, got {shift} on a grid of {coarsest.height} x {coarsest.width}."
             )
-    height, width = backbone.coarsest_patch
+    height, width = model.coarsest_patch
     training = model.training
     model.eval()
     try:
-        before, logits = _run(backbone, images)
+        before, logits = _run(model, images)
         sums: list[Array] = [np.zeros((max(grid.shape) + 1) // 2) for _, grid in before]
         counts: list[Array] = [np.zeros_like(total) for total in sums]
         prefix = np.zeros(len(before))
@@ -177,7 +177,7 @@ def translation_error(
         for shift in shifts:
             down, right = (move % side for move, side in zip(shift, coarsest.shape, strict=True))
             rolled = images.roll((down * height, right * width), (-2, -1))
-            after, moved = _run(backbone, rolled)
+            after, moved = _run(model, rolled)
             for layer, ((old, grid), (new, _)) in enumerate(zip(before, after, strict=True)):
                 step = down * grid.height // coarsest.height, right * grid.width // coarsest.width
                 errors = (grid.to_map(new) - grid.to_map(old).roll(step, (-2, -1))).double().square().sum(1)
@@ -216,7 +216,9 @@ def whole_patches(model: nn.Module, image: tuple[int, int]) -> Grid:
     Raises:
         ValueError: if a side is not a multiple of the coarsest patch, so that the model would pad or cut it.
     """
-    patch: tuple[int, int] = cast("Any", model).coarsest_patch
+    if not isinstance(model, Backbone):
+        raise ValueError(f"`model` must be one of our backbones, got {type(model).__name__}.")
+    patch = model.coarsest_patch
     if image[0] % patch[0] or image[1] % patch[1]:
         raise ValueError(
             f"`img_size` must be a multiple of the coarsest patch of {type(model).__name__}, {patch[0]} x {patch[1]} "
@@ -225,7 +227,7 @@ def whole_patches(model: nn.Module, image: tuple[int, int]) -> Grid:
     return Grid(image[0] // patch[0], image[1] // patch[1])
 
 
-def _run(model: Any, images: Tensor) -> tuple[list[tuple[Tensor, Grid]], Tensor | None]:
+def _run(model: Backbone, images: Tensor) -> tuple[list[tuple[Tensor, Grid]], Tensor | None]:
     """Return the tokens and the grid of every layer, and the logits."""
     layers = list(model.each_layer(images))
     return layers, model.forward_head(model.norm(layers[-1][0])) if model.num_classes else None

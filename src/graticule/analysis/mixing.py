@@ -207,7 +207,7 @@ def _layers(
     return [(layer, every[layer]) for layer in (range(len(every)) if layers is None else layers)]
 
 
-def _stages(position: Any) -> list[list[MixingPosition]]:
+def _stages(position: object) -> list[list[MixingPosition]]:
     """Return the parts of each stage that mix."""
     if not isinstance(position, Position):
         return []

@@ -1,4 +1,4 @@
-"""What every backbone is: timm's interface, its stages, and the one loop over the blocks."""
+"""The base of every backbone: timm's interface, its stages, and the one loop over the blocks."""
 
 from __future__ import annotations
 
@@ -193,6 +193,8 @@ class Backbone(TokenModel, HubModel):
     )
 
     head: nn.Module
+    #: What timm knows of a model that is built by name.
+    pretrained_cfg: dict[str, Any]
     #: h, of each stage where there are several.
     num_heads: Any
     #: The model of timm that it was converted from, for the way back; None once the position is another.

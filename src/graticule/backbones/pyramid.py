@@ -1,4 +1,4 @@
-"""What backbones of several stages share: one position per stage, and a grid that halves between stages."""
+"""The base of backbones of several stages: one position per stage, and a grid that halves between stages."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import timm
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
@@ -283,8 +283,23 @@ def _arguments(backbone: type[Backbone]) -> list[str]:
     return list(_defaults(backbone))
 
 
+@overload
+def create_model(
+    name: str,
+    pretrained: bool = ...,
+    checkpoint_path: str | Path | None = ...,
+    *,
+    features_only: Literal[False] = ...,
+    **kwargs: Any,
+) -> Backbone: ...
+@overload
+def create_model(
+    name: str, pretrained: bool = ..., checkpoint_path: None = ..., *, features_only: Literal[True], **kwargs: Any
+) -> nn.Module: ...
 @checked
-def create_model(name: str, pretrained: bool = False, checkpoint_path: str | Path | None = None, **kwargs: Any) -> Any:
+def create_model(
+    name: str, pretrained: bool = False, checkpoint_path: str | Path | None = None, **kwargs: Any
+) -> nn.Module:
     """Create one of `list_models()`.
 
     The same is `timm.create_model("graticule_" + name, ...)`, and all that timm takes goes through
@@ -296,6 +311,9 @@ def create_model(name: str, pretrained: bool = False, checkpoint_path: str | Pat
         checkpoint_path: load the weights of this file, as `load_checkpoint` does.
         **kwargs: `encoding` and `joining`, names with options as 'shaw(clip=4)' (see `build_position`), and the
             arguments of the backbone.
+
+    Returns:
+        The backbone; with `features_only=True` timm's module of feature maps around it.
 
     Raises:
         ValueError: for an unknown name or argument, with the nearest ones; for a checkpoint that cannot be read or
@@ -310,5 +328,5 @@ def create_model(name: str, pretrained: bool = False, checkpoint_path: str | Pat
     name = known_name("name", name.removeprefix(PREFIX), MODELS)
     if checkpoint_path is not None and (pretrained or kwargs.get("features_only")):
         raise ValueError("`checkpoint_path` must be given without `pretrained` and `features_only`, got both.")
-    model = timm.create_model(registry_name(name), pretrained=pretrained, **kwargs)
+    model: nn.Module = timm.create_model(registry_name(name), pretrained=pretrained, **kwargs)
     return model if checkpoint_path is None else load_checkpoint(model, checkpoint_path)

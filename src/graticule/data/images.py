@@ -1,4 +1,4 @@
-"""What a set of images is: (image, label) pairs, and what is known of them."""
+"""The interface of a set of images: (image, label) pairs, and their classes and sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_CLASSES = 1_000_000
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a model and its transforms need to know of a data set.
+    """The facts of a data set that a model and its transforms need.
 
     `size` is the native (height, width) of the images, None where they differ; `mean` and `std` are those of
     the training images a channel, in [0, 1].

@@ -33,7 +33,7 @@ _FILE_BYTES, _BATCH_BYTES = 1 << 28, 1 << 25
 
 @dataclass(frozen=True)
 class Packed:
-    """What a packed folder has: images and files by split, and bytes of all files.
+    """Contents of a packed folder: images and files by split, and bytes of all files.
 
     `left_out` names the empty files that packing left out; `written` counts the files that this call wrote.
     """

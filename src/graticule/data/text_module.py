@@ -48,7 +48,7 @@ def build_tokenizer(name: str, texts: Sequence[str], vocab_size: int | None = No
 
 @dataclass(frozen=True)
 class TextInfo:
-    """What a language model and its task need to know of a text.
+    """The facts of a text that a language model and its task need.
 
     `end` is the token that ends a document, `vocabulary` the fingerprint of the tokenizer.
     """

@@ -33,7 +33,7 @@ CHECKS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     check: its name.
     outcome: passed, failed, or not applicable.

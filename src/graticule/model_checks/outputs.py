@@ -1,4 +1,4 @@
-"""What the checks share: outputs of a model, their comparison, other grids."""
+"""Outputs of a model, their comparison, and other grids, for all checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model computes up to one of its attentions, recorded from outside: token sequences, queries, logits."""
+"""Record from outside what a model computes up to one of its attentions: token sequences, queries, logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 @dataclass
 class Recording:
-    """What was seen in one forward pass of B images.
+    """The tensors of one forward pass of B images, up to an attention.
 
     inputs: inputs of normalizations and linear layers, (B, rows, D) each; windows of an image follow each other.
     queries: of the attention, (B, windows, h, n, d); None if they were not seen.

@@ -141,7 +141,7 @@ class Subject:
 
     @cached_property
     def base(self) -> Recording:
-        """What is seen of a constant image, up to the first attention."""
+        """The recording of a constant image, up to the first attention."""
         return self.seen()
 
     def seen(self, earlier: int = 0) -> Recording:

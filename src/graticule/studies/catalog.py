@@ -96,13 +96,11 @@ def measure(name: str) -> Size:
         image = torch.empty(1, model.pretrained_cfg["input_size"][0], *model.img_size)
         with FlopCounterMode(display=False) as counter:
             model(image)
-    dims = getattr(model, "embed_dims", None) or (model.embed_dim,)
-    depths = getattr(model, "depths", None) or (len(model.blocks),)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "multiply_adds": counter.get_total_flops() // 2,
-        "dim": list(dims),
-        "layers": list(depths),
+        "dim": list(model.embed_dims),
+        "layers": list(model.depths),
         "image": list(model.img_size),
         "grid": list(model.grid.shape),
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from graticule.backbones import create_model
+from graticule.backbones.registry import take_position
 from graticule.encodings import (
     ENCODINGS,
     AbsoluteEncoding,
@@ -73,12 +74,14 @@ def build(family: str, encoding: str | None = None, joining: str = "default", **
 
 
 def combinations() -> dict[tuple[str, str, str], str]:
-    """Build all of them: (family, encoding, joining) -> '' or the reason why it is refused."""
+    """Build the position of all of them: (family, encoding, joining) -> '' or the reason why it is refused."""
     found = {}
+    models = {family: build(family) for family in SMALL}
     for encoding, joining in product(list_encodings(), list_joinings()):
         alone = _refusal(build_position, Grid(2, 2), dim=24, depth=2, num_heads=2, encoding=encoding, joining=joining)
-        for family in SMALL:
-            found[family, encoding, joining] = alone or _refusal(build, family, encoding, joining)
+        for family, model in models.items():
+            chosen = take_position({"encoding": encoding, "joining": joining}, defaults=model.encoding_options)
+            found[family, encoding, joining] = alone or _refusal(model.replace_position, chosen)
     return found
 
 

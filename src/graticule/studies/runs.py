@@ -52,7 +52,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 @with_config(ConfigDict(extra="allow"))
 class _Epochs(TypedDict):
-    """What is read of a recipe, whatever version wrote it."""
+    """The values that are read of a recipe, whatever version wrote it."""
 
     epochs: Epochs
     cooldown_epochs: NotRequired[Epochs]
@@ -69,7 +69,7 @@ class _Metric(TypedDict):
 
 
 class _Described(TypedDict):
-    """What is read of recipe.json."""
+    """The part of recipe.json that is read."""
 
     recipe: _Epochs
     metric: NotRequired[_Metric]

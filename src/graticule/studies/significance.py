@@ -1,4 +1,4 @@
-"""What chance explains: a paired test over seeds, and a correction for making many tests."""
+"""Differences that chance explains: a paired test over seeds, and a correction for making many tests."""
 
 from __future__ import annotations
 

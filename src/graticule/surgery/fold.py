@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
 
 from torch import nn
 
@@ -54,24 +55,35 @@ def unfold(model: Model) -> Model:
     return model
 
 
-def _fold_again(backbone: Any, _: Any) -> None:
+class _Positioned(Protocol):
+    """The interface of a module whose position is folded, such as a backbone or a language model."""
+
+    position: Position
+    grid: Grid
+    _load_state_dict_post_hooks: dict[int, Callable[..., Any]]
+
+    def grid_at(self, image: tuple[int, int]) -> Grid: ...
+
+    def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> object: ...
+
+
+def _fold_again(backbone: _Positioned, _: object) -> None:
     if isinstance(backbone.position, FoldedPosition):
         backbone.position.fold()
 
 
-def _backbones(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if isinstance(getattr(module, "position", None), Position)]
+def _backbones(model: nn.Module) -> list[_Positioned]:
+    found = [module for module in model.modules() if isinstance(getattr(module, "position", None), Position)]
+    return cast("list[_Positioned]", found)
 
 
-def _original(backbone: Any) -> Position:
+def _original(backbone: _Positioned) -> Position:
     return backbone.position.original if isinstance(backbone.position, FoldedPosition) else backbone.position
 
 
-def _grid(backbone: Any, img_size: int | tuple[int, int] | None) -> Grid:
-    grid: Grid = backbone.grid
+def _grid(backbone: _Positioned, img_size: int | tuple[int, int] | None) -> Grid:
     if img_size is None:
-        return grid
+        return backbone.grid
     if isinstance(backbone, LanguageModel):
         raise ValueError(f"`img_size` must be left out with a language model, got {img_size}.")
-    grid = backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)
-    return grid
+    return backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)

@@ -126,7 +126,7 @@ class Recipe(TrainingRecipe):
 
 
 class _Classes(TypedDict):
-    """What recipe.json says of the data."""
+    """The description of the data in recipe.json."""
 
     num_classes: Count
     channels: Count

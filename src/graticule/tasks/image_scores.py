@@ -21,7 +21,7 @@ from graticule.training.cost import inference_cost
 
 @dataclass(frozen=True)
 class Score:
-    """What a model scores and costs at one size.
+    """Scores and cost of a model at one size.
 
     top1, top5: percent (top-5 only where there are more than 5 classes); loss: nats; images: how many were scored.
     images_per_second, memory: of inference alone, on batches of `batch` images; memory in bytes an image (`Cost`);

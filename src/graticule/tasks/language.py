@@ -63,7 +63,7 @@ class TextRecipe(TrainingRecipe):
 
 
 class _Vocabulary(TypedDict):
-    """What recipe.json says of the data."""
+    """The description of the data in recipe.json."""
 
     num_classes: Count
     vocabulary: str

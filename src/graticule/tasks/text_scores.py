@@ -21,7 +21,7 @@ from graticule.training.cost import inference_cost
 
 @dataclass(frozen=True)
 class TextScore:
-    """What a language model scores and costs in windows of one length, in tokens.
+    """Scores and cost of a language model in windows of one length, in tokens.
 
     bits_per_byte: of the whole held-out text, which is of as many bytes at every length; loss: nats a token; tokens:
         how many were predicted.

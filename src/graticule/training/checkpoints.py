@@ -30,7 +30,7 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(
 
 
 class _Pointer(TypedDict):
-    """What best.json holds beside the score."""
+    """The fields of best.json beside the score."""
 
     checkpoint: str
 

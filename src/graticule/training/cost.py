@@ -1,4 +1,4 @@
-"""What a forward pass costs: images per second, and the peak of the memory that its tensors take."""
+"""The cost of a forward pass: images per second, and the peak of the memory that its tensors take."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ class _Callbacks(TypedDict):
 
 
 class Rest(TypedDict):
-    """What this library keeps in a checkpoint beside weights and optimizer."""
+    """The values that this library keeps in a checkpoint beside weights and optimizer."""
 
     progress: _Progress
     callbacks: _Callbacks

@@ -1,4 +1,4 @@
-"""How the runs of a task are evaluated, and what `graticule evaluate` shows of it."""
+"""The evaluation of a task's runs, and the tables that `graticule evaluate` shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's weights depend on beside its recipe: the versions of packages and the number of threads."""
+"""The surroundings that weights depend on beside the recipe: versions of packages, and the number of threads."""
 
 from __future__ import annotations
 

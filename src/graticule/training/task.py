@@ -70,7 +70,7 @@ D = TypeVar("D", bound=TaskData)
 
 
 class Task(ABC, Generic[R, D]):
-    """What is trained and how it is scored: data, model, loss, metric, evaluation.
+    """The interface of a task, which says what is trained and scored: data, model, loss, metric, evaluation.
 
     A task is one class, registered by `register_task`, and an instance is the task of one recipe. Its module should not
     import PyTorch at its top, so that commands which only print need not wait for it.
