@@ -1,6 +1,7 @@
 """A vision transformer with every encoding and joining: sizes, dtypes, gradients and what it sees of order."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -186,14 +187,23 @@ def test_position_depends_on_the_grid_and_not_on_the_image(encoding, joining):
     seen = []
     model(images())
     for layer, position in seen:
-        for ours, theirs in zip(positions[layer], position, strict=True):
-            if isinstance(ours, tuple):  # a rotation
-                torch.testing.assert_close([*ours], [*theirs], rtol=0, atol=0)
-            elif callable(ours) and not isinstance(ours, torch.Tensor):
-                assert (ours.func, ours.args, ours.keywords) == (theirs.func, theirs.args, theirs.keywords)
-            else:
-                assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+        assert_same_position(positions[layer], position)
     assert len(seen) == DEPTH
+
+
+def assert_same_position(ours, theirs):
+    """Compare tensors, functions with what they are bound to, and tuples of them."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, torch.Tensor):
+        assert torch.equal(ours, theirs)
+    elif isinstance(ours, tuple | list):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same_position(one, other)
+    elif isinstance(ours, functools.partial):
+        assert ours.func == theirs.func and ours.keywords == theirs.keywords
+        assert_same_position(ours.args, theirs.args)
+    else:
+        assert ours == theirs
 
 
 @pytest.mark.parametrize("joining", ["shared", "unshared", "lape", "lape_sharing"])
