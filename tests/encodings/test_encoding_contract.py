@@ -52,6 +52,11 @@ def test_the_shape_is_the_documented_one_at_another_grid(name):
     assert position.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["sinusoidal_1d", "sinusoidal_2d"])
+def test_a_formula_gives_for_another_grid_what_an_encoding_built_for_it_gives(name):
+    assert torch.equal(ENCODINGS[name](BUILT)(OTHER), ENCODINGS[name](OTHER)(OTHER))
+
+
 @every
 @pytest.mark.parametrize("grid", [BUILT, OTHER])
 def test_bfloat16_stays_bfloat16_and_agrees_with_float32(name, grid):

@@ -96,7 +96,7 @@ def copy(tmp_path):
 def program(*paths):
     """Run the program as a person does."""
     return subprocess.run(
-        [sys.executable, HERE / "check.py", *map(str, paths)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, HERE / "check.py", *map(str, paths)], capture_output=True, text=True, timeout=300, check=False
     )
 
 
