@@ -108,6 +108,8 @@ WITHOUT_A_MODEL = {
     *("load_plugin", "register_backbone", "register_dataset", "register_recipe", "register_task"),
     *("register_text", "score_plot"),
     *("register_names", "own_state", "read_state", "renamed_state_dict"),
+    # of models of other libraries, or tested family by family in tests/surgery and tests/backbones/test_hub.py
+    *("attach", "change_position", "convert", "export", "from_pretrained", "load_own", "to_timm"),
 }
 
 
