@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES), help="of sampling, attention")
     parser.add_argument("--size", type=int, nargs=2, default=(512, 512), help="of the detectors' images")
     parser.add_argument("--detectors", nargs="+", default=list(DETECTORS), choices=list(DETECTORS))
     parser.add_argument("--phases", nargs="+", default=[*PHASES, "detectors"], choices=[*PHASES, "detectors"])
@@ -182,7 +183,7 @@ def main() -> None:
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{where}, torch {torch.__version__}, {options.clock} time")
     for phase in (phase for phase in options.phases if phase in PHASES):
-        for size in SIZES:
+        for size in options.sizes:
             for kind in ("injector", "extractor"):
                 for backward in (False, True):
                     steps = PHASES[phase](SIZES[size], kind, options.device, backward)

@@ -9,7 +9,16 @@ import torch.nn.functional as F
 from timm.optim import param_groups_layer_decay
 
 import graticule
-from graticule.dense import HEADS, DeformableAttention, SimplePyramid, deformable_sample, segment_in_windows
+from graticule.dense import (
+    DECODERS,
+    HEADS,
+    Decoder,
+    DeformableAttention,
+    SimplePyramid,
+    deformable_sample,
+    register_decoder,
+    segment_in_windows,
+)
 from graticule.dense.segmentation import window_starts
 from graticule.dense.torchvision_parts import Anchors
 from graticule.dense.windowed import WindowedAttention
@@ -25,7 +34,8 @@ PVT = {
     "depths": (1, 1, 1, 1),
     "num_heads": (1, 1, 2, 2),
 }
-ADAPTER = "adapter(width=4, points=2, heads=2, window=3)"
+ADAPTER = "adapter(width=4, points=2, heads=2)"
+WINDOWED = "adapter(groups=2, width=4, points=2, heads=2, window=3, added='last')"
 POSITIONS = [
     ("learnable", "default"),
     ("learnable", "lape"),
@@ -122,7 +132,7 @@ def test_a_fresh_adapter_leaves_the_tokens_of_the_vit_as_they_are_with_any_posit
         decoder="uperhead(channels=8)",
         encoding=encoding,
         joining=joining,
-        neck="adapter(width=4, points=2, heads=2)",
+        neck=ADAPTER,
     ).eval()
     adapter, vit, image = model.features.reader, model.backbone, torch.randn(2, 3, 64, 96)
     grid = vit.grid_of(image)
@@ -209,12 +219,12 @@ def test_detection_lets_all_blocks_but_the_last_of_each_group_attend_in_windows(
 def detectors():
     """A detector per head, with a pyramid, a plain ViT and an adapter in turn."""
     torch.manual_seed(0)
-    small = {"retinanet": "retinanet(convs=1)"}
+    small = {"retinanet": "retinanet(convs=1)", "mask_rcnn": "mask_rcnn(most=5)", "faster_rcnn": "faster_rcnn(most=5)"}
     kinds = {
         "retinanet": {**PVT, "neck": "fpn(channels=32)"},
         "fcos": {**VIT, "neck": "simple_pyramid(channels=32)", "encoding": "rope"},
         "faster_rcnn": {**VIT, "neck": "simple_pyramid(channels=16)", "encoding": "peg"},
-        "mask_rcnn": {**VIT, "neck": f"{ADAPTER} + fpn(channels=16, norm=True)", "joining": "lape"},
+        "mask_rcnn": {**VIT, "neck": f"{WINDOWED} + fpn(channels=16, norm=True)", "joining": "lape"},
     }
     return {head: graticule.create_detector(num_classes=3, head=small.get(head, head), **kinds[head]) for head in HEADS}
 
@@ -370,6 +380,67 @@ def test_layers_of_the_backbone_have_learning_rates_of_their_own(options):
     assert by_layer == sorted(set(by_layer)) and max(by_layer) < 1 and set(heads) == {1.0}
 
 
+@pytest.mark.parametrize(
+    "name", ["deit_tiny_distilled_patch16_224", "ceit_tiny_patch16_224", "cvt_2_4_32", "t2t_vit_7"]
+)
+def test_other_families_become_detectors_and_segmentation_models(name):
+    small = {"depth": 2, "embed_dim": 24, "num_heads": 2}
+    detector = graticule.create_detector(name, 3, "retinanet(convs=0)", "simple_pyramid(channels=32)", **small).eval()
+    assert detector([torch.rand(3, 64, 50)])[0]["boxes"].shape[1] == 4
+    segmenter = graticule.create_segmenter(name, 3, "segmenter_linear", **small).eval()
+    assert segmenter(torch.rand(1, 3, 50, 64)).shape == (1, 3, 50, 64)
+
+
+def test_an_adapter_reads_a_crop_at_its_place_in_the_whole_image():
+    model = graticule.create_segmenter(
+        **VIT, num_classes=2, decoder="fpn(channels=8)", neck=ADAPTER, encoding="rope"
+    ).eval()
+    crop, image = graticule.Crop((8, 8), (2, 3, 4, 4)), torch.randn(1, 3, 64, 64)
+    whole = model.backbone.position(model.backbone.grid_at((128, 128)))[0].rotary
+    seen = []
+    block = model.backbone.blocks[0]
+    block.register_forward_pre_hook(lambda module, args: seen.append(args[1].rotary))
+    model(image, crop)
+    rows = torch.arange(64).reshape(8, 8)[2:6, 3:7].flatten()
+    for found, expected in zip(seen[0], whole, strict=True):
+        if isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(found, expected[..., rows, :])
+
+
+def test_an_adapter_is_traced_into_a_program_and_works_in_bfloat16():
+    model = graticule.create_segmenter(
+        **{**VIT, "depth": 2}, num_classes=2, decoder="fcn(channels=4)", neck=WINDOWED, joining="lape"
+    ).eval()
+    image = torch.randn(1, 3, 64, 96)
+    program = torch.export.export(model, (image,)).module()
+    torch.testing.assert_close(program(image), model(image))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(image)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), model(image), atol=0.05, rtol=0.05)
+
+
+def test_a_decoder_of_ones_own_has_the_rights_of_the_others(monkeypatch):
+    monkeypatch.setattr(DECODERS, "_classes", dict(DECODERS._classes))
+
+    @register_decoder("of_the_last_map")
+    class OfTheLastMap(Decoder):
+        def __init__(self, inputs, strides, num_classes, scale: float = 1.0):
+            super().__init__()
+            self.head, self.scale = torch.nn.Conv2d(inputs[-1], num_classes, 1), scale
+
+        def forward(self, maps):
+            return self.head(maps[-1]) * self.scale
+
+    image, found = torch.randn(1, 3, 64, 64), []
+    for decoder in ("of_the_last_map", "of_the_last_map(scale=2)"):
+        torch.manual_seed(1)
+        found.append(graticule.create_segmenter(**PVT, num_classes=3, decoder=decoder).eval()(image))
+    torch.testing.assert_close(found[1], 2 * found[0])
+    with pytest.raises(ValueError, match="scale"):
+        graticule.create_segmenter(**PVT, num_classes=3, decoder="of_the_last_map(scal=2)")
+
+
 def test_position_folds_in_a_detector_and_changes_nothing():
     model = graticule.create_segmenter(**VIT, num_classes=2, decoder="segmenter_linear", joining="lape").eval()
     image = torch.randn(1, 3, 64, 64)
@@ -394,6 +465,11 @@ def test_parts_that_do_not_fit_are_refused_with_what_to_do():
         (partial(detector, **PVT, num_classes=2, neck="simple_pyramid"), "use 'fpn' for a pyramid"),
         (partial(detector, **VIT, num_classes=2, neck="adapter(groups=3)"), "`groups` must divide"),
         (partial(detector, **VIT, num_classes=2, neck="adapter(heads=5)"), "`heads` must divide"),
+        (partial(detector, **VIT, num_classes=2, neck="adapter(heads=2)", class_token=True), "prefix tokens"),
+        (
+            partial(detector, **VIT, num_classes=2, neck="adapter(groups=2, heads=2)", encoding="gpsa"),
+            "blend attention weights",
+        ),
         (partial(detector, **PVT, num_classes=2, neck="fpn(first=4)"), "`first` must be the index"),
         (partial(detector, **VIT, num_classes=2, encodin="rope"), "did you mean `encoding`"),
         (partial(detector, model.backbone, 2, img_size=32), "`backbone` must be a name"),

@@ -288,3 +288,24 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_the_model_is_as_it_was():
     assert all(torch.equal(value, before[name] + 1) for name, value in model.state_dict().items())
     with pytest.raises(ValueError, match="must be of create_detector or create_segmenter"):
         load_published(model.backbone, published)
+
+
+@pytest.mark.parametrize("scale", [None, 1.0])
+def test_a_layer_scale_is_loaded_or_multiplied_into_the_layer_before_it(scale):
+    def build(init_values):
+        return graticule.create_segmenter(
+            "deit_tiny_patch16_224", 2, "segmenter_linear", depth=2, img_size=32, embed_dim=8, num_heads=1,
+            init_values=init_values,
+        ).eval()  # fmt: skip
+
+    scaled = build(1.0)
+    for parameter in scaled.parameters():
+        torch.nn.init.normal_(parameter)
+    published = {
+        name.replace("features.backbone", "encoder").replace("position.encodings.0.", ""): value
+        for name, value in scaled.state_dict().items()
+    }
+    published = {name.replace("ls1.gamma", "gamma1").replace("ls2.gamma", "gamma2"): v for name, v in published.items()}
+    assert "encoder.blocks.1.gamma2" in published
+    image = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(load_published(build(scale), published)(image), scaled(image), rtol=1e-9, atol=1e-9)

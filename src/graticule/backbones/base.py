@@ -185,6 +185,8 @@ class Backbone(TokenModel, HubModel):
     classifiers: ClassVar[str | tuple[str, ...]] = "head"
     #: The encoding of models by name if the caller gives none.
     default_encoding: ClassVar[str] = "learnable"
+    #: Whether it cannot be built without its class token.
+    needs_class_token: ClassVar[bool] = False
     #: Default options of encodings in this family, by the name of the encoding.
     encoding_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: Arguments that pick one of the modules a class is made of; neither recipes nor the command line have them.

@@ -36,6 +36,7 @@ class CeitTransformer(VisionTransformer):
     """
 
     first_conv = "patch_embed.conv"
+    needs_class_token = True
 
     @checked
     def __init__(

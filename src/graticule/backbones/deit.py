@@ -23,6 +23,7 @@ class DistilledVisionTransformer(VisionTransformer):
     """
 
     prefix_names = ("cls_token", "dist_token", "reg_token")
+    needs_class_token = True
     classifiers = ("head", "head_dist")
 
     def __init__(self, position: PositionBuilder, **kwargs: Any) -> None:

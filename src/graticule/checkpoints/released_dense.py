@@ -41,7 +41,8 @@ def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) 
 
     Those of RetinaNet in mmdetection (with PVT, Twins' PCPVT and others of the backbones here), of ViT-Adapter, UperNet
     and Semantic FPN in mmsegmentation, and of Segmenter. Position tables are resampled as for a backbone alone; the row
-    of a class token that the model has not is left out; a layer scale is multiplied into the layer before it.
+    of a class token that the model has not is left out; a layer scale that the model has not is
+    multiplied into the layer before it.
 
     Args:
         model: a model of `create_detector` or `create_segmenter`.
@@ -76,6 +77,9 @@ def renamed(published: Mapping[str, Tensor], features: str, own: Mapping[str, Te
     given = dict(published)
     for name in [name for name in given if re.search(r"\.gamma[12]$", name)]:
         scale, block = given.pop(name), name.rpartition(".")[0]
+        if f"{features}backbone.blocks.0.ls1.gamma" in own:
+            given[f"{block}.ls{name[-1]}.gamma"] = scale
+            continue
         layer = f"{block}.attn.proj" if name.endswith("1") else f"{block}.mlp.fc2"
         given[f"{layer}.weight"] = given[f"{layer}.weight"] * scale[:, None]
         given[f"{layer}.bias"] = given[f"{layer}.bias"] * scale

@@ -15,7 +15,7 @@ from graticule.checks import checked
 from graticule.dense.deformable import DeformableAttention, cell_centers
 from graticule.dense.features import Reader, register_neck, square_patch
 from graticule.dense.interaction import Interaction, SpatialPrior
-from graticule.dense.windowed import WindowedAttention
+from graticule.dense.windowed import WindowedAttention, check_windowed
 from graticule.grid import Crop, Grid
 from graticule.layers import Attention
 
@@ -32,7 +32,7 @@ class Adapter(Reader):
     those after the last block to all levels; `window=14` lets all blocks but the last of each group attend within
     windows (detection). The norms are batch norms; `nn.SyncBatchNorm.convert_sync_batchnorm` converts them for several
     processes. Prefix tokens of the ViT stay in its blocks, and are not part of what is exchanged; the published models
-    have none. The layer scale of the released detection models is not built: loading multiplies it into the weights.
+    have none. Those for detection have a layer scale (`init_values=1.0` of the backbone).
 
     Reference: Vision Transformer Adapter for Dense Predictions (Chen et al., 2023).
 
@@ -74,6 +74,8 @@ class Adapter(Reader):
             raise ValueError(
                 f"`groups` must divide the {depth} blocks, and be 4 where each group is added to a level, got {groups}."
             )
+        if window and backbone.num_prefix_tokens:
+            raise ValueError(f"`window` must be 0 for a backbone with prefix tokens, got {window}.")
         backbone.prune_intermediate_layers([depth - 1], prune_norm=True)
         self.added = added
         self.each = depth // groups
@@ -88,8 +90,11 @@ class Adapter(Reader):
         self.channels, self.strides = (dim,) * 4, (4, 8, 16, 32)
         self.init_weights()
         if window:
+            with torch.no_grad():
+                positions = backbone.position(backbone.grid)
             for index in range(depth):
                 if (index + 1) % self.each:
+                    check_windowed(positions[index])
                     _attend_within(backbone.block(0, index), window)
 
     @torch.no_grad()

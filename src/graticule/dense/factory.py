@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from graticule.backbones import Backbone, create_model, list_arguments
+from graticule.backbones import MODELS, Backbone, create_model, list_arguments
+from graticule.backbones.registry import PREFIX
 from graticule.checks import checked
 from graticule.dense.decoders import DECODERS
 from graticule.dense.detector import HEADS, Detector
 from graticule.dense.features import Features, build_features
 from graticule.dense.segmentation import SegmentationModel
+from graticule.names import known_name
 from graticule.specs import Spec
 
 
@@ -102,9 +104,11 @@ def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool)
         if arguments:
             raise ValueError(f"`backbone` must be a name where {', '.join(arguments)} are given, got a module.")
         return backbone
-    if not tokens and "class_token" in list_arguments(backbone) and "class_token" not in arguments:
+    name = known_name("backbone", backbone.removeprefix(PREFIX), MODELS)
+    optional = "class_token" in list_arguments(name) and not MODELS[name].kind.needs_class_token
+    if not tokens and optional and "class_token" not in arguments:
         arguments = {"class_token": False, "global_pool": "avg", **arguments}
-    built: Backbone = create_model(backbone, **{"num_classes": 0, **arguments})
+    built: Backbone = create_model(name, **{"num_classes": 0, **arguments})
     return built
 
 

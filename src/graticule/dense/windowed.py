@@ -20,30 +20,23 @@ class WindowedAttention(Attention):
     to, as in ViT-Adapter's code.
 
     Args:
-        attention: the attention whose projections are used.
+        attention: the attention that it replaces, all of whose parts and options it takes over.
         window: side of a window, in patches.
     """
 
     def __init__(self, attention: Attention, window: int) -> None:
         nn.Module.__init__(self)
-        self.num_heads, self.head_dim, self.scale = attention.num_heads, attention.head_dim, attention.scale
-        self.logit_scale, self.attn_drop = attention.logit_scale, attention.attn_drop
-        self.qkv, self.proj, self.proj_drop = attention.qkv, attention.proj, attention.proj_drop
+        self.__dict__.update(attention.__dict__)
         self.window = window
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Mix the tokens x: (B, N, D) of the grid `where` into (B, N, D)."""
         (grid,) = where
-        if grid.prefix or position.value_bias is not None or position.positional is not None:
-            raise ValueError(
-                "`window` must be 0 for a model with prefix tokens, and for encodings that change the values or blend "
-                "attention weights (iRPE on values, GPSA), which are for all pairs of tokens."
-            )
+        check_windowed(position)
         q, k, v, bias = self._project(x, position)
         q, k, v = (self._cut(one, grid) for one in (q, k, v))
         mixed = self._fused(q, k, v, None if bias is None else self._cut_bias(bias, grid, len(x)))
-        out: Tensor = self.proj_drop(self.proj(self._join(mixed, grid, len(x))))
-        return out
+        return self._output(self._join(mixed, grid, len(x)))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Compute the attention weights between all tokens, (B, h, N, N), zero across windows.
@@ -78,12 +71,12 @@ class WindowedAttention(Attention):
         return windows
 
     def _join(self, x: Tensor, grid: Grid, batch: int) -> Tensor:
-        """Join windows (B * L, h, n, d) to tokens (B, N, h * d)."""
+        """Join windows (B * L, h, n, d) to (B, h, N, d)."""
         down, right = self._padding(grid)
         rows, columns = (grid.height + down) // self.window, (grid.width + right) // self.window
         windows = x.unflatten(2, (self.window, self.window)).unflatten(0, (batch, rows, columns))
-        joined = windows.permute(0, 1, 4, 2, 5, 3, 6).flatten(5).flatten(1, 2).flatten(2, 3)  # (B, H', W', h * d)
-        tokens: Tensor = joined[:, : grid.height, : grid.width].flatten(1, 2)
+        joined = windows.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)  # (B, h, H', W', d)
+        tokens: Tensor = joined[:, :, : grid.height, : grid.width].flatten(2, 3)
         return tokens
 
     def _index(self, grid: Grid, device: torch.device) -> Tensor:
@@ -99,3 +92,16 @@ class WindowedAttention(Attention):
         each = each * within[:, :, None] * within[:, None]
         windows = each.transpose(-4, -3).expand(batch, -1, -1, -1, -1).flatten(0, 1)
         return windows
+
+
+def check_windowed(position: LayerPosition) -> None:
+    """Check that a layer can attend within windows.
+
+    Raises:
+        ValueError: if its position is more than tensors and functions of queries and keys.
+    """
+    if position.value_bias is not None or position.positional is not None:
+        raise ValueError(
+            "`window` must be 0 for encodings that add to the mixed values or blend attention weights (iRPE on values, "
+            "GPSA), which are for all pairs of tokens."
+        )
