@@ -16,6 +16,8 @@ from typing import Any
 GROUP = "graticule.plugins"
 #: What can be registered: a class or a function.
 Definition = Callable[..., Any]
+#: The plugins that were loaded, by resolved path or entry point, in their order.
+_loaded: list[str] = []
 #: Name of the file of every plugin that registered something -> its SHA-256 when it did.
 _registered: dict[str, str] = {}
 
@@ -50,7 +52,14 @@ def load_plugin(name: str | Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise ValueError(f"the plugin {path} cannot be imported: {_where(error, path)}") from error
+    if str(path.resolve()) not in _loaded:
+        _loaded.append(str(path.resolve()))
     return module
+
+
+def loaded_plugins() -> list[str]:
+    """Return the plugins that were loaded, for `load_plugin` in another process: paths and entry points."""
+    return list(_loaded)
 
 
 def load_named_plugins(arguments: Sequence[str]) -> list[str]:
@@ -134,9 +143,11 @@ def _entry_point(name: str) -> ModuleType:
         )
     try:
         module: ModuleType = installed[name].load()
-        return module
     except (Exception, SystemExit) as error:
         raise ValueError(f"the plugin {name} cannot be imported: {type(error).__name__}: {error}.") from error
+    if name not in _loaded:
+        _loaded.append(name)
+    return module
 
 
 def _hash(path: Path) -> str:

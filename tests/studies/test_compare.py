@@ -192,7 +192,7 @@ def test_the_plan_tells_states_and_estimates_the_time_left(folder):
 
 def test_parts_train_every_run_once(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(module, "train", lambda recipe, folder, **options: trained.append(folder))
+    monkeypatch.setattr(module, "train_runs", lambda runs, *_, **__: trained.extend(one.folder for one in runs))
     assert train_part(CHOICES, [0, 1], tmp_path, (1, 3), progress=False) == 4
     assert len(trained) == 2
     for number in (2, 3):

@@ -61,6 +61,11 @@ class Compare:
     """list the runs, their states and an estimate of the time that is left, and train nothing"""
     part: str | None = None
     """K/N, as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
+    on: str = "here"
+    """where the runs are trained: here, one after the other; local:N, N processes of one thread each; dask:ADDRESS, the
+    workers of a Dask scheduler; slurm(timeout_min=240, slurm_partition='gpu', ...), a job of submitit for each"""
+    dry_run: bool = False
+    """print what would be trained where, with slurm the script of a job, and train nothing"""
     replace: bool = False
     """replace the tables of a comparison with further choices or seeds in the same folder"""
 
@@ -73,7 +78,16 @@ def run(arguments: list[str]) -> int:
 
     base = load_recipe(options.recipe)  # first, so that an unknown name costs no import of PyTorch
 
-    from graticule.studies import compare, lengths, plan, planned_rows, resolutions, train_part
+    from graticule.studies import (
+        compare,
+        executor_of,
+        lengths,
+        plan,
+        planned_rows,
+        resolutions,
+        slurm_script,
+        train_part,
+    )
     from graticule.tasks import check_lengths, check_sizes
     from graticule.training import Interrupted, build_model, task_of
 
@@ -97,18 +111,23 @@ def run(arguments: list[str]) -> int:
         check_lengths(task.build_model(task.describe(data)), options.lengths, data)
     default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}"
     folder = output_folder(options.output, Path("runs") / default)
-    if options.list_runs:
+    if options.dry_run and options.on.startswith("slurm"):
+        print(slurm_script(options.on, folder))
+    if options.list_runs or options.dry_run:
         columns, *rows = planned_rows(plan(choices, options.seeds, folder))
         print_table(columns, rows)
         return 0
     try:
-        if part is not None:
-            left = train_part(choices, options.seeds, folder, part, replace=options.replace)
-            if left:
-                print(f"part {options.part} is finished; {left} runs of other parts are not, so there is no table yet.")
-                return 0
-        command = shlex.join(["graticule", "compare", *arguments])
-        comparison = compare(choices, options.seeds, folder, command=command, replace=options.replace)
+        with executor_of(options.on, folder) as executor:
+            if part is not None:
+                left = train_part(choices, options.seeds, folder, part, replace=options.replace, executor=executor)
+                if left:
+                    print(f"part {options.part} is finished; {left} runs of others are not, so there is no table yet.")
+                    return 0
+            command = shlex.join(["graticule", "compare", *arguments])
+            comparison = compare(
+                choices, options.seeds, folder, command=command, replace=options.replace, executor=executor
+            )
     except Interrupted:
         print("stopped; the same command resumes the comparison.", file=sys.stderr)
         return 130

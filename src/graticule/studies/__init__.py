@@ -7,6 +7,7 @@ from graticule.lazy import lazy_names
 if TYPE_CHECKING:
     from graticule.studies.comparison import Comparison
     from graticule.studies.comparison_runs import compare, plan, planned_rows, train_part
+    from graticule.studies.execution import executor_of, slurm_script, train_runs
     from graticule.studies.resamplers import ResamplerStudy, try_resamplers
     from graticule.studies.resolution import Resolutions, resolutions
     from graticule.studies.text_lengths import Lengths, lengths
@@ -17,11 +18,14 @@ __all__ = [
     "ResamplerStudy",
     "Resolutions",
     "compare",
+    "executor_of",
     "lengths",
     "plan",
     "planned_rows",
     "resolutions",
+    "slurm_script",
     "train_part",
+    "train_runs",
     "try_resamplers",
 ]
 
@@ -31,11 +35,14 @@ _HOMES = {
     "ResamplerStudy": "resamplers",
     "Resolutions": "resolution",
     "compare": "comparison_runs",
+    "executor_of": "execution",
     "lengths": "text_lengths",
     "plan": "comparison_runs",
     "planned_rows": "comparison_runs",
     "resolutions": "resolution",
+    "slurm_script": "execution",
     "train_part": "comparison_runs",
+    "train_runs": "execution",
     "try_resamplers": "resamplers",
 }
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -14,8 +14,9 @@ import torch
 from graticule.files import read_json
 from graticule.studies.comparison import Comparison, format_seconds
 from graticule.studies.comparison_files import write_comparison
+from graticule.studies.execution import Submits, train_runs
 from graticule.studies.runs import read_metrics
-from graticule.training import Run, TrainingRecipe, task_of, train
+from graticule.training import Run, TrainingRecipe, task_of
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,13 @@ def compare(
     progress: bool = True,
     command: str = "",
     replace: bool = False,
+    executor: Submits | None = None,
 ) -> Comparison:
     """Train every choice with every seed under `folder`, and write `comparison.md`, .csv, .tex, .png and .json there.
 
-    Finished runs are not trained again, so an interrupted comparison resumes where it stopped.
+    Finished runs are not trained again, so an interrupted comparison resumes where it stopped. Several machines may
+    compare the same in a shared folder: each takes runs that nobody trains. The run of a choice and a seed lies in
+    FOLDER/CHOICE/seed-SEED, where all characters of CHOICE but letters, digits, _, =, + and - are replaced by -.
 
     Args:
         choices: name -> recipe.
@@ -106,13 +110,15 @@ def compare(
         progress: whether progress is printed.
         command: recorded in `comparison.json`.
         replace: whether a comparison in `folder` with further choices or seeds may be replaced.
+        executor: trains the runs, as any `concurrent.futures.Executor`, a Dask client or an executor of submitit; this
+            process by default, one run after the other.
 
     Raises:
         ValueError: if a choice cannot be built or has another metric than the first, an existing run has
             another recipe, or the folder has a comparison with further choices; before any work.
     """
     runs, parameters, examples = _prepare(choices, seeds, Path(folder), replace)
-    _train_all(runs, progress)
+    train_runs(runs, executor, progress=progress)
     comparison = _collect(choices, seeds, runs, parameters, examples)
     write_comparison(comparison, choices, Path(folder), command)
     return comparison
@@ -126,6 +132,7 @@ def train_part(
     *,
     progress: bool = True,
     replace: bool = False,
+    executor: Submits | None = None,
 ) -> int:
     """Train the k-th of n parts of the runs of a comparison, part = (k, n); returns how many runs are not finished.
 
@@ -138,7 +145,7 @@ def train_part(
     if not 1 <= number <= parts:
         raise ValueError(f"`part` must be K/N with K from 1 to N, as 2/4, got {number}/{parts}.")
     runs, *_ = _prepare(choices, seeds, Path(folder), replace)
-    _train_all(runs[number - 1 :: parts], progress)
+    train_runs(runs[number - 1 :: parts], executor, progress=progress)
     return sum(not Run(one.folder).finished for one in runs)
 
 
@@ -160,14 +167,6 @@ def _prepare(
     for one in runs:
         Run(one.folder).check_recipe(one.recipe)
     return runs, parameters, examples.pop() if len(examples) == 1 else None
-
-
-def _train_all(runs: Sequence[PlannedRun], progress: bool) -> None:
-    """Train the runs one after the other."""
-    for one in runs:
-        if progress:
-            print(f"{one.choice}, seed {one.recipe.seed} -> {one.folder}", flush=True)
-        train(one.recipe, one.folder, resume=True, progress=progress)
 
 
 def _collect(

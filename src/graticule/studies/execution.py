@@ -1,0 +1,319 @@
+"""Where the runs of a study are trained: here, in processes on this machine, by Dask or by SLURM.
+
+A run is trained wherever its folder can be written. What resumes, retries and waits is the same for all of them: a run
+whose process died is submitted again and resumes from its checkpoint, and one that somebody else trains is waited for.
+Nothing here imports PyTorch: a process sets its number of threads first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any, Protocol
+
+from graticule.specs import Spec
+
+#: How often a run whose process died is submitted again without a new checkpoint in between.
+ATTEMPTS = 3
+#: What a run prints elsewhere, in its folder.
+OUTPUT = "output.txt"
+#: Seconds between two looks at what is finished, and at runs that others train.
+_POLL, _PATIENCE = 0.2, 5.0
+
+
+class Submitted(Protocol):
+    """A call that runs elsewhere, as a `concurrent.futures.Future` or a job of submitit."""
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+
+    def result(self) -> Any:
+        """Return what it returned, or raise what it raised."""
+
+
+class Submits(Protocol):
+    """What carries runs: any `concurrent.futures.Executor`, a Dask client, an executor of submitit."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Submitted:
+        """Call `fn(*args)` elsewhere."""
+
+
+class RunJob(Protocol):
+    """A run to be trained."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+
+    @property
+    def recipe(self) -> Any:
+        """Its recipe."""
+
+
+def train_runs(runs: Sequence[RunJob], executor: Submits | None = None, *, progress: bool = True) -> None:
+    """Train all runs that are not finished, one after the other in this process, or wherever `executor` carries them.
+
+    Several machines may call this for the same runs in a shared folder: each takes runs that nobody trains.
+
+    Raises:
+        RuntimeError: naming the runs that failed, after all others are finished.
+        Interrupted: if the user stopped it.
+    """
+    if executor is None:
+        _train_here(runs, progress)
+    else:
+        _train_elsewhere(runs, executor, progress)
+
+
+def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) -> str:
+    """Train or resume a run in this process; returns 'finished', 'in use' or 'stopped'.
+
+    What it prints is appended to `OUTPUT` in its folder.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with (
+        (Path(folder) / OUTPUT).open("a", encoding="utf-8") as output,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
+        from graticule.plugins import load_plugin
+
+        for plugin in plugins:
+            load_plugin(plugin)
+        from graticule.training import Interrupted, read_recipe, train
+
+        try:
+            train(read_recipe(recipe), folder, resume=True, progress=False)
+        except BlockingIOError:
+            return "in use"
+        except Interrupted:
+            return "stopped"
+    return "finished"
+
+
+@contextlib.contextmanager
+def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
+    """Build what `--on` names: here (None), local:N, dask:ADDRESS, or slurm(OPTION=VALUE, ...).
+
+    Args:
+        on: the text.
+        folder: for the scripts and logs of SLURM.
+
+    Raises:
+        ValueError: for another text, or options that submitit does not know.
+        ImportError: if Dask or submitit is not installed.
+    """
+    kind, colon, value = on.partition(":")
+    if on == "here":
+        yield None
+    elif kind == "local" and value.isdecimal() and int(value) > 0:
+        pool = LocalProcesses(int(value))
+        try:
+            yield pool
+        except BaseException:
+            for process in active_children():
+                process.terminate()  # on SIGTERM a run saves a checkpoint
+            raise
+        finally:
+            pool.close()
+    elif kind == "dask" and value:
+        try:
+            from distributed import Client
+        except ModuleNotFoundError:
+            raise ImportError(_missing("dask", "distributed")) from None
+        try:
+            client = Client(value, timeout="10s")  # type: ignore[no-untyped-call]
+        except OSError as error:
+            raise ValueError(f"`on` must have the address of a Dask scheduler, got {value!r}: {error}.") from None
+        with client:
+            yield DaskWorkers(client)
+    elif not colon and (kind == "slurm" or kind.startswith("slurm(")):
+        yield slurm_executor(on, folder)
+    else:
+        raise ValueError(
+            "`on` must be here, local:N (processes of one thread each), dask:ADDRESS, or slurm with options of "
+            f"submitit, as slurm(timeout_min=240, slurm_partition='gpu'), got {on!r}."
+        )
+
+
+class LocalProcesses:
+    """Processes on this machine, of one thread each; they are started anew if one dies.
+
+    Args:
+        count: how many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = self._started()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Submitted:
+        """Call `fn(*args)` in one of the processes."""
+        try:
+            return self._pool.submit(fn, *args)
+        except BrokenProcessPool:
+            self._pool = self._started()
+            return self._pool.submit(fn, *args)
+
+    def close(self) -> None:
+        """End the processes after their present calls."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _started(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(self.count, mp_context=get_context("spawn"), initializer=_use_one_thread)
+
+
+class DaskWorkers:
+    """The workers of a Dask cluster, which calls a function anew where its worker died.
+
+    Args:
+        client: of the cluster.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Submitted:
+        """Call `fn(*args)` on one of the workers."""
+        found: Submitted = self.client.submit(fn, *args, pure=False)
+        return found
+
+
+def slurm_executor(on: str, folder: Path) -> Any:
+    """Build the executor of submitit that `slurm(...)` describes; `cluster='local'` needs no SLURM.
+
+    Raises:
+        ValueError: for options that submitit does not know.
+        ImportError: if submitit is not installed.
+    """
+    try:
+        from submitit import AutoExecutor
+    except ModuleNotFoundError:
+        raise ImportError(_missing("slurm", "submitit")) from None
+    options = dict(Spec.parse(on, "on").options)
+    cluster = options.pop("cluster", "slurm")
+    try:
+        executor = AutoExecutor(folder / "slurm", cluster=cluster)
+        executor.update_parameters(name="graticule", **options)
+    except (NameError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"`on` must have options of submitit, got {on!r}: {error}") from None
+    return executor
+
+
+def slurm_script(on: str, folder: Path) -> str:
+    """Return the script that SLURM would get for one run, without submitting it."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    options = dict(Spec.parse(on, "on").options)
+    named = {name.removeprefix("slurm_"): value for name, value in options.items() if name != "cluster"}
+    if "timeout_min" in named:
+        named["time"] = named.pop("timeout_min")
+    if "mem_gb" in named:
+        named["mem"] = f"{named.pop('mem_gb')}GB"
+    command = f"{sys.executable} -m submitit.core._submit {folder / 'slurm'}"
+    script: str = _make_sbatch_string(command=command, folder=str(folder / "slurm"), job_name="graticule", **named)
+    return script
+
+
+def _use_one_thread() -> None:
+    """Make this process compute in one thread; called before PyTorch is imported."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
+    """Train the runs one after the other; those that others train come last."""
+    from graticule.training import Run, train
+
+    waiting = [one for one in runs if not Run(one.folder).finished]
+    said = False
+    while waiting:
+        in_use = []
+        for one in waiting:
+            if progress and not Run(one.folder).finished:
+                print(f"{one.folder}, seed {one.recipe.seed}", flush=True)
+            try:
+                train(one.recipe, one.folder, resume=True, progress=progress)
+            except BlockingIOError:
+                in_use.append(one)
+        if len(in_use) == len(waiting):
+            if progress and not said:
+                print(f"waiting for {len(in_use)} runs that other processes train", flush=True)
+                said = True
+            time.sleep(_PATIENCE)
+        waiting = in_use
+
+
+def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) -> None:
+    """Submit the runs, submit again those whose process died, and show how many epochs are done over all of them."""
+    from tqdm.auto import tqdm
+
+    from graticule.plugins import loaded_plugins
+    from graticule.training import Interrupted, Run
+
+    plugins = loaded_plugins()
+
+    def submit(one: RunJob) -> Submitted:
+        return executor.submit(train_job, one.recipe.to_dict(), str(one.folder.resolve()), plugins)
+
+    outstanding = [(submit(one), one) for one in runs if not Run(one.folder).finished]
+    later: list[tuple[float, RunJob]] = []  # when to submit again
+    lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and how often it died there
+    failures: list[str] = []
+    total = sum(one.recipe.epochs + one.recipe.cooldown_epochs for one in runs)
+    with tqdm(total=total, unit="epoch", disable=not progress, initial=sum(map(_epochs_done, runs))) as bar:
+        while outstanding or later:
+            ended = [pair for pair in outstanding if pair[0].done()]
+            outstanding = [pair for pair in outstanding if pair not in ended]
+            for future, one in ended:
+                try:
+                    state = future.result()
+                except (ValueError, TypeError, FileNotFoundError, ImportError) as error:  # of the run itself
+                    failures.append(f"{one.folder}: {error}")
+                except Exception as error:
+                    last = Run(one.folder).last
+                    before, times = lost.get(one.folder, (last, 0))
+                    times = times if before == last else 0  # it came further than the last time
+                    times += (one.folder / OUTPUT).exists()  # it had begun: one that only waited is not counted
+                    lost[one.folder] = (last, times)
+                    if times > ATTEMPTS:
+                        failures.append(f"{one.folder}: {type(error).__name__}: {error}")
+                    else:
+                        later.append((time.monotonic(), one))
+                else:
+                    if state != "finished":
+                        later.append((time.monotonic() + (_PATIENCE if state == "in use" else 0), one))
+            now = time.monotonic()
+            outstanding += [(submit(one), one) for due, one in later if due <= now]
+            later = [(due, one) for due, one in later if due > now]
+            bar.update(sum(map(_epochs_done, runs)) - bar.n)
+            bar.set_postfix_str(f"{sum(Run(one.folder).finished for one in runs)} of {len(runs)} runs", refresh=False)
+            try:
+                time.sleep(_POLL)
+            except KeyboardInterrupt:
+                raise Interrupted(str(runs[0].folder.parent)) from None
+    if failures:
+        raise RuntimeError("some runs failed; the others are finished:\n" + "\n".join(failures))
+
+
+def _epochs_done(one: RunJob) -> int:
+    """Return how many epochs a run has behind it, as its history says."""
+    from graticule.training import Run
+
+    try:
+        return max(0, Run(one.folder).metrics_file.read_text(encoding="utf-8").count("\n") - 1)
+    except OSError:
+        return 0
+
+
+def _missing(kind: str, package: str) -> str:
+    return f'`on` {kind} must have the package {package}: pip install "graticule[cluster]".'
