@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graticule.backbones import MODELS, Backbone, create_model, list_arguments
-from graticule.backbones.registry import PREFIX
+from graticule.backbones.hub import PREFIX
 from graticule.checks import checked
 from graticule.dense.decoders import DECODERS
 from graticule.dense.detector import HEADS, Detector
