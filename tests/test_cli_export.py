@@ -54,6 +54,8 @@ def test_publish_writes_what_graticule_and_timm_open(trained, tmp_path, capsys):
             timm.create_model(f"local-dir:{folder}", pretrained=True).eval(),
         ):
             torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+    code, out, _ = run_command(capsys, "export", folder, "--output", tmp_path / "again.safetensors")
+    assert code == 0 and "again.safetensors" in out
     config = json.loads((folder / "config.json").read_text())
     assert config["pretrained_cfg"]["label_names"] == [str(digit) for digit in range(10)]
     assert config["graticule"] | {"plugins": 0, "resamplers": 0} == {
@@ -86,12 +88,13 @@ def test_mistakes_are_one_line(trained, tmp_path, capsys):
         (("export", run, "--output", new / "model.bin"), "`format` must be given where `path` does not end in"),
         (("export", run, "--dynamic", "batch,depth"), "`dynamic` must be any of batch, height, width, got 'depth'"),
         (("export", run, "--img-size", "30"), "`img_size` must be a positive multiple of the patch size"),
-        (("export", run, "--encoding", "rope"), "`encoding` must be left out with a run"),
+        (("export", run, "--encoding", "rope"), "`encoding` must be left out with a folder"),
         (("export", "vit_nano_patch4_28", "--data", "cats"), "`dataset` must be one of"),
         (("export", "vit_nano_patch4_28", "--weights", new / "x.pth"), "which is not there"),
         (("export", run, "--features", "99"), "`features` must be from 0 to"),
         (("publish", run, run), "`folder` must be a new one"),
         (("publish", tmp_path / "nothing", new), "`run` must be the folder of a run"),
+        (("publish", run, new, "--push", "a b"), "`repo_id` must be OWNER/NAME"),
         (("publish", run, new, "--private"), "`private` must be left out without --push"),
     ]
     for arguments, message in cases:

@@ -7,7 +7,7 @@ from graticule.backbones.cpvt import ConditionalVisionTransformer
 from graticule.backbones.deit import DistilledVisionTransformer
 from graticule.backbones.generation import generate
 from graticule.backbones.gmlp import GMlp
-from graticule.backbones.hub import from_pretrained, push_folder
+from graticule.backbones.hub import from_pretrained
 from graticule.backbones.language import (
     LanguageModel,
     TextCache,
@@ -53,6 +53,5 @@ __all__ = [
     "list_language_arguments",
     "list_language_models",
     "list_models",
-    "push_folder",
     "register_backbone",
 ]

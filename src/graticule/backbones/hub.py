@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import tempfile
@@ -19,7 +20,7 @@ from graticule.backbones.model_card import Card, model_card
 from graticule.checkpoints import load_checkpoint, save_weights
 from graticule.checks import checked
 from graticule.files import write_json, write_text
-from graticule.names import is_path, known_name
+from graticule.names import known_name
 from graticule.plugins import load_plugin, missing_plugins, plugins_of, registered_plugins
 from graticule.specs import Spec
 from graticule.typed import read_typed
@@ -33,7 +34,7 @@ OF_TIMM = (
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 #: Files of other libraries that hold pickled Python objects.
 _PICKLES = ("pytorch_model.bin", "pytorch_model.pth", "model.pth", "model.pt")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class _Words(TypedDict, total=False):
@@ -106,9 +107,10 @@ class HubModel(nn.Module):
             token: of the hub, by default the one that `hf auth login` has saved.
             revision: branch.
         """
+        check_repo_id(repo_id)
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(Path(folder) / repo_id.rpartition("/")[2])
-            return push_folder(Path(folder) / repo_id.rpartition("/")[2], repo_id, private, token, revision)
+            written = self.save_pretrained(Path(folder) / repo_id.rpartition("/")[2])
+            return push_folder(written, repo_id, private, token, revision)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **options: Any) -> Self:
@@ -123,12 +125,21 @@ class HubModel(nn.Module):
         return found
 
 
+def check_repo_id(repo_id: str) -> None:
+    """Check that a name can be one of a repository on the hub.
+
+    Raises:
+        ValueError: if it cannot.
+    """
+    if not _HUB_ID.fullmatch(repo_id):
+        raise ValueError(f"`repo_id` must be OWNER/NAME, got {repo_id!r}.")
+
+
 def push_folder(
     folder: Path, repo_id: str, private: bool = False, token: str | None = None, revision: str | None = None
 ) -> str:
     """Upload a folder that `save_pretrained` wrote; returns the address of the commit."""
-    if not _HUB_ID.fullmatch(repo_id):
-        raise ValueError(f"`repo_id` must be OWNER/NAME, got {repo_id!r}.")
+    check_repo_id(repo_id)
     from huggingface_hub import HfApi
 
     api = HfApi(token=token, library_name="graticule")
@@ -197,7 +208,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _downloaded(repo_id: str, name: str, hub: Mapping[str, Any]) -> Path:
     """Return a file of a repository on the hub, from the cache or downloaded."""
-    if (is_path(repo_id) and (repo_id.count("/") != 1 or repo_id[0] in "./~")) or not _HUB_ID.fullmatch(repo_id):
+    if not _HUB_ID.fullmatch(repo_id):
         raise FileNotFoundError(
             f"`source` must be a folder, or OWNER/NAME on the hub, got {repo_id!r}, which is not there."
         )
@@ -260,6 +271,8 @@ def _config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     name, arguments = model.created["name"], dict(model.created["arguments"])
     arguments |= {"img_size": list(model.img_size), "num_classes": model.num_classes, "in_chans": model.in_chans}
     arguments["global_pool"] = model.global_pool
+    sizes = inspect.signature(model.set_input_size).parameters  # the size of windows may have been changed with it
+    arguments |= {argument: getattr(model, argument) for argument in sizes if argument != "img_size"}
     for argument, value in arguments.items():
         try:
             json.dumps(value)

@@ -33,7 +33,7 @@ class Export:
     """
 
     model: tyro.conf.Positional[str]
-    """run folder, or name of a model"""
+    """folder of a run or of a published model, or name of a model"""
     format: str | None = None
     """onnx, torch-export or safetensors, the weights alone (default: from the name of the output, or onnx)"""
     output: Path | None = None
@@ -111,7 +111,11 @@ def _open(options: Export) -> tuple[Any, Path, Any]:
     if is_path(options.model) or Path(options.model).is_dir():
         for name in ("weights", "encoding", "joining"):
             if getattr(options, name) is not None:
-                raise ValueError(f"`{name}` must be left out with a run, which has its own.")
+                raise ValueError(f"`{name}` must be left out with a folder, whose model has its own.")
+        if (Path(options.model) / "config.json").is_file():
+            from graticule.backbones import from_pretrained
+
+            return from_pretrained(options.model), Path(), None
         checkpoint = parse_checkpoint(options.checkpoint)
         (opened,) = open_runs([Path(options.model)], "export")
         check_on_images([opened], "export")

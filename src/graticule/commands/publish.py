@@ -38,8 +38,11 @@ def run(arguments: list[str]) -> int:
     checkpoint = parse_checkpoint(options.checkpoint)
     (opened,) = open_runs([options.run], "publish")
     check_on_images([opened], "publish")
-    from graticule.backbones import push_folder
+    from graticule.backbones.hub import check_repo_id, push_folder
     from graticule.studies.publishing import publish
+
+    if options.push is not None:
+        check_repo_id(options.push)
 
     folder = publish(opened, options.folder, checkpoint)
     print_written(*sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".md", ".png")))
