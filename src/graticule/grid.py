@@ -481,7 +481,10 @@ def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
 
     Each has its part of a window.
     """
-    end = shift + (side - shift) // step * step
+    whole = (side - shift) // step * step
+    if holds(side % step == 0):  # the same, from which the parts of a window have a known size
+        whole = side - step if shift else side
+    end = shift + whole
     cuts = [
         (slice(0, shift), slice(step - shift, step)),
         (slice(shift, end), slice(0, step)),

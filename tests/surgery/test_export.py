@@ -119,7 +119,7 @@ def test_maps_of_blocks_are_outputs_too(lape, tmp_path):
     torch.testing.assert_close(logits, lape(x))
 
 
-def test_weights_in_8_bits_take_a_quarter_and_their_accuracy_is_measured(tmp_path):
+def test_weights_in_8_bits_halve_the_file_at_least_and_their_accuracy_is_measured(tmp_path):
     model = draw(tiny("learnable", depth=1, embed_dim=192)).eval()
     labels = torch.randint(0, 5, (4,))
     wide = export_function(model, tmp_path / "wide.pt2")

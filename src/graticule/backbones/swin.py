@@ -234,7 +234,8 @@ class WindowAttention(Attention):
                 y = self._attend(*self._project_windows(part, window, position, seen), position)
                 y = y.transpose(1, 2).flatten(2).unflatten(1, window.shape)  # (B * windows, h, w, D)
                 rows, columns = part.shape[1] // window.height, part.shape[2] // window.width
-                row.append(y.unflatten(0, (-1, rows, columns)).transpose(2, 3).flatten(3, 4).flatten(1, 2))
+                y = y.unflatten(0, (x.shape[0], rows, columns)).transpose(2, 3).contiguous()
+                row.append(y.flatten(3, 4).flatten(1, 2))
             strips.append(torch.cat(row, 2) if len(row) > 1 else row[0])
         y = torch.cat(strips, 1) if len(strips) > 1 else strips[0]
         y = y[:, : grid.height, : grid.width]
@@ -264,8 +265,9 @@ class WindowAttention(Attention):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Cut a rectangle into windows and project them: q, k and v, (B * windows, h, M, d), and the bias."""
         rows, columns = part.shape[1] // window.height, part.shape[2] // window.width
-        windows = part.unflatten(2, (columns, -1)).unflatten(1, (rows, -1)).transpose(2, 3)
-        q, k, v, bias = self._project(windows.flatten(3, 4).flatten(0, 2), position)
+        windows = part.unflatten(2, (columns, window.width)).unflatten(1, (rows, window.height)).transpose(2, 3)
+        # the copy is made here, and not by `flatten`, whose search for a view takes minutes where sizes are symbols
+        q, k, v, bias = self._project(windows.contiguous().flatten(3, 4).flatten(0, 2), position)
         if seen is None:
             return q, k, v, bias
         bias = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias

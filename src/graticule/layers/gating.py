@@ -53,7 +53,8 @@ def _mixed(x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows | No
             part = tokens[:, tile.rows, tile.columns]
             part = part.unflatten(2, (-1, tile.part.width)).unflatten(1, (-1, tile.part.height))
             y = _product(part, *_weights_of(tile, windows.window, mixing, bias))
-            row.append(y.flatten(3, 4).flatten(1, 2))  # (B, rows, columns, groups, c)
+            # the copy is made here, and not by `flatten`, whose search for a view takes minutes where sizes are symbols
+            row.append(y.contiguous().flatten(3, 4).flatten(1, 2))  # (B, rows, columns, groups, c)
         strips.append(torch.cat(row, 2) if len(row) > 1 else row[0])
     return (torch.cat(strips, 1) if len(strips) > 1 else strips[0]).flatten(1, 2)
 
@@ -84,7 +85,7 @@ def _product(x: Tensor, mixing: Mixing, bias: Tensor | None) -> Tensor:
         return result
     weights = cast("Tensor", mixing.weights if isinstance(mixing, Displacements) else mixing).to(x.dtype)
     # one copy puts samples and windows next to each other, which makes one large product per group
-    columns = x.unflatten(-1, (len(weights), -1)).permute(5, 2, 4, 0, 1, 3, 6).flatten(3).flatten(1, 2)
+    columns = x.unflatten(-1, (len(weights), -1)).permute(5, 2, 4, 0, 1, 3, 6).contiguous().flatten(3).flatten(1, 2)
     y = weights @ columns if bias is None else torch.baddbmm(bias[..., None].to(x.dtype), weights, columns)
     y = y.unflatten(-1, (shape[0], shape[1], shape[3], -1)).unflatten(1, (shape[2], shape[4]))
     result = y.permute(3, 4, 1, 5, 2, 0, 6)  # not copied
