@@ -47,8 +47,8 @@ from graticule.tasks import Recipe, TextRecipe, set_windows
 from graticule.training import build_model, cost, read_recipe
 from tiny import count, draw, having
 
-GATED = ("gMLP", "PosMLP", "MLP-Mixer", "ResMLP", "Swin-MLP")
-PYRAMIDS = ("PVT", "Swin", *GATED)
+GATED = ("gMLP", "PosMLP", "MLP-Mixer", "ResMLP", "GFNet", "Swin-MLP")
+PYRAMIDS = ("PVT", "Swin", "Swin V2", "Twins-SVT", *GATED)
 CLASSES = 5
 
 #: Encoding (None: the family's own) and joining; together they use every field of `LayerPosition`.
@@ -76,7 +76,13 @@ OF_GATES = [
 ]
 OF_PVT = [(None, "default"), ("none", "default"), ("sinusoidal_2d", "lape"), ("peg+learnable", "unshared")]
 CHOICES = dict.fromkeys(SMALL, OF_RELATIVES) | dict.fromkeys(GATED, OF_GATES)
-CHOICES |= {"PVT": OF_PVT, "ViT, DeiT": OF_ATTENTION, "Swin": OF_ATTENTION, "CeiT": OF_ATTENTION}
+CHOICES |= {
+    "PVT": OF_PVT,
+    "Twins-SVT": [(None, "default"), ("sinusoidal_2d", "lape")],
+    "ViT, DeiT": OF_ATTENTION,
+    "Swin": OF_ATTENTION,
+    "CeiT": OF_ATTENTION,
+}
 CASES = [(family, *choice) for family in SMALL for choice in CHOICES[family]]
 every = pytest.mark.parametrize(("family", "encoding", "joining"), CASES)
 family_alone = pytest.mark.parametrize("family", SMALL)
@@ -88,7 +94,10 @@ REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
     ("mixing_maps of its own", ("MLP-Mixer",)): "`model` must mix its tokens by weights",
     ("position_correlations", ("bucketed_bias", "rope+shaw", "peg+sgu")): "`model` must have an absolute encoding",
     # the families whose own encoding is no table
-    ("position_correlations of its own", ("CPVT, GAP", "Swin", *GATED)): "`model` must have an absolute encoding",
+    (
+        "position_correlations of its own",
+        ("CPVT, GAP", "Swin", "Swin V2", "Twins-SVT", *(f for f in GATED if f != "GFNet")),
+    ): "`model` must have an absolute encoding",
     ("set_windows", tuple(set(SMALL) - {"PosMLP"})): "`windows` must be left out",
 }
 
@@ -267,7 +276,7 @@ def test_the_size_that_is_set_is_computed_as_it_was_in_passing(family, encoding,
     passing = model(x)
     model.set_input_size(x.shape[-2:])
     assert model.img_size == tuple(x.shape[-2:])
-    if family == "Swin":  # a stage that was one window and is several shifts them from now on, as in timm
+    if family in ("Swin", "Swin V2"):  # a stage that was one window and is several shifts them from now on, as in timm
         assert model(x).shape == passing.shape and model(x).isfinite().all()
     else:
         torch.testing.assert_close(model(x), passing, rtol=0, atol=1e-10)
@@ -375,7 +384,7 @@ def test_attention_maps_are_shares_of_the_keys_in_every_layer(tmp_path, family, 
 def test_bias_maps_are_the_biases_of_the_patches_where_layers_have_some(family, encoding, joining):
     model = held(family, encoding, joining)
     positions = iter(model.position(model.grid))
-    biased = "_bias" in str(encoding) or (family, encoding) == ("Swin", None)
+    biased = "_bias" in str(encoding) or (family, encoding) in (("Swin", None), ("Swin V2", None))
     for stage, depth in enumerate(getattr(model, "depths", (layers(model),))):
         given = [next(positions).bias for _ in range(depth)]
         found = bias_maps(model, stage=stage)

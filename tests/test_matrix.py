@@ -21,11 +21,16 @@ MIXING = {*BETWEEN, "mixing", "gate"}
 USES = {
     family: {*BETWEEN, *ATTENTION, "inner", "inputs", "positional", "queries_keys", "token_bias"} for family in SMALL
 } | {
+    "ConViT": {*BETWEEN, *ATTENTION, "inner", "inputs", "positional", "queries_keys"}
+    - {"token_bias", "key_bias", "value_bias"},
     "PVT": {*BETWEEN, "inner"},
+    "Twins-SVT": {*BETWEEN, "inner"},
     "Swin": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
+    "Swin V2": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
     "gMLP": MIXING,
     "MLP-Mixer": {*MIXING, "inner"},
     "ResMLP": {*MIXING, "inner"},
+    "GFNet": {*MIXING, "inner"},
     "Swin-MLP": {*MIXING, "inner"},
     "PosMLP": MIXING,
 }
@@ -36,13 +41,19 @@ def allowed(family, encoding, joining):
     if not takes(joining, encoding):
         return False
     given = fields(encoding, joining)
-    if family == "Swin" and JOININGS[joining].whole_grid:
+    if family in ("Swin", "Swin V2") and JOININGS[joining].whole_grid:
+        return False
+    if family == "ConViT" and encoding in ("pope", "gpsa"):  # a class token of other channels; none that could join
         return False
     return given <= USES[family] and ("mixing" in given) == ("mixing" in USES[family])
 
 
 #: The contract runs every encoding in a ViT or gMLP; these families use it in another way.
-WINDOWED = [(family, encoding) for family in ("PVT", "Swin", "Swin-MLP", "PosMLP") for encoding in ENCODINGS]
+WINDOWED = [
+    (family, encoding)
+    for family in ("PVT", "Swin", "Swin V2", "Twins-SVT", "Swin-MLP", "PosMLP")
+    for encoding in ENCODINGS
+]
 
 
 @pytest.mark.parametrize(("family", "encoding"), [case for case in WINDOWED if allowed(*case, "default")])

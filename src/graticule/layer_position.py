@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.displacement import Displacements
-from graticule.rotation import Rotation
+from graticule.rotation import PatchRotation, Rotation
 from graticule.token_mlp import TokenMlp
 
 Function = Callable[[Tensor], Tensor]
@@ -154,6 +155,36 @@ class LayerPosition(NamedTuple):
             query_scale=None if self.query_scale is None else self.query_scale[..., start:stop],
         )
 
+    def with_prefix(self, count: int) -> LayerPosition:
+        """Return the position for `count` more tokens before those of the grid, which get no position.
+
+        They are not changed between blocks, get nothing added, attend without a bias or a rotation, and are neither
+        scaled nor gated.
+
+        Raises:
+            ValueError: if a field cannot leave tokens out.
+        """
+        for field in ("token_bias", "key_bias", "value_bias", "mixing", "gate"):
+            if getattr(self, field) is not None:
+                raise ValueError(f"`{field}` must be None for further tokens before those of the grid.")
+        rows = (0, 0, count, 0)
+        positional = self.positional
+        if positional is not None:
+            pairs = F.pad(positional.weights, (count, 0, count, 0))
+            positional = PositionalAttention(pairs, F.pad(positional.gate, rows))
+        return LayerPosition(
+            pre=None if self.pre is None else F.pad(self.pre, rows),
+            inner=None if self.inner is None else F.pad(self.inner, rows),
+            bias=None if self.bias is None else _bias_with_prefix(self.bias, count),
+            positional=positional,
+            rotary=None if self.rotary is None else PatchRotation(self.rotary, count),
+            queries_keys=None if self.queries_keys is None else F.pad(self.queries_keys, rows),
+            query_scale=None if self.query_scale is None else F.pad(self.query_scale, (count, 0), value=1.0),
+            before=None if self.before is None else partial(_of_grid, self.before, count),
+            inputs=None if self.inputs is None else partial(_inputs_of_grid, self.inputs, count),
+            after=None if self.after is None else partial(_of_grid, self.after, count),
+        )
+
     def merge(self, other: LayerPosition) -> LayerPosition:
         """Combine two: tensors and biases add up, scales multiply, functions of the residual stream are chained.
 
@@ -253,6 +284,31 @@ def _moved(
     bias: BiasFunction, first: int, last: int, queries: Tensor, start: int = 0, stop: int | None = None
 ) -> Tensor:
     return bias(queries, start=first + start, stop=last if stop is None else stop)
+
+
+def _bias_with_prefix(bias: Any, count: int) -> Any:
+    """Return a bias with zero rows and columns for `count` tokens before the others."""
+    if isinstance(bias, Tensor):
+        return F.pad(bias, (count, 0, count, 0))
+    if isinstance(bias, LowRank):
+        return LowRank(*(F.pad(factor, (0, 0, count, 0)) for factor in bias))
+    return partial(_padded, bias, count)
+
+
+def _padded(bias: BiasFunction, count: int, queries: Tensor) -> Tensor:
+    return F.pad(bias(queries[..., count:, :]), (count, 0, count, 0))
+
+
+def _of_grid(function: Function, count: int, x: Tensor) -> Tensor:
+    """Apply a function to all tokens but the first `count`."""
+    return torch.cat([x[:, :count], function(x[:, count:])], 1)
+
+
+def _inputs_of_grid(
+    function: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], count: int, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.cat([x[:, :count], each], 1) for each in function(x[:, count:]))
+    return q, k, v
 
 
 def _chain(first: Function | None, second: Function | None) -> Function | None:

@@ -110,3 +110,37 @@ def _polar(x: Tensor, table: Tensor) -> Tensor:
     sines, cosines = table.chunk(2, -1)
     magnitudes = F.softplus(x.to(table.dtype))
     return torch.cat([magnitudes * cosines, magnitudes * sines], -1).type_as(x)
+
+
+class PatchRotation(NamedTuple):
+    """Rotates all tokens but the first `prefix`.
+
+    rotation: that of the others.
+    prefix: how many are left as they are.
+    """
+
+    rotation: Rotation
+    prefix: int
+
+    @property
+    def channels(self) -> int | None:
+        """None: as many as it takes."""
+        return None
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate queries and keys, (B, h, N, d) each.
+
+        Raises:
+            ValueError: if the rotation returns another number of channels.
+        """
+        if self.rotation.channels is not None:
+            raise ValueError("`rotary` must keep the number of channels where some tokens have no position.")
+        rotated = self.rotation(queries[..., self.prefix :, :], keys[..., self.prefix :, :])
+        both = zip((queries, keys), rotated, strict=True)
+        first, second = (torch.cat([x[..., : self.prefix, :], y], -2) for x, y in both)
+        return first, second
+
+    def part(self, start: int, stop: int) -> PatchRotation:
+        """Return the rotation of the tokens from `start` to `stop`."""
+        others = self.rotation.part(max(start - self.prefix, 0), max(stop - self.prefix, 0))
+        return PatchRotation(others, max(self.prefix - start, 0))

@@ -58,17 +58,21 @@ def test_models_are_listed_by_pattern():
     "name", [name for name in graticule.list_models() if timm.is_model(name) and "pvt" not in name]
 )
 def test_the_data_configuration_is_that_of_timms_model_of_the_name(name):
-    size = int(name.rsplit("_", 1)[1])
+    size = MODELS[name].img_size
     small = {"embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 5}
-    if name.startswith("swin"):
+    if name.startswith(("convit", "twins")):
+        small = {"num_classes": 5}
+    elif name.startswith("swin"):
         small = {"embed_dim": 24, "depths": (1, 1), "num_heads": (3, 3), "num_classes": 5}
+        if "12to" in name:
+            small["pretrained_window_sizes"] = (12, 12)
     elif "mixing" in MODELS[name].kind.needs:  # whose sizes timm does not let one choose
         small = {"num_classes": 5}
     with torch.device("meta"):
         ours, theirs = (
             resolve_model_data_config(create(name, **small)) for create in (graticule.create_model, timm.create_model)
         )
-    assert ours["input_size"] == (3, size, size)
+    assert ours["input_size"] == (3, *size)
     assert ours == theirs
 
 

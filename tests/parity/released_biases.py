@@ -1,7 +1,6 @@
 """Compute the cases of models with relative biases: iRPE, timm's `vit_relpos`, Swin with a table, Swin V2.
 
-LayerScale is part of the projections that it follows: a product of weights. Swin V2's block and merging, which norm
-after a residual branch and after the projection, are put together here from our attention and encoding.
+LayerScale is part of the projections that it follows: a product of weights.
 """
 
 from __future__ import annotations
@@ -11,16 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from graticule import Grid
-from graticule.backbones import SwinTransformer, VisionTransformer
-from graticule.backbones.swin import WindowAttention, _kinds
+from graticule.backbones import SwinTransformer, SwinTransformerV2, VisionTransformer
+from graticule.backbones.swin import _kinds
 from graticule.encodings import Irpe
 from graticule.factory import build_position
-from graticule.layer_position import LayerPosition
-from graticule.layers import Block
 
 Tensors = dict[str, Tensor]
 
@@ -123,65 +119,10 @@ def compute_swin_ape(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -
     return {**found, **{f"bias_layer_{i}": layer.bias for i, layer in enumerate(model.position(model.grid))}}
 
 
-class PostNormBlock(Block):
-    """A block of Swin V2: a norm after each residual branch."""
-
-    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Mix the tokens x: (B, N, D)."""
-        x = x + self.norm1(self.attn(x, position, *where))
-        return x + self.norm2(self.mlp(x))
-
-
-class PostNormMerging(PatchMerging):
-    """The merging of Swin V2: a norm after the projection."""
-
-    def __init__(self, dim: int, out_dim: int) -> None:
-        super().__init__(dim, out_dim)
-        self.norm = nn.Identity()
-        self.after = nn.LayerNorm(out_dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Merge the patches of x: (B, H, W, C)."""
-        return self.after(super().forward(x))
-
-
-class LeakyMask(WindowAttention):
-    """Shifted windows as released: -100 is added to logits that are masked.
-
-    Cosines times a scale of up to 100 span 200, so that masked tokens can have weight, also in published models. Ours
-    have none.
-    """
-
-    def _project_windows(
-        self, part: Tensor, window: Grid, position: LayerPosition, seen: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        q, k, v, bias = super()._project_windows(part, window, position, None)
-        if seen is not None and bias is not None:
-            bias = bias - 100.0 * ~seen
-        return q, k, v, bias
-
-
 def compute_swin_v2(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors:
     """Compute a case of timm's Swin V2: cosine attention with log-spaced continuous biases."""
-    model: Any = SwinTransformer(partial(build_position, encoding="continuous_bias"), **kwargs)
-    dims = [kwargs["embed_dim"] << stage for stage in range(len(kwargs["depths"]))]
-    for stage, (dim, heads) in enumerate(zip(dims, kwargs["num_heads"], strict=True)):
-        layer = model.layers[stage]
-        layer.downsample = PostNormMerging(dim // 2, dim) if stage else nn.Identity()
-        for index in range(len(layer.blocks)):
-            attention = LeakyMask(dim, heads, cosine=True)
-            layer.blocks[index] = PostNormBlock(
-                dim, heads, kwargs["mlp_ratio"], norm_layer=nn.LayerNorm, attn=attention
-            )
-    ours: Tensors = {}
-    for name, value in weights.items():
-        block, _, kind = name.rpartition(".")
-        if kind == "q_bias":  # keys have none
-            ours[f"{block}.qkv.bias"] = torch.cat([value, torch.zeros_like(value), weights[f"{block}.v_bias"]])
-        elif kind != "v_bias":
-            ours[name.replace("downsample.norm", "downsample.after")] = value
-    references = {name: value for name, value in model.state_dict().items() if name.endswith("reference")}
-    model.double().eval().load_state_dict({**ours, **references})
+    model: Any = SwinTransformerV2(partial(build_position, encoding="continuous_bias"), **kwargs)
+    model.double().eval().load_state_dict(weights)
     found = {"output": model(images)}
     layers = model.position(model.grid)
     encodings = [module for module in model.position.modules() if hasattr(module, "cpb_mlp")]

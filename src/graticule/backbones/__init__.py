@@ -3,9 +3,11 @@
 from graticule.backbones.base import Backbone, TokenModel
 from graticule.backbones.ceit import CeitTransformer
 from graticule.backbones.compact import CompactTransformer
+from graticule.backbones.convit import ConVit
 from graticule.backbones.cpvt import ConditionalVisionTransformer
 from graticule.backbones.deit import DistilledVisionTransformer
 from graticule.backbones.generation import generate
+from graticule.backbones.gfnet import GfNet
 from graticule.backbones.gmlp import GMlp
 from graticule.backbones.hub import from_pretrained
 from graticule.backbones.language import (
@@ -22,7 +24,9 @@ from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.registry import MODELS, create_model, list_arguments, list_models, register_backbone
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.swin_mlp import SwinMlp
+from graticule.backbones.swin_v2 import SwinTransformerV2
 from graticule.backbones.t2t import T2tVisionTransformer
+from graticule.backbones.twins import TwinsSvt
 from graticule.backbones.vision_transformer import VisionTransformer
 
 __all__ = [
@@ -31,9 +35,11 @@ __all__ = [
     "Card",
     "CeitTransformer",
     "CompactTransformer",
+    "ConVit",
     "ConditionalVisionTransformer",
     "DistilledVisionTransformer",
     "GMlp",
+    "GfNet",
     "LanguageModel",
     "Mixer",
     "PosMlp",
@@ -41,9 +47,11 @@ __all__ = [
     "ResMlp",
     "SwinMlp",
     "SwinTransformer",
+    "SwinTransformerV2",
     "T2tVisionTransformer",
     "TextCache",
     "TokenModel",
+    "TwinsSvt",
     "VisionTransformer",
     "create_language_model",
     "create_model",

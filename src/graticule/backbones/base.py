@@ -191,7 +191,10 @@ class Backbone(TokenModel, HubModel):
     encoding_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: Arguments that pick one of the modules a class is made of; neither recipes nor the command line have them.
     hidden_arguments: ClassVar[frozenset[str]] = frozenset(
-        {"position", "embed_layer", "block_layer", "norm_layer", "act_layer", "mlp_layer", "qkv_layer", "patch_norm"}
+        {
+            *("position", "embed_layer", "block_layer", "norm_layer", "act_layer", "mlp_layer", "qkv_layer", "patch_norm"),
+            *("attn_layer", "merging_layer"),
+        }
     )
 
     head: nn.Module
@@ -201,6 +204,8 @@ class Backbone(TokenModel, HubModel):
     num_heads: Any
     #: The model of timm that it was converted from, for the way back; None once the position is another.
     timm_source: Any = None
+    #: The report of the last change of position (`graticule.surgery.Certificate`); None if there was none.
+    certificate: Any = None
 
     @checked
     def __init__(

@@ -119,6 +119,7 @@ class Mixer(Pyramid):
         drop_path_rate: stochastic depth, the same for all blocks, as in timm.
         norm_layer: builds a norm from its channels.
         act_layer: the activation.
+        block_layer: builds a block.
     """
 
     takes = frozenset({"pre", "before", "inner", "after", "mixing", "gate"})
@@ -146,6 +147,7 @@ class Mixer(Pyramid):
         drop_path_rate: float = 0.0,
         norm_layer: Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
+        block_layer: Callable[..., nn.Module] = MixerBlock,
     ) -> None:
         if groups < 1 or embed_dim % groups:
             raise ValueError(f"`groups` must divide the {embed_dim} channels, got {groups}.")
@@ -167,7 +169,7 @@ class Mixer(Pyramid):
         self.stem = PatchEmbed(None, to_2tuple(patch_size), in_chans, embed_dim, strict_img_size=False)
         self.blocks = nn.Sequential(
             *[
-                MixerBlock(
+                block_layer(
                     embed_dim,
                     mlp_ratio,
                     proj_drop_rate,

@@ -30,8 +30,9 @@ class PyramidVisionTransformer(Pyramid):
     those of Twins' code, and PVT's are taken by `load_state_dict` as well.
 
     Reference: Pyramid Vision Transformer (Wang et al., 2021); with PEG and GAP, CPVT (Chu et al., 2023), Table 13,
-    which is PCPVT of Twins (Chu et al., 2021): `pvt_small_peg_gap` is timm's `twins_pcpvt_small` and
-    `pvt_medium_peg_gap` its `twins_pcpvt_base`, and `pretrained=True` loads their published weights.
+    which is PCPVT of Twins (Chu et al., 2021): `pvt_small_peg_gap` is timm's `twins_pcpvt_small`, `pvt_medium_peg_gap`
+    its `twins_pcpvt_base` and `pvt_large_peg_gap` its `twins_pcpvt_large`; `pretrained=True` loads their published
+    weights.
 
     Args:
         position: builds the position of a stage.
@@ -127,15 +128,28 @@ class PyramidVisionTransformer(Pyramid):
                     drop_path=next(rates),
                     norm_layer=norm_layer,
                     act_layer=act_layer or nn.GELU,
-                    attn=SpatialReductionAttention(dim, heads, qkv_bias, attn_drop_rate, proj_drop_rate, reduction),
+                    attn=self.build_attention(index, reduction, dim, heads, qkv_bias, attn_drop_rate, proj_drop_rate),
                 )
-                for _ in range(depth)
+                for index in range(depth)
             )
             for dim, depth, heads, ratio, reduction in zip(
                 embed_dims, depths, num_heads, mlp_ratios, sr_ratios, strict=True
             )
         )
         self.finish()
+
+    def build_attention(
+        self,
+        index: int,
+        reduction: int,
+        dim: int,
+        num_heads: int,
+        qkv_bias: bool,
+        attn_drop: float,
+        proj_drop: float,
+    ) -> nn.Module:
+        """Build the attention of block `index` of a stage whose keys are reduced by `reduction`."""
+        return SpatialReductionAttention(dim, num_heads, qkv_bias, attn_drop, proj_drop, reduction)
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Cut images or the map of the stage before into patches, tokens (B, H * W, D)."""
@@ -268,6 +282,14 @@ register_sizes(
             43_828_456,
             {"global_pool": "avg", "depths": (3, 4, 18, 3)},
             hub="timm/twins_pcpvt_base.in1k",
+            encoding="peg",
+            cfg=_POOL,
+        ),
+        "pvt_large": Size(61_369_320, {"depths": (3, 8, 27, 3)}, cfg=_POOL),
+        "pvt_large_peg_gap": Size(
+            60_989_672,
+            {"global_pool": "avg", "depths": (3, 8, 27, 3)},
+            hub="timm/twins_pcpvt_large.in1k",
             encoding="peg",
             cfg=_POOL,
         ),

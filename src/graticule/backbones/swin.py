@@ -61,6 +61,9 @@ class SwinTransformer(Pyramid):
         attn_drop_rate: dropout on attention weights.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         norm_layer: builds a norm from D.
+        block_layer: builds a block.
+        attn_layer: builds the attention of a block.
+        merging_layer: builds the patch merging before a stage from the channels before and after it, and `norm_layer`.
     """
 
     takes = frozenset(
@@ -93,8 +96,12 @@ class SwinTransformer(Pyramid):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         norm_layer: Callable[[int], nn.Module] | None = None,
+        block_layer: Callable[..., nn.Module] = Block,
+        attn_layer: Callable[..., nn.Module] | None = None,
+        merging_layer: Callable[..., nn.Module] = PatchMerging,
     ) -> None:
         norm: Any = norm_layer or nn.LayerNorm
+        attn_layer = attn_layer or WindowAttention
         dims = [embed_dim << stage for stage in range(len(depths))]
         super().__init__(
             img_size=img_size,
@@ -114,9 +121,9 @@ class SwinTransformer(Pyramid):
         rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
         self.layers = nn.ModuleList()
         for stage, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
-            downsample = PatchMerging(dims[stage - 1], dim, norm) if stage else nn.Identity()
+            downsample = merging_layer(dims[stage - 1], dim, norm) if stage else nn.Identity()
             blocks = [
-                Block(
+                block_layer(
                     dim,
                     heads,
                     mlp_ratio,
@@ -124,9 +131,7 @@ class SwinTransformer(Pyramid):
                     proj_drop_rate,
                     drop_path=next(rates),
                     norm_layer=norm,
-                    attn=WindowAttention(
-                        dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate
-                    ),
+                    attn=attn_layer(dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate),
                 )
                 for _ in range(depths[stage])
             ]

@@ -25,10 +25,9 @@ class Gpsa(BiasEncoding):
     It begins as a convolution: head (m, n) of the largest square of heads attends around the displacement
     :math:`\Delta` = (m - c, n - c), with :math:`v_h = \alpha (2 \Delta_x, 2 \Delta_y, -1)`. Further heads are drawn
     from a normal of std 0.02, times alpha. Prefix tokens attend by content alone, and position attends to patches
-    alone. In ConViT the class token joins the patches after the layers with gates, the first ten of twelve
-    ('default(layers=10)'), the projection of the values starts as the identity, and scores have a bias per head, which
-    a softmax cancels; none of that is done here. At another grid it is computed anew. In a crop the softmax is over the
-    patches of the crop.
+    alone. At another grid it is computed anew. In a crop the softmax is over the patches of the crop. In ConViT (the
+    models `convit_...`) the class token joins the patches after the layers with gates, the first ten of twelve, and the
+    projection of the values starts as the identity.
 
     Reference: ConViT (d'Ascoli et al., 2021), Eq. 4-7.
 
@@ -37,18 +36,21 @@ class Gpsa(BiasEncoding):
         num_heads: h.
         locality: alpha, how narrow the attention by position begins.
         gate: the initial lambda; at 1 position has a share of 0.73.
+        bias: whether scores have a bias per head, as in its code; a softmax cancels it.
     """
 
     crops = True
 
     @checked
-    def __init__(self, grid: Grid, num_heads: int, locality: float = 1.0, gate: float = 1.0) -> None:
+    def __init__(
+        self, grid: Grid, num_heads: int, locality: float = 1.0, gate: float = 1.0, bias: bool = False
+    ) -> None:
         super().__init__()
         if locality <= 0:
             raise ValueError(f"`locality` must be positive, got {locality}.")
         self.grid = grid
         self.num_heads, self.locality, self.gate = num_heads, locality, gate
-        self.pos_proj = nn.Linear(3, num_heads, bias=False)
+        self.pos_proj = nn.Linear(3, num_heads, bias=bias)
         self.gating_param = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
 
@@ -58,6 +60,8 @@ class Gpsa(BiasEncoding):
         nn.init.constant_(self.gating_param, self.gate)
         weight = self.pos_proj.weight
         nn.init.trunc_normal_(weight, std=0.02, a=-2, b=2)
+        if self.pos_proj.bias is not None:
+            nn.init.zeros_(self.pos_proj.bias)
         side = math.isqrt(self.num_heads)
         place = torch.arange(side, device=weight.device, dtype=weight.dtype) - (side - 1) / 2
         x, y = torch.meshgrid(place, place, indexing="ij")  # as in its code, heads go down the columns
@@ -73,7 +77,10 @@ class Gpsa(BiasEncoding):
         dy, dx = delta.unbind(-1)
         # elementwise products of coordinates, which no autocast computes with fewer digits
         along_x, along_y, squared = weight.to(wide).T[..., None, None]  # (h, 1, 1) each
-        weights = (along_x * dx + along_y * dy + squared * (dy * dy + dx * dx)).softmax(-1)
+        scores = along_x * dx + along_y * dy + squared * (dy * dy + dx * dx)
+        if self.pos_proj.bias is not None:
+            scores = scores + self.pos_proj.bias.to(wide)[:, None, None]
+        weights = scores.softmax(-1)
         gate = self.gating_param.to(wide).sigmoid()[:, None, None].expand(-1, grid.patches, 1)
         return LayerPosition(
             positional=PositionalAttention(

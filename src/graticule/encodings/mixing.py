@@ -412,6 +412,10 @@ class GlobalFilter(MixingEncoding):
         fits = value.shape[:2] == (old.height, old.width // 2 + 1)
         return _resize_filters(value, self.grid) if fits and old.shape != self.grid.shape else value
 
+    def published_names(self) -> dict[str, str]:
+        """The name in GFNet's code."""
+        return {"filter.complex_weight": "complex_weight", **super().published_names()}
+
     def _at(self, grid: Grid) -> Tensor:
         weight: Tensor = self.complex_weight
         return weight if grid.has_shape(self.grid.shape) else _resize_filters(weight, grid)

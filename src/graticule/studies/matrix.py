@@ -39,6 +39,10 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "CCT": ("cct_2_3x2_32", {"img_size": 8, "embed_dim": 24, "num_heads": 3}),
     "T2T-ViT": ("t2t_vit_7", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3, "token_dim": 8}),
     "CeiT": ("ceit_tiny_patch16_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
+    "ConViT": (
+        "convit_tiny",
+        {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3, "encoding": "learnable + gpsa(layers=1)"},
+    ),
     "PVT": (
         "pvt_tiny",
         {"img_size": 16, "embed_dims": (8, 16), "depths": (2, 2), "num_heads": (1, 2), "sr_ratios": (2, 1)}
@@ -48,9 +52,19 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         "swin_tiny_patch4_window7_224",
         {"img_size": 32, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4},
     ),
+    "Swin V2": (
+        "swinv2_tiny_window8_256",
+        {"img_size": 32, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4},
+    ),
+    "Twins-SVT": (
+        "twins_svt_small",
+        {"img_size": 16, "embed_dims": (8, 16), "depths": (2, 2), "num_heads": (1, 2), "sr_ratios": (2, 1)}
+        | {"mlp_ratios": (2, 2), "window_size": 2},
+    ),
     "gMLP": ("gmlp_s16_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
     "MLP-Mixer": ("mixer_s16_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
     "ResMLP": ("resmlp_12_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
+    "GFNet": ("gfnet_ti_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
     "Swin-MLP": (
         "swin_mlp_tiny_c24_patch4_window8_256",
         {"img_size": 32, "embed_dim": 8, "depths": (2, 2), "groups": (2, 4), "window_size": 4},
@@ -70,7 +84,7 @@ def build(family: str, encoding: str | None = None, joining: str = "default", **
     """
     name, sizes = SMALL[family]
     chosen: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
-    return create_model(name, **chosen, joining=joining, num_classes=5, **sizes, **kwargs)
+    return create_model(name, joining=joining, num_classes=5, **{**sizes, **chosen, **kwargs})
 
 
 def combinations() -> dict[tuple[str, str, str], str]:

@@ -1,0 +1,183 @@
+"""ConViT: layers that attend by position first, and a class token that joins after them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.checks import checked
+from graticule.encodings import PositionBuilder
+from graticule.grid import Crop, Grid
+from graticule.layer_position import LayerPosition
+from graticule.layers import Attention
+
+
+class ConVit(VisionTransformer):
+    """ConViT as published: a learnable table, gated positional attention in ten of twelve layers, then a class token.
+
+    The class token joins the patches after the last layer with positional attention ('gpsa'), or before the first layer
+    if there is none, and has no position. So `encoding="learnable + gpsa(layers=4)"` says both where the gates are and
+    where the class token joins. In layers with gates the projection of the values starts as the identity.
+
+    The names of the parameters are timm's, except those of position and of the projections in layers with gates;
+    timm's are taken by `load_state_dict`. timm computes the positions of square grids only; other grids have the same
+    formula here.
+
+    Reference: ConViT: Improving Vision Transformers with Soft Convolutional Inductive Biases (d'Ascoli et al., 2021).
+
+    Args:
+        position: builds the position of the patches.
+        qkv_bias: whether queries, keys and values have a bias.
+        global_pool: 'token' (class token), 'avg' or ''.
+        kwargs: as `VisionTransformer`.
+    """
+
+    takes = VisionTransformer.takes - {"token_bias", "key_bias", "value_bias"}
+    takes_why = "The class token has no position, and what depends on all tokens cannot leave it out."
+    default_encoding = "learnable + gpsa(layers=10)"
+    encoding_options: ClassVar = {"gpsa": {"bias": True}}
+
+    @checked
+    def __init__(
+        self, position: PositionBuilder, qkv_bias: bool = False, global_pool: str = "token", **kwargs: Any
+    ) -> None:
+        super().__init__(position, qkv_bias=qkv_bias, global_pool=global_pool, **{"fc_norm": False, **kwargs})
+
+    def build_position(self, position: PositionBuilder, num_heads: int) -> None:
+        """Build the position of the patches, and find the layer that the class token joins before.
+
+        Raises:
+            ValueError: if the last layer has positional attention.
+        """
+        super().build_position(position, num_heads)
+        with torch.no_grad():
+            given = self.position(self.grid)
+        if any(layer.rotary is not None and layer.rotary.channels is not None for layer in given):
+            raise ValueError(
+                "`encoding` must keep the channels of queries and keys, where the class token has no position."
+            )
+        if hasattr(self, "joins_at"):
+            return  # the position of an existing model is replaced
+        self.joins_at = 1 + max((i for i, layer in enumerate(given) if layer.positional is not None), default=-1)
+        if self.joins_at == self.depths[0] and self.has_class_token:
+            raise ValueError(
+                f"`encoding` must leave the last of the {self.depths[0]} layers without positional attention, for the "
+                "class token to join; use gpsa(layers=...), or `class_token=False`."
+            )
+
+    def grid_at(self, image: tuple[int, int]) -> Grid:
+        """Return the grid of the patches of an image of `image` = (height, width), in pixels."""
+        return self.patch_embed.grid(image)
+
+    def position_grids(self, grid: Grid) -> list[Grid]:
+        """Return the grid of the patches."""
+        return [grid]
+
+    def embed(self, x: Tensor, stage: int = 0) -> Tensor:
+        """Turn images into the tokens of their patches, (B, H * W, D)."""
+        return self.tokenize(x, stage).contiguous()
+
+    def each_layer(self, images: Tensor, crop: Crop | None = None) -> Iterator[tuple[Tensor, Grid]]:
+        """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""
+        grid = self.grid_of(images).cropped(crop)
+        positions, prefix = self.position(grid), self._prefix_tokens()
+        layers, grids = [], []
+        for index in range(self.depths[0]):
+            given, at = positions[index], grid
+            if prefix and index >= self.joins_at:
+                given = _joined(given, torch.cat(prefix, 1), index == self.joins_at)
+                at = _joined_grid(grid, self.num_prefix_tokens)
+            layers.append((self.block(0, index), given, (at,)))
+            grids.append(at)
+        for index, tokens in enumerate(self.run_blocks(self.embed(images), layers)):
+            yield tokens, grids[index]
+
+    def keep(self, count: int) -> None:
+        """Keep the first `count` blocks; without the others the class token may never join."""
+        super().keep(count)
+        if count <= self.joins_at:
+            self.prefix_names, self.num_prefix_tokens = (), 0
+
+    def finish(self) -> None:
+        """Give layers with positional attention a projection of the values of its own, and initialize the weights."""
+        for index in range(self.joins_at):
+            attention = cast("Attention", self.blocks[index].attn)
+            attention.qkv = ContentAndValues(self.embed_dim, bias=attention.qkv.bias is not None)
+        super().finish()
+
+    def init_module(self, name: str, module: nn.Module) -> None:
+        """Draw linear weights; with gates, the values start as the tokens themselves."""
+        super().init_module(name, module)
+        if name.endswith(".attn.qkv.v"):
+            nn.init.eye_(cast("nn.Linear", module).weight)
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter of timm's."""
+        return re.sub(r"\.attn\.(qk|v)\.", r".attn.qkv.\1.", published)
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in timm."""
+        return re.sub(r"\.attn\.qkv\.(qk|v)\.", r".attn.\1.", own)
+
+
+def _joined(given: LayerPosition, prefix: Tensor, first: bool) -> LayerPosition:
+    """Return what a layer gets with prefix tokens (1, n, D), which join before it if it is the `first` with them."""
+    joined = given.with_prefix(prefix.shape[1])
+    if not first:
+        return joined
+    # `pre` is added to the patches, and everything else acts on the tokens after the prefix tokens have joined
+    both = LayerPosition(before=partial(_join, prefix)).merge(joined._replace(pre=None))
+    return both._replace(pre=given.pre)
+
+
+def _join(prefix: Tensor, x: Tensor) -> Tensor:
+    """Put prefix tokens before the patches x: (B, H * W, D)."""
+    return torch.cat([prefix.expand(x.shape[0], -1, -1), x], 1)
+
+
+def _joined_grid(grid: Grid, prefix: int) -> Grid:
+    return replace(grid, prefix=prefix)
+
+
+# a position and a grid are no tensors, so torch.fx records the calls as one node each
+torch.fx.wrap("_joined")
+torch.fx.wrap("_joined_grid")
+
+
+class ContentAndValues(nn.Module):
+    """Projects tokens to queries and keys by one matrix and to values by another.
+
+    Args:
+        dim: D.
+        bias: whether both have a bias.
+    """
+
+    def __init__(self, dim: int, bias: bool) -> None:
+        super().__init__()
+        self.qk = nn.Linear(dim, 2 * dim, bias=bias)
+        self.v = nn.Linear(dim, dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project tokens (..., D) to queries, keys and values, (..., 3D)."""
+        return torch.cat([self.qk(x), self.v(x)], -1)
+
+
+_CROP = {"crop_pct": 0.875}
+register_sizes(
+    ConVit,
+    {
+        "convit_tiny": Size(5_710_512, {"embed_dim": 192, "num_heads": 4}, hub="timm/convit_tiny.fb_in1k", cfg=_CROP),
+        "convit_small": Size(
+            27_777_322, {"embed_dim": 432, "num_heads": 9}, hub="timm/convit_small.fb_in1k", cfg=_CROP
+        ),
+        "convit_base": Size(86_540_040, {"embed_dim": 768, "num_heads": 16}, hub="timm/convit_base.fb_in1k", cfg=_CROP),
+    },
+)

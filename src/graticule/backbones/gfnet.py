@@ -1,0 +1,99 @@
+"""GFNet: tokens mixed by a learned filter of the frequencies of the grid."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from timm.models import register_notrace_module
+from torch import Tensor
+
+from graticule.backbones.mixer import Mixer, MixerBlock
+from graticule.backbones.registry import Size, register_sizes
+from graticule.checks import checked
+from graticule.encodings import PositionBuilder
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition
+from graticule.layers.gating import mix_tokens
+
+
+@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
+class FilterBlock(MixerBlock):
+    r"""Mixes the tokens by the position's weights, then the channels by an MLP, with one residual connection.
+
+    .. math:: x' = x + MLP(LN(W (LN(x) + p) + b))
+
+    where W is `mixing` of the layer's position, b its `gate` and p its `inner`, if any.
+
+    Reference: GFNet (Rao et al., 2021), section 3.2 and its code.
+    """
+
+    def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
+        """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
+        if position.mixing is None:
+            raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
+        y = self.norm1(x)
+        y = y if position.inner is None else y + position.inner
+        y = self.mix_drop(mix_tokens(y, position.mixing, position.gate, self.windows(*where)))
+        mixed: Tensor = x + self.drop_path(self.mlp_channels(self.norm2(y)))
+        return mixed
+
+
+class GfNet(Mixer):
+    """GFNet with any mixing encoding instead of its global filter; a pyramid of one stage.
+
+    By default it is GFNet as published: a learnable table, added once, and a filter per channel in every layer
+    ('learnable + global_filter'), applied as a convolution over displacements. The weights of the authors' code are
+    taken by `load_state_dict`.
+
+    Reference: Global Filter Networks for Image Classification (GFNet, Rao et al., 2021).
+
+    Args:
+        position: builds the position, as `Mixer`.
+        embed_dim: D.
+        num_blocks: number of blocks.
+        groups: groups of channels that share a filter; one per channel by default.
+        kwargs: as `Mixer`, except `layer_scale`.
+    """
+
+    first_conv = "stem.proj"
+    default_encoding = "learnable + global_filter"
+    encoding_options: ClassVar = {"global_filter": {"bias": False, "product": "displacement"}}
+
+    @checked
+    def __init__(
+        self,
+        position: PositionBuilder,
+        embed_dim: int = 256,
+        num_blocks: int = 12,
+        groups: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("layer_scale") is not None:
+            raise ValueError(f"`layer_scale` must be left out in GFNet, got {kwargs['layer_scale']}.")
+        super().__init__(
+            position,
+            embed_dim=embed_dim,
+            num_blocks=num_blocks,
+            groups=embed_dim if groups is None else groups,
+            block_layer=FilterBlock,
+            **kwargs,
+        )
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter of the authors' code."""
+        return published.replace("patch_embed.", "stem.").replace(".mlp.", ".mlp_channels.")
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in the authors' code."""
+        return own.replace("stem.", "patch_embed.").replace(".mlp_channels.", ".mlp.")
+
+
+register_sizes(
+    GfNet,
+    {
+        "gfnet_ti_224": Size(7_511_784),
+        "gfnet_xs_224": Size(15_985_768, {"embed_dim": 384}),
+        "gfnet_s_224": Size(24_869_608, {"embed_dim": 384, "num_blocks": 19}),
+        "gfnet_b_224": Size(43_120_616, {"embed_dim": 512, "num_blocks": 19}),
+    },
+)

@@ -1,0 +1,236 @@
+"""Swin Transformer V2: cosine attention within shifted windows, norms after the residual branches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.models import register_notrace_module
+from timm.models.swin_transformer_v2 import PatchMerging
+from torch import Tensor, nn
+
+from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.swin import SwinTransformer, WindowAttention
+from graticule.checkpoints import renamed_state_dict
+from graticule.checks import checked
+from graticule.encodings import PositionBuilder
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition
+from graticule.layers import Block
+
+
+class SwinTransformerV2(SwinTransformer):
+    """Swin V2 as published: cosine attention, biases made by a small network ('continuous_bias'), norms after branches.
+
+    The released code masks a shifted window by adding -100 to the logits of tokens that are not neighbors. A logit is a
+    cosine times a learned scale of up to 100, plus a bias of up to 16, so logits span up to 216, and tokens can attend
+    across the border of the image to the opposite side; published models do. By default it is so here, with `mask`;
+    with `mask=None` such tokens do not see each other.
+
+    The coordinates of 'continuous_bias' are relative to the window that a model is built for. Models that were
+    fine-tuned with larger windows keep those of their pretraining, `pretrained_window_sizes`; `set_input_size` keeps
+    them in any case, as the paper describes it. timm's `set_input_size` changes them with the window unless the model
+    has `pretrained_window_sizes`.
+
+    A table that a joining adds in every layer (LaPE) is added to the input of attention, which has no norm before it.
+    The names of the parameters are timm's, those of position apart; timm's are taken by `load_state_dict`.
+
+    Reference: Swin Transformer V2: Scaling Up Capacity and Resolution (Liu et al., 2022).
+
+    Args:
+        position: builds the position of a stage.
+        img_size: pixels, a side or (height, width).
+        window_size: patches, a side.
+        mask: what is added to the logits of tokens that are not neighbors; None excludes them.
+        pretrained_window_sizes: the sides of the windows of each stage that the coordinates of 'continuous_bias' are
+            relative to; by default those that the model is built for.
+        kwargs: as `SwinTransformer`.
+    """
+
+    default_encoding = "continuous_bias"
+
+    @checked
+    def __init__(
+        self,
+        position: PositionBuilder,
+        img_size: int | tuple[int, int] = 256,
+        window_size: int = 8,
+        mask: float | None = -100.0,
+        pretrained_window_sizes: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            position,
+            img_size=img_size,
+            window_size=window_size,
+            block_layer=PostNormBlock,
+            attn_layer=partial(CosineWindowAttention, mask=mask),
+            merging_layer=PatchMerging,
+            **kwargs,
+        )
+        if pretrained_window_sizes is not None:
+            self._set_references(pretrained_window_sizes)
+
+    def _set_references(self, sides: Sequence[int]) -> None:
+        """Set what the coordinates of each stage's biases are relative to."""
+        if len(sides) != len(self.depths) or min(sides) < 1:
+            raise ValueError(
+                f"`pretrained_window_sizes` must have a positive value for each of the {len(self.depths)} stages, got "
+                f"{tuple(sides)}."
+            )
+        references = [(name, value) for name, value in self.position.named_buffers() if _is_reference(name)]
+        if not references:
+            raise ValueError(
+                "`pretrained_window_sizes` must be left out without the encoding 'continuous_bias', got "
+                f"{tuple(sides)}."
+            )
+        for name, value in references:
+            value.fill_(sides[int(name.split(".")[1])])
+
+    def init_module(self, name: str, module: nn.Module) -> None:
+        """Draw linear weights as Swin; the norms of the blocks start at zero, so that each block is the identity."""
+        super().init_module(name, module)
+        if re.fullmatch(r"layers\.\d+\.blocks\.\d+\.norm[12]", name):
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter of timm's."""
+        return re.sub(r"\.attn\.([qv])_bias$", r".attn.qkv.\1_bias", super().own_name(published))
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in timm."""
+        return re.sub(r"\.attn\.qkv\.([qv])_bias$", r".attn.\1_bias", super().published_name(own))
+
+    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict of timm with the references of the biases, which it does not have; others as they are."""
+        if not any(".attn.cpb_mlp." in name for name in state):
+            return state
+        held = {f"position.{name}": value for name, value in self.position.named_buffers() if _is_reference(name)}
+        return {**held, **state}
+
+    def released_layout(self) -> dict[str, Tensor]:
+        """Return the state dict as timm has it."""
+        state = renamed_state_dict(self)
+        for name in [name for name in state if _is_reference(name)]:
+            del state[name]
+        return state
+
+
+def _is_reference(name: str) -> bool:
+    return name.endswith(".reference")
+
+
+@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
+class PostNormBlock(Block):
+    r"""Attention, then an MLP, each with a norm after it and a residual connection.
+
+    .. math:: x' = x + LN(MSA(x + p)), \quad x'' = x' + LN(MLP(x'))
+
+    where p is `inner` of the layer's position, if any.
+
+    Reference: Swin Transformer V2 (Liu et al., 2022), section 3.2, "res-post-norm".
+    """
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Take tokens x: (B, N, D) to (B, N, D)."""
+        y = x if position.inner is None else x + position.inner
+        x = x + self.drop_path1(self.norm1(self.attn(y, position, *where)))
+        out: Tensor = x + self.drop_path2(self.norm2(self.mlp(x)))
+        return out
+
+
+class ProjectionWithoutKeyBias(nn.Linear):
+    """Projects to queries, keys and values; queries and values have a bias, keys have none.
+
+    Args:
+        dim: D.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, 3 * dim, bias=False)
+        self.q_bias, self.v_bias = (nn.Parameter(torch.zeros(dim)) for _ in range(2))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Project tokens (..., D) to (..., 3D)."""
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+        return F.linear(input, self.weight, bias)
+
+
+class CosineWindowAttention(WindowAttention):
+    """Attention by cosines within windows; keys have no bias.
+
+    Reference: Swin Transformer V2 (Liu et al., 2022), Eq. 2.
+
+    Args:
+        dim: D.
+        num_heads: h.
+        qkv_bias: whether queries and values have a bias.
+        attn_drop: dropout rate on the attention weights.
+        proj_drop: dropout rate on the output.
+        mask: what is added to the logits of tokens of a window that are not neighbors; None excludes them.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        mask: float | None = None,
+    ) -> None:
+        super().__init__(dim, num_heads, False, attn_drop, proj_drop, cosine=True)
+        if qkv_bias:
+            self.qkv = ProjectionWithoutKeyBias(dim)
+        self.mask = mask
+
+    def _project_windows(
+        self, part: Tensor, window: Grid, position: LayerPosition, seen: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Cut a rectangle into windows and project them: q, k and v, (B * windows, h, M, d), and the bias."""
+        if seen is None or self.mask is None:
+            return super()._project_windows(part, window, position, seen)
+        q, k, v, bias = super()._project_windows(part, window, position, None)
+        mask = self.mask * (~seen).to(q.dtype)
+        return q, k, v, mask[None, None] if bias is None else bias + mask
+
+
+_SMALL: dict[str, Any] = {"depths": (2, 2, 18, 2)}
+_BASE: dict[str, Any] = {"embed_dim": 128, "num_heads": (4, 8, 16, 32), **_SMALL}
+_LARGE: dict[str, Any] = {"embed_dim": 192, "num_heads": (6, 12, 24, 48), **_SMALL}
+
+
+def _size(
+    parameters: int, name: str, tag: str, side: int, sizes: dict[str, Any], cfg: dict[str, Any] | None = None
+) -> Size:
+    """Describe a published model for images of `side` pixels."""
+    pool = {"pool_size": (side // 32, side // 32)}
+    return Size(parameters, {"img_size": side, **sizes}, hub=f"timm/{name}.{tag}", cfg={**pool, **(cfg or {})})
+
+
+_MODELS: dict[str, Size] = {}
+for _name, _count, _sizes in (
+    ("tiny", 28_347_154, dict[str, Any]()),
+    ("small", 49_728_418, _SMALL),
+    ("base", 87_918_816, _BASE),
+):
+    for _window in (8, 16):
+        _known = f"swinv2_{_name}_window{_window}_256"
+        _MODELS[_known] = _size(_count, _known, "ms_in1k", 256, {**_sizes, "window_size": _window})
+for _name, _count, _sizes in (("base", 87_918_816, _BASE), ("large", 196_739_932, _LARGE)):
+    _known, _classes = f"swinv2_{_name}_window12_192", 21_841
+    _head = (_sizes["embed_dim"] * 8 + 1) * (_classes - 1000)
+    _MODELS[_known] = _size(
+        _count + _head, _known, "ms_in22k", 192, {**_sizes, "window_size": 12}, {"num_classes": _classes}
+    )
+    for _side, _window in ((256, 16), (384, 24)):
+        _known = f"swinv2_{_name}_window12to{_window}_192to{_side}"
+        _windows = {"window_size": _window, "pretrained_window_sizes": (12, 12, 12, 6)}
+        _crop = {"crop_pct": 1.0} if _side == 384 else None
+        _MODELS[_known] = _size(_count, _known, "ms_in22k_ft_in1k", _side, {**_sizes, **_windows}, _crop)
+register_sizes(SwinTransformerV2, _MODELS)
