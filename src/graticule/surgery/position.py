@@ -1,36 +1,88 @@
-"""Give an existing model another encoding or joining."""
+"""Give an existing model another encoding or joining, as near to what it was as the mathematics allows."""
 
 from __future__ import annotations
 
 from typing import TypeVar
+
+import torch
+from torch import Tensor
 
 from graticule.backbones import Backbone
 from graticule.backbones.registry import take_position
 from graticule.checkpoints import transfer
 from graticule.encodings import FoldedPosition
 from graticule.specs import Spec
+from graticule.surgery.certificate import Certificate, drift_of, features
+from graticule.surgery.fits import fit_position, measure, table_contributions
+from graticule.surgery.fits.registry import Before
 
 Model = TypeVar("Model", bound=Backbone)
 
 
-def change_position(model: Model, encoding: str | Spec, joining: str | Spec = "default") -> Model:
+@torch.no_grad()
+def change_position(
+    model: Model, encoding: str | Spec, joining: str | Spec = "default", images: Tensor | None = None
+) -> Model:
     """Replace the position of `model` by a new one, in place; returns the model.
 
     All weights outside of the position stay. Of the position, what both have is kept, such as the table of an absolute
-    encoding; the rest is new.
+    encoding. The rest is fitted to the old position where there is a fit (`graticule.surgery.fits`), in the sense of
+    least squares, and else new. `model.certificate` reports what was fitted, which share of the old position each layer
+    keeps, and with `images` how far the features moved.
+
+    What a table contributes to a layer is measured on `images`, or else on the mean image, all zeros.
 
     Args:
         model: one of our backbones, not folded.
         encoding: as `create_model` takes it.
         joining: as `create_model` takes it.
+        images: (B, C, height, width), of the size that the model is built for, as the model gets them.
 
     Raises:
-        ValueError: if the model cannot use them. It is then as it was.
+        ValueError: if the model cannot use them, or the images are of another size. It is then as it was.
     """
     if isinstance(model.position, FoldedPosition):
         raise ValueError("`model` must not be folded, to get another position; call graticule.unfold(model) first.")
-    before = model.state_dict()
+    blank = _blank(model)
+    if images is not None and (images.ndim != 4 or not len(images) or images.shape[1:] != blank.shape[1:]):
+        channels, height, width = blank.shape[1:]
+        raise ValueError(
+            f"`images` must be (B, {channels}, {height}, {width}), of the size of the model, got {tuple(images.shape)}."
+        )
     given = {"encoding": encoding, "joining": joining}
-    model.replace_position(take_position(given, defaults=model.encoding_options))
-    transfer(model, before)
+    weights, old, training = model.state_dict(), model.position, model.training
+    model.eval()
+    try:
+        seen = blank if images is None else images.to(blank)
+        before = _before(model, seen)
+        was = [] if images is None else features(model, seen)
+        model.replace_position(take_position(given, defaults=model.encoding_options))
+        transfer(model, weights)
+        fits = fit_position(model, old, before)
+        shares, first = [], 0
+        after = model.position(model.grid)
+        for stage in before:
+            depth = len(stage.given)
+            shares += measure(stage, after[first : first + depth], first)
+            first += depth
+        drift = drift_of(was, features(model, seen)) if was else ()
+    finally:
+        model.train(training)
+    model.certificate = Certificate(tuple(fits), tuple(shares), drift)
     return model
+
+
+def _blank(model: Backbone) -> Tensor:
+    weight = next(model.parameters())
+    return torch.zeros(1, model.in_chans, *model.img_size, dtype=weight.dtype, device=weight.device)
+
+
+def _before(model: Backbone, images: Tensor) -> list[Before]:
+    """Keep what each stage has, and measure what its table contributes to its layers."""
+    contributions = table_contributions(model, images)
+    given, first, found = model.position(model.grid), 0, []
+    for grid, depth in zip(model.position_grids(model.grid), model.depths, strict=True):
+        last = first + depth
+        found.append(Before(grid, given[first:last], contributions[first:last]))
+        first = last
+    return found

@@ -1,0 +1,88 @@
+"""The report of a change of position: how it was fitted, what each layer keeps, and how far features moved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from graticule.backbones import Backbone
+from graticule.surgery.fits import Fit, Share
+
+
+class Drift(NamedTuple):
+    """Says how far the tokens after a layer moved on images.
+
+    layer: index of the layer, stages counted through.
+    error: the norm of the difference over the norm of what it was, of all tokens and images together.
+    cosine: the mean over tokens of the cosine of what they were and are.
+    """
+
+    layer: int
+    error: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Reports what a change of position kept.
+
+    fits: for each part of the new position, whether it was fitted to the old one.
+    shares: what each layer still gets of the old position.
+    drift: how far features moved; empty if no images were given.
+    """
+
+    fits: tuple[Fit, ...]
+    shares: tuple[Share, ...]
+    drift: tuple[Drift, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the report as tables of text."""
+        several = len({fit.stage for fit in self.fits}) > 1
+        lines = [
+            f"{f'stage {fit.stage}: ' if several else ''}{fit.old} -> {fit.new}: "
+            f"{'fitted' if fit.fitted else 'not fitted, as initialized'}"
+            for fit in self.fits
+        ]
+        rows = [("layer", "term", "kept")]
+        rows += [(str(s.layer), s.term, "-" if s.kept is None else f"{s.kept:.4f}") for s in self.shares]
+        lines += ["", *_columns(rows)] if self.shares else []
+        moved = [("layer", "relative error", "cosine")]
+        moved += [(str(d.layer), f"{d.error:.3e}", f"{d.cosine:.6f}") for d in self.drift]
+        lines += ["", *_columns(moved)] if self.drift else []
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """Return the report as JSON."""
+        found = {
+            "fits": [asdict(fit) for fit in self.fits],
+            "shares": [share._asdict() for share in self.shares],
+            "drift": [drift._asdict() for drift in self.drift],
+        }
+        return json.dumps(found, indent=1)
+
+
+def _columns(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    first, second, third = (max(len(row[i]) for row in rows) for i in range(3))
+    return [f"{a:>{first}}  {b:<{second}}  {c:>{third}}" for a, b, c in rows]
+
+
+def features(model: Backbone, images: Tensor) -> list[Tensor]:
+    """Return the tokens after each layer, (B, N, D) each."""
+    return [tokens for tokens, _ in model.each_layer(images)]
+
+
+def drift_of(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Drift, ...]:
+    """Compare the tokens after each layer; where a layer has another number of them, the last ones, the patches."""
+    found = []
+    for layer, (old, new) in enumerate(zip(before, after, strict=True)):
+        patches = min(old.shape[1], new.shape[1])
+        a, b = (each[:, -patches:].double() for each in (old, new))
+        norm = a.norm()
+        error = float((b - a).norm() / norm) if norm else float(bool(b.any()))
+        found.append(Drift(layer, error, float(torch.cosine_similarity(a, b, dim=-1).mean())))
+    return tuple(found)

@@ -1,0 +1,24 @@
+"""How the parameters of a new position are chosen so that a model stays near to what it was.
+
+One file per group of fits; `registry.py` has the one table of which new kind is fitted to which old kind.
+"""
+
+from graticule.surgery.fits import biases, joinings, rotary, tables
+from graticule.surgery.fits.contributions import Contribution, table_contributions
+from graticule.surgery.fits.measure import Share, measure
+from graticule.surgery.fits.registry import FITS, Fit, fit_position, register_fit
+
+__all__ = [
+    "FITS",
+    "Contribution",
+    "Fit",
+    "Share",
+    "biases",
+    "fit_position",
+    "joinings",
+    "measure",
+    "register_fit",
+    "rotary",
+    "table_contributions",
+    "tables",
+]

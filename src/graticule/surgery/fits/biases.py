@@ -1,0 +1,107 @@
+"""Tables of a bias fitted to any bias, or to the logits that an absolute table makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.encodings import BiasPosition, JoinedPosition, SharedBiasPosition
+from graticule.encodings.relative_bias import RelativeBias
+from graticule.grid import Grid
+from graticule.joining import Default
+from graticule.layer_position import LayerPosition, LowRank
+from graticule.layers import Attention
+from graticule.surgery.fits.contributions import Contribution
+from graticule.surgery.fits.registry import Before, register_fit
+
+
+@register_fit(BiasPosition, BiasPosition)
+@register_fit(SharedBiasPosition, BiasPosition)
+@register_fit(BiasPosition, SharedBiasPosition)
+@register_fit(SharedBiasPosition, SharedBiasPosition)
+def project_bias(old: Any, new: Any, before: Before) -> bool:
+    """Set each table of displacements to the mean over the pairs of patches of each displacement: least squares.
+
+    A bias that is shared gets the mean over its layers. Exact where the old bias depends on the displacement alone.
+    """
+    return _project(new, before, [bias_table(layer, before.grid) for layer in before.given])
+
+
+@register_fit(JoinedPosition, BiasPosition)
+@register_fit(JoinedPosition, SharedBiasPosition)
+def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool:
+    """Set each table of displacements to the mean of what an absolute table adds to the logits of a layer.
+
+    The means are over the pairs of patches of each displacement (`table_logits`), which is least squares.
+    """
+    if not isinstance(old.joining, Default):
+        return False
+    return _project(new, before, [table_logits(one, before.grid) for one in before.contributions])
+
+
+def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool:
+    encodings = [new.encoding] if isinstance(new, SharedBiasPosition) else list(new.encodings)
+    groups = [list(new.joined)] if isinstance(new, SharedBiasPosition) else [[layer] for layer in new.joined]
+    fitted = True
+    for encoding, layers in zip(encodings, groups, strict=True):
+        found = [made for layer in layers if (made := logits[layer]) is not None]
+        if not isinstance(encoding, RelativeBias) or len(found) < len(layers):
+            fitted = False
+            continue
+        mean = torch.stack(found).mean(0)
+        if len(mean) != encoding.num_heads or encoding.grid.shape != before.grid.within.shape:
+            fitted = False
+            continue
+        by_displacement = displacement_means(mean, encoding.grid)
+        encoding.relative_position_bias_table[: len(by_displacement)] = by_displacement.to(mean.dtype)
+    return fitted
+
+
+def displacement_means(bias: Tensor, grid: Grid) -> Tensor:
+    """Return the mean of a bias of the patches, (h, N, N), over the pairs of each displacement, (displacements, h)."""
+    index = grid.offset_index(bias.device).flatten()
+    values = bias.flatten(1).T  # (N * N, h)
+    count = index.bincount()[:, None]
+    return values.new_zeros(len(count), len(bias)).index_add(0, index, values) / count
+
+
+def bias_table(layer: LayerPosition, grid: Grid) -> Tensor | None:
+    """Return the bias between the patches that a layer gets, (h, N, N), in float64; None if it depends on tokens."""
+    bias = layer.bias
+    if isinstance(bias, LowRank):
+        bias = bias.table()
+    if not isinstance(bias, Tensor):
+        return None
+    patches = grid.within.patches
+    return bias[:, -patches:, -patches:].double()
+
+
+def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None:
+    r"""Return what a table adds to the logits between patches in a layer, (h, N, N), up to a constant per query.
+
+    .. math:: b_{h, ij} = (W_Q \bar x_i)_h \cdot (W_K \bar d_j)_h / \sqrt d
+
+    where :math:`\bar x` is what the layer gets on average, and :math:`\bar d` what the table contributes to it. None
+    for attention that does more than that with queries and keys.
+    """
+    attention = None if contribution is None else contribution.attention
+    if contribution is None or not isinstance(attention, Attention) or not _is_plain(attention):
+        return None
+    weight = next(attention.qkv.parameters())
+    x, without = (each.to(weight.dtype) for each in (contribution.inputs, contribution.inputs - contribution.mean))
+    projected, less = (attention.qkv(each).double() for each in (x, without))
+    queries = projected.chunk(3, -1)[0]
+    keys = (projected - less).chunk(3, -1)[1]  # a bias of the projection cancels
+    queries, keys = (
+        each[-grid.patches :].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1) for each in (queries, keys)
+    )
+    return queries @ keys.mT * attention.scale
+
+
+def _is_plain(attention: Attention) -> bool:
+    """Return whether logits are products of queries and keys as they are projected."""
+    norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    return attention.logit_scale is None and all(norm is None or isinstance(norm, nn.Identity) for norm in norms)

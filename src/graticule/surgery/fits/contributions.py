@@ -1,0 +1,116 @@
+"""What a table that is added once contributes to each layer of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.backbones.gfnet import FilterBlock
+from graticule.backbones.mixer import MixerBlock
+from graticule.layers import Block
+
+#: Images that are computed at once.
+_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Contribution:
+    r"""What a table w in the residual stream contributes to the input of a layer, over images.
+
+    The layer gets :math:`LN(x)` with x = x' + w. Without w in the stream it would get :math:`LN(x - w)`, so w
+    contributes
+
+    .. math:: d = LN(x) - LN(x - w)
+
+    which is the exact difference, not its linear part. The constant c of each token that comes nearest to d over the
+    images, in the sense of least squares, is its mean. A joining that adds c after the norm, with w out of the stream,
+    so gives the layer what it got, up to the share of d that varies from image to image.
+
+    mean: the mean of d, (N, D).
+    square: the mean of the squared norm of d over all tokens and channels.
+    inputs: the mean of LN(x), (N, D).
+    attention: the attention of the layer.
+    """
+
+    mean: Tensor
+    square: float
+    inputs: Tensor
+    attention: nn.Module
+
+    def kept(self, constant: Tensor) -> float:
+        """Return which share of d is left if the layer gets `constant`, (N, D), instead."""
+        if not self.square:
+            return float(not constant.any())
+        lost = self.square - 2 * (self.mean * constant).sum() + constant.square().sum()
+        return 1 - float(lost) / self.square
+
+
+def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | None]:
+    """Measure what the table of each stage contributes to its layers; None where nothing is added before the stage.
+
+    Args:
+        model: with the joining 'default'.
+        images: (B, C, height, width), of the size that the model is built for.
+    """
+    given = model.position(model.grid)
+    sums: list[_Sums | None] = []
+    hooks = []
+    first = 0
+    for stage, depth in enumerate(model.depths):
+        table = given[first].pre
+        for index in range(depth):
+            block: Any = model.block(stage, index)
+            one = None
+            if table is not None and is_pre_norm(block):
+                one = _Sums(table, block)
+                hooks.append(block.norm1.register_forward_hook(partial(_record, one)))
+            sums.append(one)
+        first += depth
+    try:
+        for batch in images.split(_BATCH):
+            model.forward_features(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [None if one is None else one.contribution() for one in sums]
+
+
+def is_pre_norm(block: nn.Module) -> bool:
+    """Return whether a block adds its position after a norm of the residual stream."""
+    known: Sequence[Callable[..., Any]] = (Block.forward, MixerBlock.forward, FilterBlock.forward)
+    return getattr(type(block), "forward", None) in known
+
+
+class _Sums:
+    """Sums over the images of what a layer gets."""
+
+    def __init__(self, table: Tensor, block: Any) -> None:
+        self.table, self.block = table, block
+        self.count = 0
+        self.square = 0.0
+        self.mean: Tensor = torch.zeros((), dtype=torch.float64, device=table.device)
+        self.inputs = self.mean
+
+    def contribution(self) -> Contribution:
+        """Return the means."""
+        attention = getattr(self.block, "attn", self.block)
+        return Contribution(self.mean / self.count, self.square / self.count, self.inputs / self.count, attention)
+
+
+def _record(sums: _Sums, norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+    (x,) = args
+    prefix = x.shape[1] - len(sums.table)  # tokens that joined later and have no row
+    without = norm.forward(x - F.pad(sums.table, (0, 0, prefix, 0)))  # not called, so that no hook sees it
+    with_it = output[:, prefix:].double()
+    difference = with_it - without[:, prefix:].double()
+    sums.count += len(x)
+    sums.mean = sums.mean + difference.sum(0)
+    sums.inputs = sums.inputs + with_it.sum(0)
+    sums.square += float(difference.square().sum())

@@ -1,0 +1,125 @@
+"""Joinings fitted to 'default': each says which tables it wants, and chooses its own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.encodings import AbsoluteEncoding, JoinedPosition
+from graticule.joining import Default, Joining, Lape, LapeSharing, QueriesKeys, Scale, Shared, Unshared
+from graticule.surgery.fits.contributions import Contribution
+from graticule.surgery.fits.registry import Before, find_fit, register_fit
+
+#: The tables that the new joining is best given, from w: (N, D) and what it contributed to each joined layer.
+Wanted = Callable[[Tensor, Joining, Before], list[Tensor]]
+
+
+@register_fit(JoinedPosition, JoinedPosition)
+def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool:
+    """Fit the tables to those that the new joining wants, then the parameters of the joining."""
+    if not len(new.encodings) or not len(old.encodings):
+        return False  # a later stage of a pyramid, whose table is that of the stage before
+    encodings = cast("Sequence[AbsoluteEncoding]", list(old.encodings))
+    was, now = cast("Joining", old.joining), cast("Joining", new.joining)
+    same = type(now) is type(was) and now.joined == was.joined
+    wanted = None if same else find_fit(type(was), type(now))
+    if not same and wanted is None:
+        return False
+    tables = [encoding(before.grid) for encoding in encodings]
+    if wanted is not None:
+        tables = cast("Any", wanted)(tables[0], now, before)
+    fitted = len(tables) == len(new.encodings)
+    for encoding, target in zip(cast("Any", new.encodings), tables, strict=False):
+        fit = find_fit(type(encodings[0]), type(encoding))
+        fitted = fit is not None and fit(encodings[0], encoding, replace(before, target=target)) and fitted
+    if isinstance(now, LapeSharing) and not same:
+        fitted = fit_norms(now, new, before) and fitted
+    return fitted
+
+
+@register_fit(Default, LapeSharing)
+def keep(table: Tensor, joining: Joining, before: Before) -> list[Tensor]:
+    """Keep the table."""
+    return [table]
+
+
+@register_fit(Default, Shared)
+def scale_down(table: Tensor, joining: Joining, before: Before) -> list[Tensor]:
+    r"""Scale the table by least squares over all layers.
+
+    After n_l additions the residual stream has :math:`n_l c w` instead of w, so
+    :math:`c = \sum_l n_l / \sum_l n_l^2`.
+    """
+    added = torch.tensor([sum(at <= layer for at in joining.joined) for layer in range(joining.depth)]).double()
+    return [table * float(added.sum() / added.square().sum())]
+
+
+@register_fit(Default, Unshared)
+def first_alone(table: Tensor, joining: Joining, before: Before) -> list[Tensor]:
+    """Give the first layer the table and the others zeros, which is exact if the first layer is joined."""
+    return [table if layer == 0 else torch.zeros_like(table) for layer in joining.joined]
+
+
+@register_fit(Default, QueriesKeys)
+def mean_contribution(table: Tensor, joining: Joining, before: Before) -> list[Tensor]:
+    """Give all layers the mean of what the table contributed to them, the least squares for one table."""
+    found = contributions_of(joining, before)
+    return [table if found is None else torch.stack([one.mean for one in found]).mean(0).to(table.dtype)]
+
+
+def contributions_of(joining: Joining, before: Before) -> list[Contribution] | None:
+    """Return what the table contributed to the joined layers; None if it was not measured in all."""
+    found = [before.contributions[layer] for layer in joining.joined]
+    return None if any(one is None for one in found) else cast("list[Contribution]", found)
+
+
+def fit_norms(joining: LapeSharing, position: JoinedPosition, before: Before) -> bool:
+    r"""Choose the norms of LaPE so that each layer gets what the table contributed, by least squares.
+
+    With d_l the contribution of the table to layer l (`Contribution`) and :math:`\hat w_l` the normalized table that
+    enters the norm of the layer, weight and bias of channel k are the regression of :math:`\bar d_{l,k}` on
+    :math:`\hat w_{l,k}` over the tokens. In the progressive form each norm takes what the one before it returns.
+    """
+    found = contributions_of(joining, before)
+    if found is None:
+        return False
+    (encoding,) = position.encodings
+    table: Tensor = cast("Any", encoding)(before.grid).double()
+    for norm, contribution in zip(joining.norms, found, strict=True):
+        wide = norm.double()
+        fit_norm(wide, table, contribution.mean)
+        if isinstance(joining, Lape):
+            table = wide(table)
+        norm.to(cast("Any", encoding)(before.grid).dtype)
+    return True
+
+
+def fit_norm(norm: nn.Module, table: Tensor, target: Tensor) -> None:
+    """Choose the parameters of a norm, or of what replaces it, so that the table gives the target, both (N, D)."""
+    scale = norm
+    if isinstance(norm, nn.Sequential):
+        table, scale = norm[0](table), norm[1]
+    if isinstance(scale, nn.LayerNorm):
+        if scale.elementwise_affine:
+            normed = F.layer_norm(table, scale.normalized_shape, eps=scale.eps)
+            _regress(normed, target, scale.weight, scale.bias)
+    elif isinstance(scale, Scale):
+        _regress(table, target, scale.weight, scale.bias)
+
+
+def _regress(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Set weight and bias to the regression of y on x, (N, D), of each channel or, with one weight, of all."""
+    if len(weight) == 1:
+        x, y = x.reshape(-1, 1), y.reshape(-1, 1)
+    center_x, center_y = (x.mean(0), y.mean(0)) if bias is not None else (0.0, 0.0)
+    variance = (x - center_x).square().sum(0)
+    covariance = ((x - center_x) * (y - center_y)).sum(0)
+    slope = torch.where(variance > 0, covariance / variance.clamp(min=torch.finfo(x.dtype).tiny), 0.0)
+    weight.copy_(slope)
+    if bias is not None:
+        bias.copy_(center_y - slope * center_x)

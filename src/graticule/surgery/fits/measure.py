@@ -1,0 +1,104 @@
+"""Which share of the old position of each layer is left in the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from graticule.layer_position import LayerPosition
+from graticule.rotation import PairRotation
+from graticule.surgery.fits.biases import bias_table, table_logits
+from graticule.surgery.fits.registry import Before
+
+
+class Share(NamedTuple):
+    """Says how much of a term of the old position a layer still gets.
+
+    layer: index of the layer, stages counted through.
+    term: what the old position gave it, and in which form the new one gives it.
+    kept: 1 - |old - new|^2 / |old|^2: 1 if nothing is lost, 0 if nothing is left, less if the new one is farther
+        from the old one than nothing is. None if the two cannot be compared.
+    """
+
+    layer: int
+    term: str
+    kept: float | None
+
+
+def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> list[Share]:
+    """Compare what each layer of a stage gets with what it got.
+
+    A table in the residual stream is compared with what the stream has by then, or, if it is added after norms or to
+    queries and keys, with what it contributed there (`Contribution`), over the images; or, if there is a bias instead,
+    with what it added to the logits (`table_logits`). Biases and logits are compared without the mean over the keys
+    of each query, which a softmax does not see.
+
+    Args:
+        before: what the stage had.
+        after: what its layers get now.
+        first: index of the first layer of the stage.
+    """
+    shares = []
+    table = before.given[0].pre if before.given else None
+    stream: Tensor | None = None
+    for index, (old, new) in enumerate(zip(before.given, after, strict=True)):
+        layer = first + index
+        if new.pre is not None:
+            stream = new.pre if stream is None else stream + new.pre
+        if table is not None:
+            shares.append(Share(layer, *_of_table(table, stream, new, before, index)))
+        for field in ("inner", "queries_keys"):
+            a, b = getattr(old, field), getattr(new, field)
+            if a is not None:
+                shares.append(Share(layer, field, 0.0 if b is None else _kept(a, b)))
+        if old.bias is not None:
+            was, now = bias_table(old, before.grid), bias_table(new, before.grid)
+            kept = None if was is None else 0.0 if new.bias is None else None
+            if was is not None and now is not None and was.shape == now.shape:
+                kept = _kept(_centered(was), _centered(now))
+            shares.append(Share(layer, "bias", kept))
+        if old.rotary is not None:
+            shares.append(Share(layer, "rotation", _of_rotation(old, new)))
+    return shares
+
+
+def _of_table(
+    table: Tensor, stream: Tensor | None, new: LayerPosition, before: Before, index: int
+) -> tuple[str, float | None]:
+    """Return the form in which a layer gets an old table, and its share."""
+    contribution = before.contributions[index]
+    if stream is not None:
+        return "table in the stream", _kept(table, stream) if stream.shape == table.shape else None
+    for field, where in (("inner", "after the norm"), ("queries_keys", "in queries and keys")):
+        given = getattr(new, field)
+        if given is not None:
+            fits = contribution is not None and given.shape == contribution.mean.shape
+            return f"table {where}", contribution.kept(given.double()) if contribution is not None and fits else None
+    logits, bias = table_logits(contribution, before.grid), bias_table(new, before.grid)
+    if logits is not None and bias is not None and logits.shape == bias.shape:
+        return "table in the logits", _kept(_centered(logits), _centered(bias))
+    return "table", 0.0 if new.bias is None and new.rotary is None else None
+
+
+def _of_rotation(old: LayerPosition, new: LayerPosition) -> float | None:
+    """Return the share of sines and cosines, if both rotate the same pairs."""
+    a, b = old.rotary, new.rotary
+    if b is None:
+        return 0.0
+    if isinstance(a, PairRotation) and isinstance(b, PairRotation) and a.half == b.half:
+        if a.table.shape[-2:] == b.table.shape[-2:]:
+            wide = b.table if b.table.ndim >= a.table.ndim else b.table.expand_as(a.table)
+            return _kept(a.table.expand_as(wide), wide)
+    return None
+
+
+def _centered(logits: Tensor) -> Tensor:
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def _kept(old: Tensor, new: Tensor) -> float:
+    whole = float(old.double().square().sum())
+    lost = float((old.double() - new.double()).square().sum())
+    return float(not lost) if not whole else 1 - lost / whole

@@ -1,0 +1,136 @@
+"""The one table of fits: old kind, new kind -> the function that chooses the parameters of the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.encodings import (
+    BiasPosition,
+    CombinedPosition,
+    JoinedPosition,
+    NoPosition,
+    Position,
+    PyramidPosition,
+    RotaryPosition,
+    SharedBiasPosition,
+)
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition
+from graticule.surgery.fits.contributions import Contribution
+
+FitFunction = Callable[[Any, Any, "Before"], bool]
+Function = TypeVar("Function", bound=FitFunction)
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a stage had before its position was replaced.
+
+    grid: of the stage, with its windows.
+    given: what each layer got.
+    contributions: what the table contributed to each layer; None where that was not measured.
+    target: the table that a new encoding is fitted to, (N, D); for fits of tables.
+    """
+
+    grid: Grid
+    given: Sequence[LayerPosition]
+    contributions: Sequence[Contribution | None]
+    target: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a part of the new position was chosen.
+
+    stage: index of the stage.
+    old, new: what it was and what it is.
+    fitted: whether it was fitted to the old one; else it has its fresh initialization, or what both have by name.
+    """
+
+    stage: int
+    old: str
+    new: str
+    fitted: bool
+
+
+#: (old class, new class) -> function; it takes the old module, the new one, and `Before`, and returns whether it could.
+FITS: dict[tuple[type[nn.Module], type[nn.Module]], FitFunction] = {}
+
+
+def register_fit(old: type[nn.Module], new: type[nn.Module]) -> Callable[[Function], Function]:
+    """Return a decorator that registers the fit of a new kind of encoding or joining to an old one."""
+
+    def add(function: Function) -> Function:
+        FITS[old, new] = function
+        return function
+
+    return add
+
+
+def find_fit(old: type[nn.Module], new: type[nn.Module]) -> FitFunction | None:
+    """Return the fit that is registered for two classes, or for classes that they extend, the new one's first."""
+    pairs = ((before, after) for after in new.__mro__ for before in old.__mro__)
+    return next((FITS[pair] for pair in pairs if pair in FITS), None)
+
+
+def fit_position(model: Backbone, old: Position, before: Sequence[Before]) -> list[Fit]:
+    """Fit the position of a model to the one that it had, stage by stage.
+
+    Args:
+        model: with the new position.
+        old: the position before.
+        before: what each stage had.
+    """
+    found = []
+    for stage, ((was, now), state) in enumerate(zip(_stages(old, model.position), before, strict=True)):
+        for part in _parts(now):
+            former = _counterpart(part, _parts(was))
+            if former is None:
+                found.append(Fit(stage, "nothing", _name(part), False))
+                continue
+            function = find_fit(type(former), type(part))
+            fitted = function is not None and function(former, part, state)
+            found.append(Fit(stage, _name(former), _name(part), fitted))
+    return found
+
+
+def _stages(old: Position, new: Position) -> Iterator[tuple[Position, Position]]:
+    if isinstance(old, PyramidPosition) and isinstance(new, PyramidPosition):
+        yield from zip(cast("Any", old.stages), cast("Any", new.stages), strict=True)
+    else:
+        yield old, new
+
+
+def _parts(position: Position) -> list[Position]:
+    if isinstance(position, CombinedPosition):
+        return list(cast("Any", position.parts))
+    return [] if isinstance(position, NoPosition) else [position]
+
+
+_BIASES = (BiasPosition, SharedBiasPosition)
+
+
+def _counterpart(part: Position, old: Sequence[Position]) -> Position | None:
+    """Return the old part that a new one stands for: of the same kind, or a table that becomes a bias."""
+    kinds: tuple[tuple[type[Position], ...], ...] = ((JoinedPosition,), _BIASES, (RotaryPosition,))
+    for kind in kinds:
+        if isinstance(part, kind):
+            same = next((other for other in old if isinstance(other, kind)), None)
+            if same is None and isinstance(part, _BIASES):
+                return next((other for other in old if isinstance(other, JoinedPosition)), None)
+            return same
+    return next((other for other in old if type(other) is type(part)), None)
+
+
+def _name(position: Position) -> str:
+    """Name the encoding of a part, and its joining."""
+    untyped: Any = position
+    encodings = list(getattr(untyped, "encodings", [])) or [getattr(untyped, "encoding", untyped)]
+    joining = getattr(untyped, "joining", None)
+    name = type(encodings[0]).__name__
+    return name if joining is None else f"{name}, {type(joining).__name__}"

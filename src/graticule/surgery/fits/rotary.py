@@ -1,0 +1,29 @@
+"""Rotary encodings with learned directions, fitted to those of a formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graticule.encodings import RotaryPosition
+from graticule.encodings.rope_mixed import MixedRope
+from graticule.encodings.rotary import PlaneRotary
+from graticule.surgery.fits.registry import Before, register_fit
+
+
+@register_fit(RotaryPosition, RotaryPosition)
+def copy_directions(old: Any, new: Any, before: Before) -> bool:
+    """Give each layer and head of 'rope_mixed' the frequency vectors of the old encoding, which is exact.
+
+    Both must rotate the same pairs of channels by the same coordinates.
+    """
+    was, now = old.encoding, new.encoding
+    if not isinstance(now, MixedRope) or not isinstance(was, PlaneRotary) or was.layout != now.layout:
+        return False
+    if was.coordinates != now.coordinates or was.scaling != now.scaling or old.joined != new.joined:
+        return False
+    vectors = was.vectors(now.freqs.device).flip(-1)  # (d / 2, 2), or one for each layer and head; x before y
+    if vectors.ndim not in (2, 4) or vectors.shape[-2] != now.freqs.shape[-1]:
+        return False
+    found = vectors.T[:, None, None] if vectors.ndim == 2 else vectors.movedim(-1, 0)
+    now.freqs.copy_(found.expand_as(now.freqs))
+    return True
