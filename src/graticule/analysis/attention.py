@@ -18,7 +18,7 @@ from graticule.backbones import Backbone
 from graticule.checks import checked
 from graticule.encodings import NoPosition
 from graticule.files import write_bytes
-from graticule.grid import Grid
+from graticule.grid import Grid, Windows
 
 Array = NDArray[np.float64]
 
@@ -89,7 +89,7 @@ def attention_maps(
     for layer in chosen:
         if not 0 <= layer < len(attentions):
             raise ValueError(f"`layers` must be from 0 to {len(attentions) - 1}, got {layer}.")
-    found: dict[int, Tensor] = {}
+    found: dict[int, tuple[Tensor, Grid | None]] = {}
     handles = [
         attentions[layer].register_forward_pre_hook(_keep(found, layer), with_kwargs=True) for layer in set(chosen)
     ]
@@ -103,7 +103,7 @@ def attention_maps(
         model.train(training)
         for handle in handles:
             handle.remove()
-    return [_map(layer, found[layer], grids[layer], attentions[layer]) for layer in chosen]
+    return [_map(layer, *found[layer], grids[layer], attentions[layer]) for layer in chosen]
 
 
 def _attentions(model: Backbone) -> list[nn.Module]:
@@ -113,9 +113,12 @@ def _attentions(model: Backbone) -> list[nn.Module]:
     return [attention for attention in found if isinstance(attention, nn.Module)]
 
 
-def _keep(found: dict[int, Tensor], layer: int) -> Any:
+def _keep(found: dict[int, tuple[Tensor, Grid | None]], layer: int) -> Any:
+    """Return a hook that keeps the weights of a layer, and the grid of its windows if it has some."""
+
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found[layer] = module.weights(*args, **kwargs)
+        window = next((given.window for given in args if isinstance(given, Windows)), None)
+        found[layer] = module.weights(*args, **kwargs), window
 
     return hook
 
@@ -131,10 +134,10 @@ def _without_position(model: Backbone, depth: int) -> Iterator[None]:
         model.position = position
 
 
-def _map(layer: int, weights: Tensor, grid: Grid, attention: nn.Module) -> AttentionMap:
+def _map(layer: int, weights: Tensor, window: Grid | None, grid: Grid, attention: nn.Module) -> AttentionMap:
     """Name the grids of queries and keys from what the layer is."""
     reduction: int = getattr(attention, "reduction", 1)
-    queries = keys = grid.within
+    queries = keys = grid if window is None else window
     if reduction > 1:
         keys = Grid(grid.height // reduction, grid.width // reduction)
     return AttentionMap(layer, weights.double().cpu().numpy(), queries, keys)

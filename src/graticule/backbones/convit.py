@@ -17,7 +17,6 @@ from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Crop, Grid
 from graticule.layer_position import LayerPosition
-from graticule.layers import Attention
 
 
 class ConVit(VisionTransformer):
@@ -109,7 +108,7 @@ class ConVit(VisionTransformer):
     def finish(self) -> None:
         """Give layers with positional attention a projection of the values of its own, and initialize the weights."""
         for index in range(self.joins_at):
-            attention = cast("Attention", self.blocks[index].attn)
+            attention: Any = self.blocks[index].attn
             attention.qkv = ContentAndValues(self.embed_dim, bias=attention.qkv.bias is not None)
         super().finish()
 

@@ -22,6 +22,9 @@ from graticule.layer_position import LayerPosition
 from graticule.layers import Block
 from graticule.layers.attention import Attention
 
+#: Patches: the side of the windows of all stages, or (rows, columns) for each.
+WindowSize = int | tuple[tuple[int, int], ...]
+
 
 class SwinTransformer(Pyramid):
     """Shifted windows; by default ('relative_bias') every block has a bias table for its window, as published.
@@ -52,7 +55,7 @@ class SwinTransformer(Pyramid):
         embed_dim: D of the first stage; it doubles from stage to stage.
         depths: blocks of each stage.
         num_heads: h of each stage.
-        window_size: patches, a side.
+        window_size: patches, a side, or (rows, columns) for every stage.
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether the projections have a bias.
         drop_rate: dropout before the head.
@@ -87,7 +90,7 @@ class SwinTransformer(Pyramid):
         embed_dim: int = 96,
         depths: Sequence[int] = (2, 2, 6, 2),
         num_heads: Sequence[int] = (3, 6, 12, 24),
-        window_size: int = 7,
+        window_size: WindowSize = 7,
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         drop_rate: float = 0.0,
@@ -138,17 +141,28 @@ class SwinTransformer(Pyramid):
             self.layers.append(Stage(downsample, blocks))
         self.finish()
 
-    def _set_windows(self, size: tuple[int, int], side: int) -> None:
+    def _set_windows(self, size: tuple[int, int], given: WindowSize) -> None:
         """Set the windows of every stage, which stay those of a model built for images of `size`."""
-        self.windows = super().grid_at(size).in_windows((side,) * len(self.depths), pad=True).windows
-        self.window_size = side
+        grid, count = super().grid_at(size), len(self.depths)
+        if isinstance(given, int):
+            self.windows = grid.in_windows((given,) * count, pad=True).windows
+        elif len(given) != count:
+            raise ValueError(
+                f"`window_size` must be a side, or (rows, columns) for each of {count} stages, got {given}."
+            )
+        else:
+            stages = zip(grid.pyramid(count, pad=True), given, strict=True)
+            self.windows = tuple((at.window(rows).height, at.window(columns).width) for at, (rows, columns) in stages)
+        self.window_size = given
 
-    def set_input_size(self, img_size: int | tuple[int, int] | None = None, window_size: int | None = None) -> None:
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, window_size: WindowSize | None = None
+    ) -> None:
         """Make another image size, or another window, the one that position information is held for.
 
         Args:
             img_size: pixels, a side or (height, width); as it is by default.
-            window_size: patches, a side; as it is by default.
+            window_size: patches, a side, or (rows, columns) for every stage; as it is by default.
         """
         size = to_2tuple(self.img_size if img_size is None else img_size)
         self._set_windows(size, self.window_size if window_size is None else window_size)

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers.helpers import to_2tuple
 from timm.models import register_notrace_module
 from timm.models.swin_transformer_v2 import PatchMerging
 from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes
-from graticule.backbones.swin import SwinTransformer, WindowAttention
+from graticule.backbones.swin import SwinTransformer, WindowAttention, WindowSize
 from graticule.checkpoints import renamed_state_dict
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
@@ -44,10 +45,10 @@ class SwinTransformerV2(SwinTransformer):
     Args:
         position: builds the position of a stage.
         img_size: pixels, a side or (height, width).
-        window_size: patches, a side.
+        window_size: patches, a side, or (rows, columns) for every stage.
         mask: what is added to the logits of tokens that are not neighbors; None excludes them.
-        pretrained_window_sizes: the sides of the windows of each stage that the coordinates of 'continuous_bias' are
-            relative to; by default those that the model is built for.
+        pretrained_window_sizes: the windows of each stage that the coordinates of 'continuous_bias' are relative to, a
+            side or (rows, columns) each; by default those that the model is built for.
         kwargs: as `SwinTransformer`.
     """
 
@@ -58,9 +59,9 @@ class SwinTransformerV2(SwinTransformer):
         self,
         position: PositionBuilder,
         img_size: int | tuple[int, int] = 256,
-        window_size: int = 8,
+        window_size: WindowSize = 8,
         mask: float | None = -100.0,
-        pretrained_window_sizes: Sequence[int] | None = None,
+        pretrained_window_sizes: Sequence[int] | tuple[tuple[int, int], ...] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -75,21 +76,22 @@ class SwinTransformerV2(SwinTransformer):
         if pretrained_window_sizes is not None:
             self._set_references(pretrained_window_sizes)
 
-    def _set_references(self, sides: Sequence[int]) -> None:
+    def _set_references(self, windows: Sequence[int] | tuple[tuple[int, int], ...]) -> None:
         """Set what the coordinates of each stage's biases are relative to."""
-        if len(sides) != len(self.depths) or min(sides) < 1:
+        pairs = [to_2tuple(window) for window in windows]
+        if len(pairs) != len(self.depths) or min(map(min, pairs)) < 1:
             raise ValueError(
                 f"`pretrained_window_sizes` must have a positive value for each of the {len(self.depths)} stages, got "
-                f"{tuple(sides)}."
+                f"{tuple(windows)}."
             )
         references = [(name, value) for name, value in self.position.named_buffers() if _is_reference(name)]
         if not references:
             raise ValueError(
                 "`pretrained_window_sizes` must be left out without the encoding 'continuous_bias', got "
-                f"{tuple(sides)}."
+                f"{tuple(windows)}."
             )
         for name, value in references:
-            value.fill_(sides[int(name.split(".")[1])])
+            value.copy_(torch.tensor(pairs[int(name.split(".")[1])]))
 
     def init_module(self, name: str, module: nn.Module) -> None:
         """Draw linear weights as Swin; the norms of the blocks start at zero, so that each block is the identity."""

@@ -3,9 +3,19 @@
 One file per group of families says how its models are read; `conversion.py` has what they share.
 """
 
-from graticule.surgery.convert import eva, relative, vit
+from graticule.surgery.convert import eva, mixers, pyramids, relative, vit
 from graticule.surgery.convert.conversion import Conversion, register_conversion
 from graticule.surgery.convert.from_timm import convert
 from graticule.surgery.convert.to_timm import to_timm
 
-__all__ = ["Conversion", "convert", "eva", "register_conversion", "relative", "to_timm", "vit"]
+__all__ = [
+    "Conversion",
+    "convert",
+    "eva",
+    "mixers",
+    "pyramids",
+    "register_conversion",
+    "relative",
+    "to_timm",
+    "vit",
+]

@@ -16,7 +16,7 @@ from graticule.checks import checked
 from graticule.factory import build_position
 from graticule.specs import Spec
 from graticule.surgery.convert.conversion import Conversion, read
-from graticule.surgery.convert.to_timm import Source
+from graticule.surgery.convert.to_timm import Source, computed_names
 from graticule.surgery.position import change_position
 
 
@@ -76,7 +76,7 @@ def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str
     taken = Counter(own for split in names.values() for own in split)
     lost = [theirs for theirs, split in names.items() if not places.keys() >= set(split)]
     twice = [theirs for theirs, split in names.items() if any(taken[own] > 1 for own in split)]
-    empty = sorted(places.keys() - taken)
+    empty = sorted(places.keys() - taken - computed_names(ours))
     kind = type(model).__name__
     if lost:
         raise ValueError(f"`model` must have no tensor without a place here, got {kind} with {_some(lost)}.")
@@ -109,7 +109,7 @@ def _values(
             )
         parts = value.split([shape[0] for shape in shapes]) if len(split) > 1 else [value]
         found.update(zip(split, parts, strict=True))
-    return found
+    return {name: here[name] for name in computed_names(ours)} | found
 
 
 def _copy_settings(model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:

@@ -35,6 +35,11 @@ class Source:
         return cls(deepcopy(model, dict[int, Any](empty)), dict(names))
 
 
+def computed_names(model: Backbone) -> set[str]:
+    """Return the names of buffers of the position that are kept with the weights; timm computes them."""
+    return {f"position.{name}" for name, _ in model.position.named_buffers()} & model.state_dict().keys()
+
+
 @checked
 def to_timm(model: Backbone) -> nn.Module:
     """Return a model that `convert` made as timm's, with the weights that it has now; `model` stays as it is.
@@ -56,7 +61,7 @@ def to_timm(model: Backbone) -> nn.Module:
     weight = next(model.parameters())
     there = _filled(source.skeleton, weight.device)
     _resize(there, model)
-    lost = sorted(state.keys() - {own for split in source.names.values() for own in split})
+    lost = sorted(state.keys() - {own for split in source.names.values() for own in split} - computed_names(model))
     if lost:
         raise ValueError(f"`model` must have no tensor that timm's has no place for, got {', '.join(lost[:4])}.")
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}

@@ -3,7 +3,7 @@
 One file per group of fits; `registry.py` has the one table of which new kind is fitted to which old kind.
 """
 
-from graticule.surgery.fits import biases, joinings, rotary, tables
+from graticule.surgery.fits import biases, conditional, joinings, rotary, tables
 from graticule.surgery.fits.contributions import Contribution, table_contributions
 from graticule.surgery.fits.measure import Share, measure
 from graticule.surgery.fits.registry import FITS, Fit, fit_position, register_fit
@@ -14,6 +14,7 @@ __all__ = [
     "Fit",
     "Share",
     "biases",
+    "conditional",
     "fit_position",
     "joinings",
     "measure",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.encodings import BiasPosition, JoinedPosition, SharedBiasPosition
+from graticule.encodings import BiasPosition, JoinedPosition, NoPosition, SharedBiasPosition
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.grid import Grid
 from graticule.joining import Default
@@ -40,6 +40,17 @@ def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool:
     if not isinstance(old.joining, Default):
         return False
     return _project(new, before, [table_logits(one, before.grid) for one in before.contributions])
+
+
+@register_fit(NoPosition, BiasPosition)
+@register_fit(NoPosition, SharedBiasPosition)
+def start_at_zero(old: NoPosition, new: Any, before: Before) -> bool:
+    """Set tables of displacements to zero, which changes nothing."""
+    encodings = [new.encoding] if isinstance(new, SharedBiasPosition) else list(new.encodings)
+    tables = [encoding for encoding in encodings if isinstance(encoding, RelativeBias)]
+    for encoding in tables:
+        encoding.relative_position_bias_table.zero_()
+    return len(tables) == len(encodings)
 
 
 def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool:
@@ -98,7 +109,8 @@ def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None
     queries, keys = (
         each[-grid.patches :].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1) for each in (queries, keys)
     )
-    return queries @ keys.mT * attention.scale
+    logits: Tensor = queries @ keys.mT * attention.scale
+    return logits
 
 
 def _is_plain(attention: Attention) -> bool:

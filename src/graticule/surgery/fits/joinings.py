@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,9 +14,7 @@ from graticule.encodings import AbsoluteEncoding, JoinedPosition
 from graticule.joining import Default, Joining, Lape, LapeSharing, QueriesKeys, Scale, Shared, Unshared
 from graticule.surgery.fits.contributions import Contribution
 from graticule.surgery.fits.registry import Before, find_fit, register_fit
-
-#: The tables that the new joining is best given, from w: (N, D) and what it contributed to each joined layer.
-Wanted = Callable[[Tensor, Joining, Before], list[Tensor]]
+from graticule.surgery.fits.tables import target_of
 
 
 @register_fit(JoinedPosition, JoinedPosition)
@@ -25,14 +23,14 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
     if not len(new.encodings) or not len(old.encodings):
         return False  # a later stage of a pyramid, whose table is that of the stage before
     encodings = cast("Sequence[AbsoluteEncoding]", list(old.encodings))
-    was, now = cast("Joining", old.joining), cast("Joining", new.joining)
+    was, now = old.joining, new.joining
     same = type(now) is type(was) and now.joined == was.joined
     wanted = None if same else find_fit(type(was), type(now))
     if not same and wanted is None:
         return False
     tables = [encoding(before.grid) for encoding in encodings]
     if wanted is not None:
-        tables = cast("Any", wanted)(tables[0], now, before)
+        tables = wanted(was, now, replace(before, target=tables[0]))
     fitted = len(tables) == len(new.encodings)
     for encoding, target in zip(cast("Any", new.encodings), tables, strict=False):
         fit = find_fit(type(encodings[0]), type(encoding))
@@ -43,32 +41,33 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
 
 
 @register_fit(Default, LapeSharing)
-def keep(table: Tensor, joining: Joining, before: Before) -> list[Tensor]:
+def keep(old: Default, new: Joining, before: Before) -> list[Tensor]:
     """Keep the table."""
-    return [table]
+    return [target_of(before)]
 
 
 @register_fit(Default, Shared)
-def scale_down(table: Tensor, joining: Joining, before: Before) -> list[Tensor]:
+def scale_down(old: Default, new: Joining, before: Before) -> list[Tensor]:
     r"""Scale the table by least squares over all layers.
 
     After n_l additions the residual stream has :math:`n_l c w` instead of w, so
     :math:`c = \sum_l n_l / \sum_l n_l^2`.
     """
-    added = torch.tensor([sum(at <= layer for at in joining.joined) for layer in range(joining.depth)]).double()
-    return [table * float(added.sum() / added.square().sum())]
+    added = torch.tensor([sum(at <= layer for at in new.joined) for layer in range(new.depth)]).double()
+    return [target_of(before) * float(added.sum() / added.square().sum())]
 
 
 @register_fit(Default, Unshared)
-def first_alone(table: Tensor, joining: Joining, before: Before) -> list[Tensor]:
+def first_alone(old: Default, new: Joining, before: Before) -> list[Tensor]:
     """Give the first layer the table and the others zeros, which is exact if the first layer is joined."""
-    return [table if layer == 0 else torch.zeros_like(table) for layer in joining.joined]
+    table = target_of(before)
+    return [table if layer == 0 else torch.zeros_like(table) for layer in new.joined]
 
 
 @register_fit(Default, QueriesKeys)
-def mean_contribution(table: Tensor, joining: Joining, before: Before) -> list[Tensor]:
+def mean_contribution(old: Default, new: Joining, before: Before) -> list[Tensor]:
     """Give all layers the mean of what the table contributed to them, the least squares for one table."""
-    found = contributions_of(joining, before)
+    table, found = target_of(before), contributions_of(new, before)
     return [table if found is None else torch.stack([one.mean for one in found]).mean(0).to(table.dtype)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from graticule.layer_position import LayerPosition
@@ -87,11 +88,12 @@ def _of_rotation(old: LayerPosition, new: LayerPosition) -> float | None:
     a, b = old.rotary, new.rotary
     if b is None:
         return 0.0
-    if isinstance(a, PairRotation) and isinstance(b, PairRotation) and a.half == b.half:
-        if a.table.shape[-2:] == b.table.shape[-2:]:
-            wide = b.table if b.table.ndim >= a.table.ndim else b.table.expand_as(a.table)
-            return _kept(a.table.expand_as(wide), wide)
-    return None
+    if not isinstance(a, PairRotation) or not isinstance(b, PairRotation) or a.half != b.half:
+        return None
+    if a.table.shape[-2:] != b.table.shape[-2:]:
+        return None
+    was, now = torch.broadcast_tensors(a.table, b.table)  # one for each head, or one for all
+    return _kept(was, now)
 
 
 def _centered(logits: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from graticule.backbones import Backbone
@@ -23,7 +24,7 @@ from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 from graticule.surgery.fits.contributions import Contribution
 
-FitFunction = Callable[[Any, Any, "Before"], bool]
+FitFunction = Callable[[Any, Any, "Before"], Any]
 Function = TypeVar("Function", bound=FitFunction)
 
 
@@ -58,7 +59,8 @@ class Fit:
     fitted: bool
 
 
-#: (old class, new class) -> function; it takes the old module, the new one, and `Before`, and returns whether it could.
+#: (old class, new class) -> function of the old module, the new one, and `Before`. For encodings and positions it sets
+#: the parameters of the new one, and returns whether it could; for joinings it returns the tables to be joined.
 FITS: dict[tuple[type[nn.Module], type[nn.Module]], FitFunction] = {}
 
 
@@ -89,12 +91,11 @@ def fit_position(model: Backbone, old: Position, before: Sequence[Before]) -> li
     found = []
     for stage, ((was, now), state) in enumerate(zip(_stages(old, model.position), before, strict=True)):
         for part in _parts(now):
-            former = _counterpart(part, _parts(was))
-            if former is None:
-                found.append(Fit(stage, "nothing", _name(part), False))
-                continue
+            former = _counterpart(part, _parts(was), _parts(now))
+            former = NoPosition(len(state.given)) if former is None else former
             function = find_fit(type(former), type(part))
-            fitted = function is not None and function(former, part, state)
+            fitted = function is not None and bool(function(former, part, state))
+            fitted = fitted or (_same(former, part) and not isinstance(part, JoinedPosition))
             found.append(Fit(stage, _name(former), _name(part), fitted))
     return found
 
@@ -112,16 +113,24 @@ def _parts(position: Position) -> list[Position]:
     return [] if isinstance(position, NoPosition) else [position]
 
 
+def _same(old: Position, new: Position) -> bool:
+    """Return whether two parts hold the same, as `transfer` leaves a part that stays."""
+    before, after = old.state_dict(), new.state_dict()
+    same = type(old) is type(new) and before.keys() == after.keys() and bool(before)
+    return same and all(torch.equal(value, after[name]) for name, value in before.items())
+
+
 _BIASES = (BiasPosition, SharedBiasPosition)
 
 
-def _counterpart(part: Position, old: Sequence[Position]) -> Position | None:
+def _counterpart(part: Position, old: Sequence[Position], new: Sequence[Position]) -> Position | None:
     """Return the old part that a new one stands for: of the same kind, or a table that becomes a bias."""
+    kept = any(isinstance(other, JoinedPosition) for other in new)
     kinds: tuple[tuple[type[Position], ...], ...] = ((JoinedPosition,), _BIASES, (RotaryPosition,))
     for kind in kinds:
         if isinstance(part, kind):
             same = next((other for other in old if isinstance(other, kind)), None)
-            if same is None and isinstance(part, _BIASES):
+            if same is None and isinstance(part, _BIASES) and not kept:
                 return next((other for other in old if isinstance(other, JoinedPosition)), None)
             return same
     return next((other for other in old if type(other) is type(part)), None)
@@ -129,6 +138,8 @@ def _counterpart(part: Position, old: Sequence[Position]) -> Position | None:
 
 def _name(position: Position) -> str:
     """Name the encoding of a part, and its joining."""
+    if isinstance(position, NoPosition):
+        return "nothing"
     untyped: Any = position
     encodings = list(getattr(untyped, "encodings", [])) or [getattr(untyped, "encoding", untyped)]
     joining = getattr(untyped, "joining", None)

@@ -1,0 +1,137 @@
+"""Pyramids and mixers of timm become ours and go back, with equal outputs and equal bits."""
+
+import math
+
+import pytest
+import timm
+import torch
+from timm.models.swin_transformer_v2 import WindowAttention
+
+import graticule
+from graticule import published_state_dict
+from tiny import images
+
+SWIN = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
+TWINS = {"embed_dims": (16, 24), "num_heads": (2, 3), "mlp_ratios": (2, 2), "depths": (3, 2), "sr_ratios": (2, 1)}
+#: timm's name -> arguments that make it small, where it takes some.
+NAMES = {
+    "swin_tiny_patch4_window7_224": SWIN,
+    "swin_small_patch4_window7_224": {**SWIN, "img_size": (32, 96), "window_size": 8},
+    "swin_s3_tiny_224": {**SWIN, "window_size": (4, 2)},
+    "swinv2_tiny_window8_256": SWIN,
+    "swinv2_base_window12to16_192to256": {**SWIN, "img_size": (64, 32), "pretrained_window_sizes": (3, 2)},
+    "convit_tiny": {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": 8,
+        "num_heads": 3,
+        "depth": 4,
+        "local_up_to_layer": 2,
+    },
+    "twins_pcpvt_small": {"img_size": (64, 32), **TWINS},
+    "twins_svt_small": {"img_size": (32, 64), "wss": (3, 3), **TWINS},
+    "mixer_s32_224": {"img_size": (64, 96)},
+    "resmlp_12_224": {"img_size": 32},
+    "gmlp_ti16_224": {"img_size": (32, 48)},
+}
+
+
+@torch.no_grad()
+def timms(name):
+    """Build timm's model with every tensor drawn, in float64 and evaluation mode."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=5, **NAMES[name]).double().eval()
+    for parameter in model.parameters():
+        std = 0.1 if parameter.ndim > 1 else 0.3
+        torch.nn.init.normal_(parameter, std=std)
+    return exact(model)
+
+
+def exact(model):
+    """Compute the coordinates of Swin V2's biases in float64, where timm uses float32."""
+    for module in model.modules():
+        if isinstance(module, WindowAttention):
+            sides = []
+            for side, trained in zip(module.window_size, module.pretrained_window_size, strict=True):
+                t = torch.arange(1 - side, side, dtype=torch.float64) / max((trained or side) - 1, 1) * 8
+                sides.append(t.sign() * torch.log2(t.abs() + 1) / math.log2(8))
+            module.relative_coords_table.copy_(torch.stack(torch.meshgrid(*sides, indexing="ij"), -1)[None])
+    return model
+
+
+def assert_same(found, expected):
+    assert expected.isfinite().all() and expected.std() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_it_computes_what_timms_does_and_goes_back_with_equal_bits(name):
+    theirs = timms(name)
+    ours = graticule.convert(theirs)
+    x = images(*ours.img_size, dtype=torch.float64)
+    assert_same(ours(x), theirs(x))
+    back, state = graticule.to_timm(ours), theirs.state_dict()
+    assert type(back) is type(theirs) and back.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[key]) for key, value in back.state_dict().items())
+    assert torch.equal(back(x), theirs(x))
+    assert published_state_dict(ours).keys() == state.keys()
+
+
+@pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")  # of timm's resampling
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swin_s3_tiny_224", "swinv2_tiny_window8_256"])
+@torch.no_grad()
+def test_a_swin_that_timm_set_to_another_size_is_converted_as_it_is(name):
+    """timm scales the windows with the grid: 24 x 16 patches have windows of 6 x 4, which are no squares."""
+    theirs = timms(name)
+    theirs.set_input_size(img_size=(96, 64))
+    exact(theirs)
+    ours = graticule.convert(theirs)
+    assert ours.windows[0] == (6, theirs.layers[0].blocks[0].window_size[1])
+    x = images(96, 64, dtype=torch.float64)
+    assert_same(ours(x), theirs(x))
+    assert torch.equal(graticule.to_timm(ours)(x), theirs(x))
+
+
+@torch.no_grad()
+def test_a_converted_swin_at_another_size_is_timms_set_to_it():
+    theirs = timms("swin_tiny_patch4_window7_224")
+    ours = graticule.convert(theirs)
+    theirs.set_input_size(img_size=(96, 64), window_size=4)
+    ours.set_input_size((96, 64))
+    x = images(96, 64, dtype=torch.float64)
+    assert_same(ours(x), theirs(x))
+
+
+@torch.no_grad()
+def test_a_converted_pyramid_takes_any_image_that_timms_takes():
+    for name in ("twins_pcpvt_small", "twins_svt_small"):
+        theirs = timms(name)
+        x = images(96, 64, dtype=torch.float64)
+        assert_same(graticule.convert(theirs)(x), theirs(x))
+
+
+def changed(name, **attributes):
+    model = timms(name)
+    for path, value in attributes.items():
+        owner, _, leaf = path.replace("__", ".").rpartition(".")
+        setattr(model.get_submodule(owner), leaf, value)
+    return model
+
+
+def test_what_cannot_be_converted_is_named():
+    refused = {
+        "`layers.0.blocks.1.shift_size` of SwinTransformer must be (2, 2)": changed(
+            "swin_tiny_patch4_window7_224", layers__0__blocks__1__shift_size=(0, 0)
+        ),
+        "`norm.eps` of SwinTransformer must be": changed("swin_tiny_patch4_window7_224", norm__eps=0.1),
+        "`blocks.1.mlp_channels.act` of MlpMixer must be the exact GELU": changed(
+            "mixer_s32_224", blocks__1__mlp_channels__act=torch.nn.ReLU()
+        ),
+        "`blocks.0.mlp_tokens.act` of MlpMixer must be the exact GELU": timm.create_model("gmixer_12_224", img_size=32),
+        "`model` must be of one of timm's classes": timm.create_model("pvt_v2_b0"),
+    }
+    for message, model in refused.items():
+        with pytest.raises(ValueError, match=r"converted, got|must be of one of") as error:
+            graticule.convert(model)
+        assert message in str(error.value), message

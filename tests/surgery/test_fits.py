@@ -1,0 +1,261 @@
+"""A new position starts as near to the old one as it can: planted cases come back exactly, and the report says so."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import graticule
+from graticule import Grid
+from graticule.encodings import Factorized, Fourier, Learnable, MlpBias, RelativeBias
+from graticule.joining import Default, Scale, Shared
+from graticule.surgery import change_position
+from graticule.surgery.fits import FITS, table_contributions
+from graticule.surgery.fits.biases import displacement_means, table_logits
+from graticule.surgery.fits.joinings import fit_norm
+from graticule.surgery.fits.registry import Before, find_fit
+from graticule.surgery.fits.tables import factorize, fit_fourier
+from tiny import DIM, draw, images, tiny
+
+GRID = Grid(3, 5)
+
+
+@pytest.fixture
+def model():
+    """Build a ViT on 3 x 5 patches with every weight drawn, in float64."""
+    return draw(tiny(img_size=(24, 40))).double().eval()
+
+
+@pytest.fixture
+def x():
+    return images(24, 40, dtype=torch.float64)
+
+
+def kept(model):
+    """Return the shares of the old position in order of the layers."""
+    return [share.kept for share in model.certificate.shares]
+
+
+def assert_exact(model, old, x):
+    """Check that nothing was lost."""
+    assert kept(model) == pytest.approx([1.0] * len(kept(model)), abs=1e-9)
+    assert all(fit.fitted for fit in model.certificate.fits)
+    torch.testing.assert_close(model(x), old, rtol=0, atol=1e-9)
+    assert max(drift.error for drift in model.certificate.drift) < 1e-9
+
+
+# Exact: what the new position can express comes back
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (("sinusoidal_2d", "default"), ("learnable", "default")),
+        (("fourier", "default"), ("learnable", "default")),
+        (("factorized", "default"), ("learnable", "default")),
+        (("learnable", "default"), ("learnable", "unshared")),
+        (("learnable", "default"), ("learnable + relative_bias", "default")),
+        (("learnable", "default"), ("learnable + peg", "default")),
+        (("rope", "default"), ("rope_mixed", "default")),
+        (("mlp_bias", "default"), ("relative_bias", "default")),
+        (("alibi", "default"), ("relative_bias", "default")),
+        (("shared_relative_bias", "default"), ("relative_bias", "default")),
+        (("learnable", "lape"), ("learnable", "lape")),
+        (("mlp_bias", "default"), ("mlp_bias", "default")),
+    ],
+    ids=lambda pair: ", ".join(pair),
+)
+@torch.no_grad()
+def test_what_the_new_position_can_express_comes_back(old, new, x):
+    model = draw(tiny(*old, img_size=(24, 40))).double().eval()
+    before = model(x)
+    assert_exact(change_position(model, *new, images=x), before, x)
+
+
+@torch.no_grad()
+def test_a_table_of_rows_and_columns_is_factorized_exactly():
+    for product in (False, True):
+        planted = draw(Factorized(Grid(3, 5), 4, product=product)).double()
+        new = Factorized(Grid(3, 5), 4, product=product).double()
+        assert factorize(planted, new, Before(GRID, [], [], planted(GRID)))
+        torch.testing.assert_close(new(GRID), planted(GRID), rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
+def test_factorizing_leaves_what_has_no_mean_in_any_row_or_column():
+    table = torch.randn(3, 5, 4, dtype=torch.float64)
+    new = Factorized(Grid(3, 5), 4).double()
+    factorize(new, new, Before(GRID, [], [], table.flatten(0, 1)))
+    rest = table - new(GRID).unflatten(0, (3, 5))
+    assert rest.mean(0).abs().max() < 1e-12 and rest.mean(1).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_a_table_in_the_span_of_the_features_is_fitted_exactly():
+    grid = Grid(6, 7)
+    new = Fourier(grid, 8, frequencies=4, hidden=6).double()
+    planted = Fourier(grid, 8, frequencies=4, hidden=6).double()
+    planted.load_state_dict(new.state_dict())
+    draw(planted.mlp[-1])
+    assert fit_fourier(planted, new, Before(grid, [], [], planted(grid)))
+    torch.testing.assert_close(new(grid), planted(grid), rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
+def test_lape_gets_exactly_what_a_table_alone_in_the_stream_contributed(model, x):
+    """Without content the layer gets LN(w) where it got LN(0): scale and shift of the norm, which LaPE's have."""
+    for parameter in model.patch_embed.parameters():
+        parameter.zero_()
+    model.cls_token.zero_()
+    change_position(model, "learnable", "lape(layers=1)", images=x)
+    assert kept(model)[0] == pytest.approx(1, abs=1e-9)
+    weight = model.position.joining.norms.get_submodule("0").weight
+    torch.testing.assert_close(weight, model.blocks[0].norm1.weight, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_logits_that_depend_on_the_displacement_alone_become_a_bias(x):
+    """Rows (cos, sin) of the column, with equal projections of queries and keys, have logits cos(dx)."""
+    model = draw(tiny(img_size=(24, 40), depth=1, num_heads=1, class_token=False, global_pool="avg")).double().eval()
+    for parameter in (*model.patch_embed.parameters(), model.blocks[0].attn.qkv.bias, model.blocks[0].norm1.bias):
+        parameter.zero_()
+    dx = GRID.coordinates()[:, 1].double()
+    table = torch.zeros(1, 15, DIM, dtype=torch.float64)
+    table[0, :, :4] = torch.stack([dx.cos(), -dx.cos(), dx.sin(), -dx.sin()], -1)  # of mean 0 and constant norm
+    model.position.encodings[0].pos_embed.copy_(table)
+    one = torch.eye(DIM, dtype=torch.float64)
+    model.blocks[0].norm1.weight.fill_(1.0)
+    model.blocks[0].attn.qkv.weight.copy_(torch.cat([one, one, one]))
+    change_position(model, "relative_bias", images=x)
+    assert kept(model) == pytest.approx([1.0], abs=1e-9)
+    bias = model.position(model.grid)[0].bias[0]
+    # LN makes the squared norm of a row D, up to its eps
+    torch.testing.assert_close(bias, DIM**0.5 * (dx[:, None] - dx).cos(), rtol=0, atol=1e-4)
+
+
+# Least squares: nothing nearer exists
+
+
+@torch.no_grad()
+def test_the_mean_over_pairs_of_a_displacement_is_the_nearest_bias():
+    logits = torch.randn(2, 15, 15, dtype=torch.float64)
+    table = displacement_means(logits, GRID)
+    index = GRID.offset_index().flatten()
+    design = F.one_hot(index).double()
+    torch.testing.assert_close(table, torch.linalg.lstsq(design, logits.flatten(1).T).solution)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.LayerNorm(4),
+        Scale(4),
+        Scale(1),
+        Scale(4, shift=True),
+        nn.Sequential(nn.LayerNorm(4, elementwise_affine=False), Scale(4)),
+    ],
+    ids=lambda norm: type(norm).__name__,
+)
+def test_the_parameters_of_a_norm_are_at_the_minimum(norm):
+    norm = norm.double()
+    table, target = torch.randn(2, 15, 4, dtype=torch.float64)
+    with torch.no_grad():
+        fit_norm(norm, table, target)
+    (norm(table) - target).square().sum().backward()
+    assert all(parameter.grad.abs().max() < 1e-9 for parameter in norm.parameters())
+
+
+@torch.no_grad()
+def test_queries_and_keys_get_the_mean_of_what_the_table_contributed(model, x):
+    found = [one.mean for one in table_contributions(model, x)]
+    change_position(model, "learnable", "queries_keys", images=x)
+    mean = torch.stack(found).mean(0)
+    torch.testing.assert_close(model.position.encodings[0].pos_embed[0], mean)
+
+
+@torch.no_grad()
+def test_a_shared_table_is_scaled_so_that_the_stream_has_it_once_on_average(model, x):
+    """With 3 layers n = 1, 2, 3: c = 6 / 14, and 1 - (n c - 1)^2 is kept."""
+    table = model.position.encodings[0].pos_embed.clone()
+    change_position(model, "learnable", "shared")
+    torch.testing.assert_close(model.position.encodings[0].pos_embed, table * 6 / 14)
+    assert kept(model) == pytest.approx([1 - (n * 6 / 14 - 1) ** 2 for n in (1, 2, 3)])
+
+
+@torch.no_grad()
+def test_a_contribution_is_the_difference_that_the_table_makes_to_the_norm(model, x):
+    table = model.position.encodings[0].pos_embed[0]
+    first = table_contributions(model, x)[0]
+    stream = model.embed(x) + table
+    difference = model.blocks[0].norm1(stream) - model.blocks[0].norm1(stream - table)
+    torch.testing.assert_close(first.mean, difference.mean(0))
+    assert first.square == pytest.approx(float(difference.square().sum() / len(x)))
+    constant = torch.randn_like(first.mean)
+    lost = (difference - constant).square().sum() / difference.square().sum()
+    assert first.kept(constant) == pytest.approx(1 - float(lost))
+    assert all(first.kept(first.mean) >= first.kept(first.mean + 0.1 * torch.randn_like(constant)) for _ in range(5))
+
+
+@torch.no_grad()
+def test_the_fitted_norms_keep_more_than_fresh_ones(model, x):
+    before = model.forward_features(x)
+    fresh = tiny(joining="lape", img_size=(24, 40)).double().eval()
+    fresh.load_state_dict({**fresh.state_dict(), **model.state_dict()})
+    change_position(model, "learnable", "lape", images=x)
+    assert all(share.kept > 0 for share in model.certificate.shares)
+    errors = [(each.forward_features(x) - before).norm() for each in (model, fresh)]
+    assert errors[0] < errors[1]
+
+
+# The report
+
+
+@torch.no_grad()
+def test_the_report_says_what_was_fitted_and_what_is_kept(model, x):
+    report = change_position(model, "learnable", "lape(layers=2)", images=x).certificate
+    text = str(report)
+    assert "Learnable, Default -> Learnable, Lape: fitted" in text and "table after the norm" in text
+    found = json.loads(report.to_json())
+    assert [row["layer"] for row in found["shares"]] == [row["layer"] for row in found["drift"]] == [0, 1, 2]
+    assert found["shares"][2] == {"layer": 2, "term": "table", "kept": 0.0}  # it is not joined
+    assert found["drift"][0]["error"] > 0 and 0.5 < found["drift"][0]["cosine"] < 1
+
+
+@torch.no_grad()
+def test_without_a_fit_the_report_says_so_and_without_images_it_has_no_drift(model):
+    report = change_position(model, "rope").certificate
+    assert [(fit.old, fit.new, fit.fitted) for fit in report.fits] == [("nothing", "Rope", False)]
+    assert "nothing -> Rope: not fitted, as initialized" in str(report) and not report.drift
+    assert {share.kept for share in report.shares} == {None}
+
+
+@torch.no_grad()
+def test_stages_of_a_pyramid_are_fitted_one_by_one():
+    model = graticule.create_model(
+        "swinv2_tiny_window8_256", img_size=32, embed_dim=8, depths=(2, 1), num_heads=(1, 2), window_size=4
+    )
+    draw(model).double().eval()
+    x = images(32, 32, dtype=torch.float64)
+    before = model(x)
+    assert_exact(change_position(model, "relative_bias", images=x), before, x)
+    assert [fit.stage for fit in model.certificate.fits] == [0, 1]
+    assert [share.layer for share in model.certificate.shares] == [0, 1, 2]
+
+
+def test_images_of_another_size_are_refused_before_anything_changes(model):
+    position = model.position
+    for wrong in (torch.zeros(2, 3, 32, 32), torch.zeros(3, 24, 40), torch.zeros(0, 3, 24, 40)):
+        with pytest.raises(ValueError, match=r"`images` must be \(B, 3, 24, 40\), of the size of the model, got"):
+            change_position(model, "rope", images=wrong)
+    with pytest.raises(ValueError, match="`encoding` must"):
+        change_position(model, "learnable + sinusoidal_2d")
+    assert model.position is position and model.certificate is None
+
+
+def test_a_fit_is_found_for_classes_that_extend_those_of_the_table():
+    assert find_fit(Default, Shared) is FITS[Default, Shared]
+    assert find_fit(Fourier, Learnable) is not None
+    assert find_fit(MlpBias, RelativeBias) is None  # biases are fitted for all layers at once
+    assert table_logits(None, GRID) is None
