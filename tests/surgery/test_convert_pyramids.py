@@ -101,6 +101,7 @@ def test_a_converted_swin_at_another_size_is_timms_set_to_it():
     ours.set_input_size((96, 64))
     x = images(96, 64, dtype=torch.float64)
     assert_same(ours(x), theirs(x))
+    assert_same(graticule.to_timm(ours)(x), theirs(x))
 
 
 @torch.no_grad()

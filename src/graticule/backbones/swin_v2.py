@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from timm.layers.helpers import to_2tuple
 from timm.models import register_notrace_module
 from timm.models.swin_transformer_v2 import PatchMerging
@@ -22,6 +21,7 @@ from graticule.encodings import PositionBuilder
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 from graticule.layers import Block
+from graticule.layers.projections import QueryValueBias
 
 
 class SwinTransformerV2(SwinTransformer):
@@ -146,23 +146,6 @@ class PostNormBlock(Block):
         return out
 
 
-class ProjectionWithoutKeyBias(nn.Linear):
-    """Projects to queries, keys and values; queries and values have a bias, keys have none.
-
-    Args:
-        dim: D.
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, 3 * dim, bias=False)
-        self.q_bias, self.v_bias = (nn.Parameter(torch.zeros(dim)) for _ in range(2))
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Project tokens (..., D) to (..., 3D)."""
-        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
-        return F.linear(input, self.weight, bias)
-
-
 class CosineWindowAttention(WindowAttention):
     """Attention by cosines within windows; keys have no bias.
 
@@ -188,7 +171,7 @@ class CosineWindowAttention(WindowAttention):
     ) -> None:
         super().__init__(dim, num_heads, False, attn_drop, proj_drop, cosine=True)
         if qkv_bias:
-            self.qkv = ProjectionWithoutKeyBias(dim)
+            self.qkv = QueryValueBias(dim)
         self.mask = mask
 
     def _project_windows(

@@ -89,7 +89,9 @@ def _resize(there: Any, model: Backbone) -> None:
                 f"`model` must have the image size of timm's, {size[0]} x {size[1]}, which {type(there).__name__} "
                 f"cannot change, got {model.img_size[0]} x {model.img_size[1]}."
             )
-        there.set_input_size(img_size=model.img_size)
+        windows: Any = getattr(model, "windows", None)  # timm would scale them with the image
+        more = {} if windows is None else {"window_size": list(windows)}
+        there.set_input_size(img_size=model.img_size, **more)
     if there.num_classes != model.num_classes or there.global_pool != model.global_pool:
         there.reset_classifier(model.num_classes, model.global_pool)
 
