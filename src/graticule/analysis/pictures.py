@@ -37,7 +37,7 @@ class Shown(Protocol):
 
     @property
     def classes(self) -> Any:
-        """The class of each pixel, (height, width), or None; one beyond `class_names` is not drawn."""
+        """The class of each pixel, (height, width), or None; background and ignored pixels are not drawn."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -98,7 +98,9 @@ def confusion_figure(matrix: Sequence[Sequence[int]], rows: Sequence[str], colum
 def _present(shown: Shown) -> list[int]:
     if shown.classes is None:
         return []
-    return [n for n in np.unique(np.asarray(shown.classes)).tolist() if n < len(shown.class_names)]
+    names = shown.class_names
+    found = np.unique(np.asarray(shown.classes)).tolist()
+    return [n for n in found if n < len(names) and names[n] != "background"]
 
 
 def _draw(ax: Axes, shown: Shown) -> None:

@@ -196,7 +196,20 @@ def coco(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
     Raises:
         ValueError, FileNotFoundError: for files that are missing or damaged.
     """
-    names = _NAMES[split]
+    return _loaded(split, root, training=split == "train")
+
+
+def coco_train(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
+    """Load the training images for both splits, to see whether a model can learn them by heart.
+
+    Raises:
+        ValueError, FileNotFoundError: for files that are missing or damaged.
+    """
+    return _loaded("train", root, training=split == "train")
+
+
+def _loaded(files: Split, root: Path | None, training: bool) -> tuple[CocoImages, DenseInfo]:
+    names = _NAMES[files]
     found = (name for name in names if root and (root / "annotations" / f"instances_{name}.json").is_file())
     name = next(found, None)
     if root is None or name is None or not (root / name).is_dir():
@@ -206,7 +219,7 @@ def coco(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
         )
     folder = root / name
     stays_inside(folder, root)
-    images = CocoImages(folder, root / "annotations" / f"instances_{name}.json", training=split == "train")
+    images = CocoImages(folder, root / "annotations" / f"instances_{name}.json", training)
     return images, DenseInfo(
         "coco",
         images.class_names,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from graticule.data.cifar import cifar
-from graticule.data.coco import coco
+from graticule.data.coco import coco, coco_train
 from graticule.data.digits import digits
 from graticule.data.fashion_mnist import fashion_mnist
 from graticule.data.folder import image_folder
@@ -24,7 +24,7 @@ _OURS: dict[str, Loader] = {
     "hugging_face": hugging_face,
     "scenes": lambda split, root: scenes(split),
     "coco": coco,
-    "coco_train": lambda split, root: coco("train", root),
+    "coco_train": coco_train,
     "voc_detection": voc_detection,
     "ade20k": ade20k,
     "camvid": camvid,

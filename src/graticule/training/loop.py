@@ -87,7 +87,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
         return run
     taken = start(task, model, data) if run.last is None else None
     if recipe.grad_checkpointing:
-        model.set_grad_checkpointing(True)
+        getattr(model, "backbone", model).set_grad_checkpointing(True)
     task.setup(model, data, trainer.strategy.root_device)
     if recipe.compile:
         model.compile()

@@ -7,7 +7,7 @@ from dense_files import block, coco_values, picture, rle, uncompressed, write_co
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
-from graticule.data.coco import coco, decoded_mask
+from graticule.data.coco import coco, coco_train, decoded_mask
 from graticule.data.dense_module import load_dense
 
 
@@ -42,6 +42,8 @@ def test_crowds_and_boxes_without_area_are_counted_and_not_trained_on_but_evalua
     train, test = (coco(split, tmp_path)[0] for split in ("train", "test"))
     assert train.left_out == 2 and len(train[2][1]["labels"]) == 1
     assert test.left_out == 0 and len(test[2][1]["labels"]) == 3
+    again = coco_train("test", tmp_path)[0]
+    assert len(again[2][1]["labels"]) == 3 and again.place(2) == train.place(2)
 
 
 def test_masks_are_those_of_pycocotools(tmp_path):

@@ -207,3 +207,14 @@ def test_windows_that_know_where_they_lie_are_evaluated(kind, whole, tmp_path, c
         return
     code, out, err = run_command(capsys, "evaluate", whole.folder, "--window", "64", "--located", "--output", tmp_path)
     assert code == 0 and "mIoU" in out, err
+
+
+def test_activations_of_the_backbone_can_be_recomputed_and_the_steps_are_the_same(tmp_path):
+    options = {"limit_train": 4, "limit_test": 2, "epochs": 1}
+    runs = [
+        train(segmenter(**options, grad_checkpointing=recomputed), tmp_path / str(recomputed), progress=False)
+        for recomputed in (False, True)
+    ]
+    ours, theirs = (load_file(run.weights) for run in runs)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value)
