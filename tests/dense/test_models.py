@@ -258,7 +258,7 @@ def test_the_classes_that_a_detector_returns_are_those_of_its_targets(detectors,
     }
     layer = model.model.get_submodule(layers[head])
     before, classes = layer.bias.detach().clone(), 3 + (model.first_class == 1)
-    for label in (1, 2, 3):
+    for label in (1, 3):
         given = [{**one, "labels": one["labels"] * 0 + label} for one in targets()]
         model.train().zero_grad()
         sum(model(IMAGES, given).values()).backward()
