@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from graticule.recipe_registry import register_recipe
     from graticule.resampling import Resampler, register_resampler
     from graticule.specs import Spec
-    from graticule.surgery import attach, detach, export, fold, unfold
+    from graticule.surgery import attach, detach, export, fold, resize, unfold
     from graticule.surgery.convert import convert, to_timm
     from graticule.tasks import DetectionRecipe, Distillation, Mixing, Recipe, SegmentationRecipe, TextRecipe
     from graticule.training import Run, Task, TrainingRecipe, load, register_task, train
@@ -102,6 +102,7 @@ _HOMES = {
     "register_resampler": "resampling",
     "register_task": "training",
     "register_text": "data",
+    "resize": "surgery",
     "to_timm": "surgery.convert",
     "train": "training",
     "transfer": "checkpoints",
@@ -163,6 +164,7 @@ __all__ = [
     "register_resampler",
     "register_task",
     "register_text",
+    "resize",
     "to_timm",
     "train",
     "transfer",

@@ -41,6 +41,15 @@ def test_each_file_of_weights_that_a_run_writes_is_opened_with_the_model_of_its_
         assert not model.training
 
 
+def test_a_published_folder_is_opened(tmp_path):
+    model = graticule.create_model("vit_nano_patch4_28", joining="lape")
+    model.save_pretrained(tmp_path / "published")
+    found = graticule.load(tmp_path / "published")
+    assert same_weights(found, model) and not found.training
+    with pytest.raises(ValueError, match="`checkpoint` must be left out for a published model"):
+        graticule.load(tmp_path / "published", checkpoint="last")
+
+
 def test_what_says_not_what_model_it_is_for_is_refused(run, tmp_path):
     alone = tmp_path / "weights.safetensors"
     alone.write_bytes(run.weights.read_bytes())

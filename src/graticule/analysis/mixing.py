@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graticule.checks import checked
-from graticule.encodings import FoldedPosition, MixingEncoding, MixingPosition, Position, PyramidPosition
+from graticule.encodings import Folded, MixingEncoding, MixingPosition, Position, PyramidPosition
 from graticule.encodings.mixing import MixingSum, QuadraticMixing
 from graticule.files import write_bytes
 from graticule.grid import Grid
@@ -180,7 +180,7 @@ def _layers(
 ) -> list[tuple[int, tuple[int, Grid, MixingEncoding, Tensor | None]]]:
     """Return the number, stage, grid or window, encoding and bias of layers of a gated MLP, all by default."""
     whole: Any = getattr(model, "position", None)
-    whole = whole.original if isinstance(whole, FoldedPosition) else whole
+    whole = whole.original if isinstance(whole, Folded) else whole
     stages = _stages(whole)
     if not any(stages):
         raise ValueError(f"`model` must mix its tokens by position, as gMLP and PosMLP, got {type(model).__name__}.")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from graticule.backbones.base import TokenModel, init_linear
 from graticule.backbones.registry import CHOICES, check_arguments, take_position
 from graticule.checks import checked
-from graticule.encodings import FoldedPosition, PositionBuilder
+from graticule.encodings import Folded, PositionBuilder
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 from graticule.layers import Block, CausalAttention, KeyValueCache
@@ -183,7 +183,7 @@ class LanguageModel(TokenModel):
             raise ValueError("`tokens` must be at least one token long, got none.")
         if length <= self.context:
             return
-        if isinstance(self.position, FoldedPosition):
+        if isinstance(self.position, Folded):
             raise ValueError(
                 f"`tokens` must be at most {self.context} long: the model is folded for that many, got {length}; call "
                 "graticule.unfold(model) first, or cut the text."

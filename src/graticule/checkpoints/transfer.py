@@ -17,7 +17,7 @@ from graticule.checkpoints.read import read_grids, read_state
 from graticule.checkpoints.released_posmlp import is_released
 from graticule.checkpoints.transferred import Transfer, Transferred
 from graticule.checks import checked
-from graticule.encodings import FoldedPosition, PyramidPosition
+from graticule.encodings import Folded, PyramidPosition
 
 #: The table of an absolute encoding, under the name that `_place` gives it.
 _TABLE = re.compile(r"(position\.(?:stages\.\d+\.)?)encodings\.(\d+)\.pos_embed")
@@ -56,7 +56,7 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
         ValueError: if the file cannot be read, or none of the weights of the model's blocks fit: a checkpoint of
             another width or family. The model is then as it was.
     """
-    if isinstance(position_of(model), FoldedPosition):
+    if isinstance(position_of(model), Folded):
         raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
     there, released = read_state(source), {}
     if is_released(there) and hasattr(model, "own_layout"):

@@ -21,7 +21,8 @@ from graticule.encodings.base import (
 )
 from graticule.encodings.between import BeforeProjections, BetweenBlocks
 from graticule.encodings.bias import BiasEncoding, BiasPosition, PatchBias, SharedBiasPosition
-from graticule.encodings.folded import FoldedPosition
+from graticule.encodings.folded import Folded, FoldedPosition
+from graticule.encodings.folded_sizes import FoldedSizes
 from graticule.encodings.mixing import MixingEncoding
 from graticule.encodings.mixing_position import MixingPosition
 from graticule.encodings.pyramid import PyramidPosition
@@ -39,7 +40,9 @@ __all__ = [
     "CombinedPosition",
     "Encoding",
     "FixedEncoding",
+    "Folded",
     "FoldedPosition",
+    "FoldedSizes",
     "JoinedPosition",
     "MixingEncoding",
     "MixingPosition",

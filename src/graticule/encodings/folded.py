@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,7 +15,57 @@ from graticule.grid import Grid
 from graticule.layer_position import LayerPosition, LowRank
 
 
-class FoldedPosition(Position):
+class Folded(Position):
+    """A position that holds constants instead of computing them, and keeps the original.
+
+    Its modules, parameters and names are those of the original.
+
+    Args:
+        original: the position that is folded.
+    """
+
+    original: Position
+
+    def __init__(self, original: Position) -> None:
+        super().__init__()
+        # not registered as a submodule, which would change the names of the parameters: the two share their modules
+        self.__dict__["original"] = original
+        self._modules = original._modules
+
+    @abstractmethod
+    def fold(self) -> None:
+        """Let the constants be those of the parameters as they are now."""
+
+    def refuse_training(self) -> None:
+        """Refuse to be called in training.
+
+        Raises:
+            RuntimeError: if the position is in training mode.
+        """
+        if self.training:
+            raise RuntimeError(
+                "the model is folded, its position information is constant and would not be trained; call "
+                "graticule.unfold(model) first, or model.eval() to use it."
+            )
+
+    def published_names(self) -> dict[str, str]:
+        """The published names of the original."""
+        return self.original.published_names()
+
+    def layer_lists(self) -> list[str]:
+        """The lists of the original."""
+        return self.original.layer_lists()
+
+    def table_shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of the original."""
+        return self.original.table_shapes()
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Let the original fit `name`."""
+        return self.original.fit(name, value, shape)
+
+
+class FoldedPosition(Folded):
     """Holds constants for one grid instead of computing them from parameters and grid.
 
     Functions of the tokens (a PEG, Shaw's encoding) are kept. Such a function may hold tensors or modules in ways that
@@ -26,15 +77,10 @@ class FoldedPosition(Position):
     """
 
     def __init__(self, original: Position, grid: Grid) -> None:
-        super().__init__()
-        # not registered as a submodule, which would change the names of the parameters: the two share their modules
-        self.__dict__["original"] = original
-        self._modules = original._modules
+        super().__init__(original)
         self.grid = grid
         self.fold()
         nn.Module.register_load_state_dict_post_hook(self, _fold_again)
-
-    original: Position
 
     @torch.no_grad()
     def fold(self) -> None:
@@ -62,11 +108,7 @@ class FoldedPosition(Position):
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the constants, if `grid` is the folded one and the model is in evaluation mode."""
-        if self.training:
-            raise RuntimeError(
-                "the model is folded, its position information is constant and would not be trained; call "
-                "graticule.unfold(model) first, or model.eval() to use it."
-            )
+        self.refuse_training()
         if grid != self.grid:
             raise ValueError(
                 f"the model is folded for a grid of {self.grid.shape} patches with {self.grid.prefix} prefix tokens, "
@@ -118,22 +160,6 @@ class FoldedPosition(Position):
         self.original.set_grid(grid)
         self.grid = grid
         self.fold()
-
-    def published_names(self) -> dict[str, str]:
-        """The published names of the original."""
-        return self.original.published_names()
-
-    def layer_lists(self) -> list[str]:
-        """The lists of the original."""
-        return self.original.layer_lists()
-
-    def table_shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of the original."""
-        return self.original.table_shapes()
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Let the original fit `name`."""
-        return self.original.fit(name, value, shape)
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}"

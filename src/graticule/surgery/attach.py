@@ -15,7 +15,8 @@ from graticule.grid import Grid
 from graticule.layer_position import LayerPosition, LowRank
 from graticule.specs import Spec
 from graticule.surgery.attach_attention import Ways, find_ways
-from graticule.surgery.attach_hooks import AttachedPosition, Removed
+from graticule.surgery.attach_hooks import AttachedPosition
+from graticule.surgery.attach_removed import put_back, take_out
 from graticule.surgery.attach_survey import Survey, find_blocks, make_example, survey
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -91,7 +92,7 @@ def attach(
     weight = next(module.get_submodule(names[0]).parameters())
     attached = AttachedPosition(position, grid, found, _patch(found, grid)).to(weight.device, weight.dtype)
     attached.install(module, found, ways, given)
-    attached.removed = [_take_out(module, name) for name in removed]
+    attached.removed = [take_out(module, name) for name in removed]
     module.add_module(NAME, attached.train(module.training))
     return module
 
@@ -107,7 +108,7 @@ def detach(module: Module) -> Module:
         raise ValueError(f"`module` must have an attached position, got {type(module).__name__}, which has none.")
     attached.uninstall()
     for removed in attached.removed:
-        _put_back(module, removed)
+        put_back(module, removed)
     delattr(module, NAME)
     return module
 
@@ -193,38 +194,3 @@ def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kin
                     f"`encoding` and `joining` must be such that {kind} can use them, got one that gives layers "
                     f"`{field}`: {why}."
                 )
-
-
-def _take_out(module: nn.Module, name: str) -> Removed:
-    """Replace a parameter or buffer by zeros that are not in the state dict."""
-    owner, leaf = _owner(module, name)
-    parameter = leaf in owner._parameters
-    holder: Any = owner._parameters if parameter else owner._buffers
-    persistent = None if parameter else leaf not in owner._non_persistent_buffers_set
-    removed = Removed(name, holder[leaf], tuple(holder), persistent)
-    if parameter:
-        del owner._parameters[leaf]
-    owner.register_buffer(leaf, torch.zeros_like(removed.value, requires_grad=False), persistent=False)
-    return removed
-
-
-def _put_back(module: nn.Module, removed: Removed) -> None:
-    """Put a parameter or buffer back where it was, on the device and of the dtype of the zeros."""
-    owner, leaf = _owner(module, removed.name)
-    zeros = owner.get_buffer(leaf)
-    del owner._buffers[leaf]
-    owner._non_persistent_buffers_set.discard(leaf)
-    removed.value.data = removed.value.data.to(zeros.device, zeros.dtype)
-    holder: Any = owner._parameters if removed.persistent is None else owner._buffers
-    values = {**holder, leaf: removed.value}
-    order = [name for name in removed.order if name in values]
-    order += [name for name in values if name not in order]
-    holder.clear()
-    holder.update((name, values[name]) for name in order)
-    if removed.persistent is False:
-        owner._non_persistent_buffers_set.add(leaf)
-
-
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf

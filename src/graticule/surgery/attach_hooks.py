@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,26 +15,11 @@ from graticule.encodings import Position
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition, LowRank
 from graticule.surgery.attach_attention import Queries, Ways
+from graticule.surgery.attach_removed import Removed
 from graticule.surgery.attach_survey import Survey, first_tensor
 
 #: The arguments of PyTorch's attention, in order.
 _ARGUMENTS = tuple(inspect.signature(nn.MultiheadAttention.forward).parameters)[1:]
-
-
-@dataclass
-class Removed:
-    """A parameter or buffer that zeros replace, and what brings it back.
-
-    name: in the module.
-    value: the parameter or buffer itself.
-    order: the names that its owner had beside it.
-    persistent: whether a buffer was in the state dict; None for a parameter.
-    """
-
-    name: str
-    value: Tensor
-    order: tuple[str, ...]
-    persistent: bool | None
 
 
 class AttachedPosition(nn.Module):

@@ -9,26 +9,28 @@ from torch import nn
 
 from graticule.backbones import LanguageModel
 from graticule.checks import checked
-from graticule.encodings import FoldedPosition, Position
+from graticule.encodings import Folded, FoldedPosition, FoldedSizes, Position
 from graticule.grid import Grid
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @checked
-def fold(model: Model, img_size: int | tuple[int, int] | None = None) -> Model:
+def fold(model: Model, img_size: int | tuple[int, int] | None = None, sizes: int | None = None) -> Model:
     """Replace the position information of `model` by constants, in place; returns the model in evaluation mode.
 
     LaPE's LN_l(w_l), gathered bias tables, resampled or computed tables: at inference the method then costs
     what no method costs. The original stays inside and `unfold` brings it back. A folded model refuses to be
-    trained and refuses another grid. Folding a folded model folds it again, for `img_size`. What is made from
-    the tokens (a PEG, Shaw's encoding) stays the function that it is.
+    trained and refuses another grid, unless `sizes` is given. Folding a folded model folds it again, for `img_size`.
+    What is made from the tokens (a PEG, Shaw's encoding) stays the function that it is.
 
     Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), section 3.4.
 
     Args:
         model: one of our backbones, or a module that holds some.
         img_size: pixels, a side or (height, width); by default the size that the model is built for.
+        sizes: fold for each size when an image of it comes in, and keep the constants of this many sizes, those used
+            last; `img_size` must then be left out. Compiled and exported models compute position from the parameters.
 
     Raises:
         ValueError: if there is no backbone in `model`, or `img_size` is not one that it takes. The model is then as it
@@ -37,8 +39,15 @@ def fold(model: Model, img_size: int | tuple[int, int] | None = None) -> Model:
     backbones = _backbones(model)
     if not backbones:
         raise ValueError(f"`model` must be or hold a backbone with a `position`, got {type(model).__name__}.")
-    grids = [_grid(backbone, img_size) for backbone in backbones]
-    folded = [FoldedPosition(_original(backbone), grid) for backbone, grid in zip(backbones, grids, strict=True)]
+    folded: list[Folded]
+    if sizes is not None:
+        if img_size is not None or any(isinstance(backbone, LanguageModel) for backbone in backbones):
+            what = "with `img_size`" if img_size is not None else "for a language model, which has one size"
+            raise ValueError(f"`sizes` must be left out {what}, got {sizes}.")
+        folded = [FoldedSizes(_original(backbone), sizes) for backbone in backbones]
+    else:
+        grids = [_grid(backbone, img_size) for backbone in backbones]
+        folded = [FoldedPosition(_original(backbone), grid) for backbone, grid in zip(backbones, grids, strict=True)]
     for backbone, position in zip(backbones, folded, strict=True):
         backbone.position = position
         # a table may come through the backbone's own layers, whose weights are loaded after the position's
@@ -50,7 +59,7 @@ def fold(model: Model, img_size: int | tuple[int, int] | None = None) -> Model:
 def unfold(model: Model) -> Model:
     """Bring the position information that `fold` replaced back, in place; returns the model."""
     for backbone in _backbones(model):
-        if isinstance(backbone.position, FoldedPosition):
+        if isinstance(backbone.position, Folded):
             backbone.position = backbone.position.original.train(backbone.position.training)
     return model
 
@@ -68,7 +77,7 @@ class _Positioned(Protocol):
 
 
 def _fold_again(backbone: _Positioned, _: object) -> None:
-    if isinstance(backbone.position, FoldedPosition):
+    if isinstance(backbone.position, Folded):
         backbone.position.fold()
 
 
@@ -78,7 +87,7 @@ def _backbones(model: nn.Module) -> list[_Positioned]:
 
 
 def _original(backbone: _Positioned) -> Position:
-    return backbone.position.original if isinstance(backbone.position, FoldedPosition) else backbone.position
+    return backbone.position.original if isinstance(backbone.position, Folded) else backbone.position
 
 
 def _grid(backbone: _Positioned, img_size: int | tuple[int, int] | None) -> Grid:

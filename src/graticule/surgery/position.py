@@ -10,7 +10,7 @@ from torch import Tensor
 from graticule.backbones import Backbone
 from graticule.backbones.registry import take_position
 from graticule.checkpoints import transfer
-from graticule.encodings import FoldedPosition
+from graticule.encodings import Folded
 from graticule.specs import Spec
 from graticule.surgery.certificate import Certificate, drift_of, features
 from graticule.surgery.fits import fit_position, measure, table_contributions
@@ -41,7 +41,7 @@ def change_position(
     Raises:
         ValueError: if the model cannot use them, or the images are of another size. It is then as it was.
     """
-    if isinstance(model.position, FoldedPosition):
+    if isinstance(model.position, Folded):
         raise ValueError("`model` must not be folded, to get another position; call graticule.unfold(model) first.")
     blank = _blank(model)
     if images is not None and (images.ndim != 4 or not len(images) or images.shape[1:] != blank.shape[1:]):

@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import nn
 
+from graticule.backbones.hub import CONFIG, from_pretrained
 from graticule.checks import checked
 from graticule.plugins import load_plugin
 from graticule.training.devices import load_weights
@@ -19,14 +20,15 @@ def load(
     plugin: str | Path | None = None,
     checkpoint: Literal["best", "last"] = "best",
 ) -> nn.Module:
-    """Open the model of a run with its weights, in evaluation mode.
+    """Open a trained model with its weights, in evaluation mode.
 
     Args:
-        source: the folder of a run, or a file of its weights in that folder: `weights.safetensors`, a checkpoint
-            (`checkpoints/step-000000100.ckpt`, one file or sharded), or what `graticule consolidate` wrote there.
+        source: the folder of a run; a file of its weights in that folder: `weights.safetensors`, a checkpoint
+            (`checkpoints/step-000000100.ckpt`, one file or sharded), or what `graticule consolidate` wrote there; or a
+            folder that `graticule publish` or `save_pretrained` wrote.
         plugin: a Python file or an installed entry point that registers the classes of the run. Code that you do not
             name is not imported.
-        checkpoint: which checkpoint of a folder, the best or the last.
+        checkpoint: which checkpoint of a run, the best or the last.
 
     Raises:
         FileNotFoundError: if there is no such run or file, or the run has saved nothing yet.
@@ -38,6 +40,11 @@ def load(
         raise FileNotFoundError(
             f"`source` must be a run or a file of its weights, got {str(path)!r}, which is not there."
         )
+    if run is None and (path / CONFIG).is_file():
+        if checkpoint != "best":
+            raise ValueError(f"`checkpoint` must be left out for a published model, got {checkpoint!r}.")
+        published: nn.Module = from_pretrained(path, plugin=plugin)
+        return published
     if run is None:
         what = "has no recipe.json" if path.is_dir() else "is not in the folder of a run"
         raise ValueError(

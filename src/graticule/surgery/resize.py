@@ -1,0 +1,185 @@
+"""Make another image size the one that a model's position is held for, or leave the model as it is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from graticule.backbones import Backbone
+from graticule.checks import checked
+from graticule.encodings import Folded, Position
+from graticule.grid import Grid
+from graticule.resampling import RESAMPLERS, Resampler, build_resampler
+from graticule.specs import Spec
+from graticule.surgery.attach_hooks import AttachedPosition
+from graticule.surgery.attach_removed import put_back, take_out
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@checked
+def resize(
+    model: Model,
+    img_size: int | tuple[int, int],
+    resampler: str | Spec | None = None,
+    *,
+    windows: int | tuple[int, ...] | None = None,
+) -> Model:
+    """Make `img_size` the size that the position of `model` is held for, in place; returns the model.
+
+    What is held for a grid or a window (tables, biases, matrices that mix tokens) is resampled once; what is computed
+    is computed for the new grid from then on. The forward pass at that size gives the same as before, without
+    resampling. At its own size a model stays as it is, bit by bit. A folded model is folded for the new size.
+
+    A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way.
+
+    Args:
+        model: one of our backbones, a module that holds some, a model of timm, or one of these with an attached
+            position.
+        img_size: pixels, a side or (height, width).
+        resampler: how what is held is resampled, as 'bilinear(antialias=False)'; the model keeps it for further sizes.
+            By default as each encoding does it.
+        windows: for Swin, Swin-MLP and PosMLP: side of the windows in patches, or for PosMLP one side per stage;
+            unchanged by default.
+
+    Raises:
+        ValueError: if the model cannot have that size, or an argument has no effect on it. It is then as it was.
+    """
+    size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
+    backbones = [module for module in model.modules() if isinstance(module, Backbone)]
+    attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
+    if not backbones:
+        _check_stock(model, size, windows, resampler if not attached else None)
+    with _whole_or_not_at_all(model):
+        if resampler is not None:
+            positions = [each.position for each in backbones] + [each.position for each in attached]
+            _set_resampler(positions, resampler)
+        for backbone in backbones:
+            _resize_ours(backbone, size, windows)
+        if not backbones:
+            _resize_stock(model, size, attached)
+    return model
+
+
+def _resize_ours(backbone: Backbone, size: tuple[int, int], windows: int | tuple[int, ...] | None) -> None:
+    resize_to: Any = backbone.set_input_size
+    grid = backbone.grid_at(size)
+    given = {}
+    if windows is not None:
+        given = _windows_argument(backbone, resize_to, windows)
+    if size != backbone.img_size or given:
+        resize_to(size, **given)
+        grid = backbone.grid
+        if not isinstance(backbone.position, Folded):  # which has computed it
+            with torch.no_grad():
+                backbone.position(grid)
+
+
+def _windows_argument(backbone: Backbone, resize_to: Any, windows: int | tuple[int, ...]) -> dict[str, Any]:
+    """Return `windows` under the name that the family gives it."""
+    known = inspect.signature(resize_to).parameters
+    if min((windows,) if isinstance(windows, int) else windows, default=0) < 1:
+        raise ValueError(f"`windows` must be at least 1, got {windows}.")
+    if "window_size" in known and isinstance(windows, int):
+        return {"window_size": windows}
+    if "windows" in known:
+        return {"windows": (windows,) * len(backbone.depths) if isinstance(windows, int) else windows}
+    what = "one side for all stages" if "window_size" in known else "left out, as it has none"
+    raise ValueError(f"`windows` must be {what} for {type(backbone).__name__}, got {windows}.")
+
+
+def _check_stock(
+    model: nn.Module, size: tuple[int, int], windows: int | tuple[int, ...] | None, resampler: str | Spec | None
+) -> None:
+    """Check that a model that is not ours can be resized.
+
+    Raises:
+        ValueError: if it cannot.
+    """
+    kind = type(model).__name__
+    parameters = inspect.signature(getattr(model, "set_input_size", _resize_ours)).parameters
+    if "img_size" not in parameters:
+        raise ValueError(
+            f"`model` must be of this library or have timm's `set_input_size`, got {kind}. A model that takes images "
+            "of any size as it is needs no resizing, and an attached position follows the size of each image."
+        )
+    if resampler is not None:
+        raise ValueError(
+            f"`resampler` must be left out with {kind}, whose tables timm resamples in its own way, got {resampler}; "
+            "convert the model (graticule.convert) to choose it."
+        )
+    if windows is not None:
+        raise ValueError(f"`windows` must be left out with {kind}, got {windows}; call its set_input_size for windows.")
+    embed = getattr(model, "patch_embed", None)
+    patch = getattr(embed, "patch_size", None)
+    if isinstance(patch, tuple) and not getattr(embed, "dynamic_img_pad", False):
+        Grid.of_image(size, (patch[0], patch[1]))  # refuses other sizes with its own message
+
+
+def _resize_stock(model: Any, size: tuple[int, int], attached: list[AttachedPosition]) -> None:
+    for each in attached:
+        for removed in each.removed:
+            put_back(model, removed)
+    model.set_input_size(img_size=size)
+    for each in attached:
+        each.removed = [take_out(model, removed.name) for removed in each.removed]
+        grid = each.grid_at(size)
+        if grid != each.grid:
+            each.set_grid(grid)
+            with torch.no_grad():
+                each.position(grid)
+
+
+def _set_resampler(positions: list[Position], resampler: str | Spec) -> None:
+    """Let everything that is resampled by a resampler of choice be resampled by `resampler`.
+
+    Raises:
+        ValueError: if it resamples nothing of the model.
+    """
+    spec = RESAMPLERS.specs(resampler)[0]
+    takes = RESAMPLERS[spec.name].takes
+    modules = [part for position in positions for part in position.modules()]
+    held = [part for part in modules if isinstance(getattr(part, "resampler", None), Resampler)]
+    able: list[Any] = [part for part in held if getattr(part, "holds", "positions") in takes]
+    if not able:
+        has = sorted({f"tables of {getattr(part, 'holds', 'positions')}" for part in held})
+        raise ValueError(
+            f"`resampler` must be one that resamples something of the model, which has "
+            f"{' and '.join(has) or 'nothing that is resampled'}, got {spec}."
+        )
+    for part in able:
+        part.resampler = build_resampler(spec, getattr(part, "holds", "positions"))
+
+
+@contextmanager
+def _whole_or_not_at_all(model: nn.Module) -> Iterator[None]:
+    """Bring all modules back to what they were if the block raises: their attributes, parameters and buffers.
+
+    Values of tensors are not brought back: what resizes a model makes new ones.
+    """
+    modules = list(dict.fromkeys(part for module in model.modules() for part in _with_original(module)))
+    before = [(part, dict(vars(part))) for part in modules]
+    contents = [
+        (value, value.copy()) for _, state in before for value in state.values() if isinstance(value, dict | set | list)
+    ]
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if not done:
+            for part, state in before:
+                vars(part).clear()
+                vars(part).update(state)
+            for value, content in contents:
+                value.clear()
+                value.extend(content) if isinstance(value, list) else value.update(content)
+
+
+def _with_original(module: nn.Module) -> tuple[nn.Module, ...]:
+    return (module, module.original) if isinstance(module, Folded) else (module,)

@@ -1,0 +1,133 @@
+"""Folding for every size that comes in: constants of the last sizes are kept, and only of these."""
+
+import copy
+
+import pytest
+import timm
+import torch
+
+import graticule
+from graticule import fold, unfold
+from graticule.encodings import FoldedSizes, JoinedPosition
+from tiny import SIZE, draw, images, tiny
+
+SIZES = [(32, 32), (24, 40), (40, 24), (16, 16)]
+
+
+def same(found, expected, atol=1e-12):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+@pytest.fixture(scope="module")
+def cases():
+    """A model, an image of every size, and what the model computes of it."""
+    torch.manual_seed(0)
+    model = draw(tiny("learnable + peg", "lape")).double().eval()
+    batch = [images(*size, dtype=torch.float64) for size in SIZES]
+    return model, [(x, model(x).detach()) for x in batch]
+
+
+@pytest.fixture
+def folded(cases):
+    """A copy of the model that keeps the constants of two sizes."""
+    return fold(copy.deepcopy(cases[0]), sizes=2)
+
+
+def test_it_computes_the_same_at_every_size_there_and_back(folded, cases):
+    assert isinstance(folded.position, FoldedSizes)
+    for x, expected in [*cases[1], *reversed(cases[1])]:
+        same(folded(x), expected)
+
+
+def test_each_size_is_folded_once_and_the_last_ones_are_kept(folded, cases, monkeypatch):
+    made = []
+    inner = JoinedPosition.stage
+
+    def stage(self, grid, table):
+        made.append(grid.shape)
+        return inner(self, grid, table)
+
+    monkeypatch.setattr(JoinedPosition, "stage", stage)
+    first, second, third = ((4, 4), (3, 5), (5, 3))
+    for index, calls in ((0, [first]), (0, []), (1, [second]), (0, []), (2, [third]), (0, []), (1, [second])):
+        made.clear()
+        folded(cases[1][index][0])
+        assert sorted(set(made)) == calls, (index, made)
+        assert len(folded.position._kept) <= 2
+
+
+def test_windows_of_another_size_are_another_grid():
+    small = {"img_size": 64, "depths": (2, 2), "embed_dim": 12, "num_heads": (3, 3), "window_size": 4, "num_classes": 5}
+    model = draw(graticule.create_model("swin_tiny_patch4_window7_224", **small)).double().eval()
+    other = copy.deepcopy(model)
+    x = images(64, 64, dtype=torch.float64)
+    fold(model, sizes=2)
+    same(model(x), other(x))
+    for each in (model, other):
+        each.set_input_size(64, window_size=8)
+    same(model(x), other(x))
+
+
+def test_its_constants_follow_the_parameters_that_are_loaded_moved_and_copied(folded, cases):
+    x, _ = cases[1][0]
+    folded(x)
+    trained = draw(copy.deepcopy(cases[0]))
+    folded.load_state_dict(trained.state_dict())
+    same(folded(x), trained(x))
+    assert list(folded.state_dict()) == list(trained.state_dict())
+    other = copy.deepcopy(folded)
+    draw(unfold(other))
+    same(folded(x), trained(x))
+    assert not torch.allclose(other(x), trained(x))
+    low = folded.float()(x.float())
+    assert low.dtype == torch.float32
+    same(low.double(), trained(x), 1e-4)
+
+
+def test_it_is_unfolded_folded_for_one_size_and_resized(folded, cases):
+    for x, expected in cases[1][:2]:
+        same(folded(x), expected)
+    graticule.resize(folded, (24, 40))
+    same(folded(cases[1][1][0]), cases[1][1][1])
+    assert isinstance(folded.position, FoldedSizes)
+    same(fold(folded)(cases[1][1][0]), cases[1][1][1])
+    assert not isinstance(folded.position, FoldedSizes)
+    same(unfold(fold(folded, sizes=1))(cases[1][1][0]), cases[1][1][1])
+
+
+def test_it_refuses_to_be_trained(folded, cases):
+    with pytest.raises(RuntimeError, match=r"the model is folded.*graticule.unfold\(model\)"):
+        folded.train()(cases[1][0][0])
+
+
+def test_it_compiles_as_one_graph_that_computes_position(cases):
+    model = fold(copy.deepcopy(cases[0]), sizes=2)
+    del model.blocks[1:]
+    x = cases[1][0][0]
+    model.depths = (1,)
+    expected = model(x)
+    same(torch.compile(model, fullgraph=True, backend="eager")(x), expected)
+
+
+def test_an_attached_position_is_folded_for_every_size(cases):
+    model = timm.create_model("vit_tiny_patch16_224", **SIZE, dynamic_img_size=True).double().eval()
+    graticule.attach(model, "learnable", "lape")
+    expected = [model(x) for x, _ in cases[1]]
+    fold(model, sizes=3)
+    for (x, _), value in zip(cases[1], expected, strict=True):
+        same(model(x), value)
+    assert len(model.graticule.position._kept) == 3
+
+
+def test_sizes_that_make_no_sense_are_refused():
+    model = tiny()
+    language = graticule.create_language_model("lm_nano", vocab_size=5, context=8, embed_dim=12, depth=1, num_heads=3)
+    for one, options, error, message in (
+        (model, {"sizes": 0}, ValueError, "`sizes` must be at least 1, got 0"),
+        (model, {"sizes": 2, "img_size": 32}, ValueError, "`sizes` must be left out with `img_size`"),
+        (language, {"sizes": 2}, ValueError, "`sizes` must be left out for a language model, which has one size"),
+        (model, {"sizes": "2"}, TypeError, "`sizes` must be a whole number"),
+    ):
+        with pytest.raises(error, match=message):
+            fold(one, **options)
+        assert not isinstance(one.position, FoldedSizes)

@@ -1,0 +1,65 @@
+"""The code of docs/surgery.md does what the page says."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import graticule
+
+PAGE = (Path(__file__).parents[2] / "docs" / "surgery.md").read_text(encoding="utf-8")
+
+
+def run(kind):
+    """Run the blocks of code of a section, one after another; returns their names."""
+    names = {"torch": torch, "graticule": graticule}
+    blocks = re.findall(rf"```python {kind}\n(.*?)```", PAGE, flags=re.DOTALL)
+    for block in blocks:
+        exec(compile(block, "docs/surgery.md", "exec"), names)
+    return names, len(blocks)
+
+
+@pytest.fixture
+def small_torchvision(monkeypatch):
+    """Let torchvision's ViT-B be small, so that the test takes a moment."""
+    import torchvision
+
+    def vit_b_16():
+        return torchvision.models.VisionTransformer(32, 16, 2, 3, 24, 48)
+
+    monkeypatch.setattr(torchvision.models, "vit_b_16", vit_b_16)
+
+
+def test_positions_are_attached_to_models_of_transformers_and_torchvision(small_torchvision, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", lambda model, fullgraph: model)  # test_attach.py compiles
+    names, count = run("attach")
+    assert count == 2 and names["logits"].shape == (2, 2)
+    assert "grid=(4, 4), prefix=1, instead of vit.embeddings.position_embeddings" in capsys.readouterr().out
+    model = names["model"]
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
+    assert list(dict(model.graticule.position.named_children())) == ["pegs"]
+    assert not model.encoder.pos_embedding.any()
+
+
+def test_models_are_resized_and_folded_for_every_size():
+    names, count = run("resize")
+    assert count == 2
+    assert names["model"].grid.shape == (10, 16) and names["model"].training is False
+    assert names["swin"].grid.windows == ((8, 8),) * 4
+
+
+def test_a_run_is_opened_as_the_page_says():
+    (block,) = re.findall(r"```python load\n(.*?)```", PAGE, flags=re.DOTALL)
+    opened = []
+
+    class Load:
+        load = staticmethod(lambda source, **options: opened.append((source, options)))
+
+    exec(compile(block.replace("import graticule\n", ""), "docs/surgery.md", "exec"), {"graticule": Load})
+    assert opened == [
+        ("runs/digits", {}),
+        ("runs/digits", {"checkpoint": "last"}),
+        ("runs/digits/weights.safetensors", {}),
+        ("published/digits", {}),
+    ]

@@ -1,0 +1,284 @@
+"""Resizing: the position at the new size becomes the one that is held, whole or not at all."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import graticule
+from graticule import fold, resize
+from graticule.encodings import ENCODINGS, FoldedPosition, TokenMixing
+from graticule.resampling import RESAMPLERS, build_resampler
+from tiny import ENCODERS, SIZE, draw, images, tiny
+
+PYRAMID = {"img_size": 64, "num_classes": 5, "depths": (2, 2), "embed_dim": 12, "num_heads": (3, 3), "window_size": 4}
+_STAGES = {"img_size": 64, "num_classes": 5, "depths": (2, 2), "embed_dim": 12, "groups": (3, 3)}
+SWIN_MLP = {**_STAGES, "window_size": 4}
+POSMLP = {**_STAGES, "windows": (4, 4), "mlp_ratios": (2, 2)}
+MLP = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_blocks": 2, "num_classes": 5}
+#: The encodings of gated MLPs.
+MIXING = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
+
+
+def same(found, expected, atol=1e-10):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def positions(model, grid):
+    """All tensors of the position of a model at a grid."""
+    return [v for layer in model.position(grid) for v in layer if isinstance(v, torch.Tensor)]
+
+
+def built(name, encoding=None, joining="default", **options):
+    """A small model in float64, every parameter random."""
+    torch.manual_seed(0)
+    given = {} if encoding is None else {"encoding": encoding}
+    return draw(graticule.create_model(name, joining=joining, **given, **options)).double().eval()
+
+
+#: Every encoding, in a ViT or in a gated MLP; every joining of a table; the families with windows.
+CASES = [
+    *[("vit_tiny_patch16_224", encoding, "default", SIZE, (24, 40)) for encoding in ENCODERS],
+    *[("vit_tiny_patch16_224", "learnable", joining, SIZE, (24, 40)) for joining in graticule.list_joinings()],
+    ("vit_tiny_patch16_224", "relative_bias", "lape", SIZE, (24, 40)),
+    ("swin_tiny_patch4_window7_224", None, "default", PYRAMID, (48, 80)),
+    ("swin_tiny_patch4_window7_224", "learnable + relative_bias", "lape", PYRAMID, (48, 80)),
+    ("posmlp_tiny_224", "lrpe", "default", POSMLP, (48, 80)),
+    ("posmlp_tiny_224", "gqpe", "default", POSMLP, (48, 80)),
+    *[("gmlp_s16_224", encoding, "default", MLP, (24, 40)) for encoding in MIXING],
+    ("mixer_s16_224", None, "default", MLP, (24, 40)),
+]
+
+
+@pytest.fixture(scope="module")
+def models():
+    """The models of all cases; tests change copies."""
+    return [built(name, encoding, joining, **options) for name, encoding, joining, options, _ in CASES]
+
+
+def test_a_resized_model_computes_what_the_forward_pass_computed_at_that_size(models):
+    for built_once, (*_, size) in zip(models, CASES, strict=True):
+        model = copy.deepcopy(built_once)
+        x = images(*size, dtype=torch.float64)
+        grid = model.grid_at(size)
+        before, expected = positions(model, grid), model(x)
+        assert resize(model, size) is model
+        assert model.img_size == size and model.grid == grid
+        if not model.grid.windows:  # windows may be larger on a larger grid
+            same(model(x), expected)
+            for found, value in zip(positions(model, grid), before, strict=True):
+                same(found, value)
+
+
+def test_at_its_own_size_a_model_stays_as_it_is_bit_by_bit(models):
+    for model in models:
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        parameters = list(model.parameters())
+        assert resize(model, model.img_size) is model
+        if model.img_size[0] == model.img_size[1]:
+            resize(model, model.img_size[0])
+        assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_the_table_of_a_resized_model_is_the_resampled_one():
+    model = built("vit_tiny_patch16_224", "learnable", **SIZE)
+    table = model.position.encodings[0].pos_embed[0].detach().clone()
+    for resampler in ("bicubic", "bilinear(antialias=False)", "area"):
+        resized = resize(copy.deepcopy(model), (40, 24), resampler)
+        found = resized.position.encodings[0].pos_embed[0]
+        expected = build_resampler(resampler)(table[1:].T.unflatten(1, (4, 4)), (5, 3)).flatten(1).T
+        assert torch.equal(found[0], table[0])  # the class token has no place on the grid
+        same(found[1:], expected)
+        assert str(resized.position.encodings[0].resampler) == resampler
+    assert str(model.position.encodings[0].resampler) == "bicubic"
+
+
+def test_windows_are_resized():
+    for name, encoding, options in (
+        ("swin_tiny_patch4_window7_224", "relative_bias", PYRAMID),
+        ("swin_mlp_base_patch4_window7_224", None, SWIN_MLP),
+        ("posmlp_tiny_224", "lrpe", POSMLP),
+    ):
+        model = built(name, encoding, **options)
+        resized = resize(copy.deepcopy(model), 64, windows=8)
+        assert model.grid.windows == ((4, 4), (4, 4)) and resized.grid.windows == ((8, 8), (8, 8)), name
+        x = images(64, 64, dtype=torch.float64)
+        assert not torch.allclose(resized(x), model(x))
+        assert resized.position.table_shapes() and set(resized.position.table_shapes().values()) == {(8, 8)}
+        with torch.no_grad():  # and back at the same window: what set_input_size does
+            by_hand = copy.deepcopy(model)
+            by_hand.set_input_size(64, **({"windows": (8, 8)} if name.startswith("pos") else {"window_size": 8}))
+            assert torch.equal(by_hand(x), resized(x))
+    same_window = resize(built("posmlp_tiny_224", "lrpe", **POSMLP), 64, windows=(8, 4))
+    assert same_window.grid.windows == ((8, 8), (4, 4))
+
+
+def test_the_rows_of_every_resampling_matrix_sum_to_one():
+    for name in RESAMPLERS:
+        table = "positions" if "positions" in RESAMPLERS[name].takes else "displacements"
+        resampler = build_resampler(name, table)
+        for old, new in ((7, 13), (13, 7), (5, 5), (27, 31), (1, 3)):
+            for matrix in resampler.matrices((old, old), (new, old)):
+                same(matrix.sum(1), torch.ones(len(matrix), dtype=torch.float64), 1e-9)
+
+
+#: Resampler, side in between, and the largest relative change of a table of 14 x 14: any, and one whose waves are at
+#: least 7 patches long. docs/surgery.md states them.
+ROUND_TRIPS = [
+    ("bicubic", 28, 0.77, 0.041),
+    ("bicubic", 16, 0.84, 0.033),
+    ("bilinear", 28, 0.94, 0.28),
+    ("bicubic(antialias=False)", 28, 0.11, 0.029),
+    ("bicubic(antialias=False)", 42, 1e-12, 1e-12),
+    ("area", 28, 1e-12, 1e-12),
+]
+
+
+def test_up_and_down_again_changes_a_table_by_no_more_than_stated():
+    """The relative change is at most the norm of DU x DU - 1, with U and D the matrices of an axis up and down.
+
+    On tables of slow waves, cosines of at least 7 patches per period, it is the norm on their span.
+    """
+    steps = (torch.arange(14, dtype=torch.float64) + 0.5) * torch.pi / 14
+    waves = torch.stack([(order * steps).cos() for order in range(5)], 1)
+    waves = waves / waves.norm(dim=0)
+    slow = torch.kron(waves, waves)  # orthonormal columns
+    model = built("vit_tiny_patch16_224", "learnable", **{**SIZE, "img_size": 112})
+    with torch.no_grad():  # half of the channels are slow waves, the others noise
+        model.position.encodings[0].pos_embed[0, 1:, :12] = slow @ torch.randn(25, 12, dtype=torch.float64)
+    before = model.position.encodings[0].pos_embed[0, 1:].detach()
+    for resampler, side, of_any, of_slow in ROUND_TRIPS:
+        up, down = (build_resampler(resampler).weights(*pair) for pair in ((14, side), (side, 14)))
+        change = torch.kron(down @ up, down @ up) - torch.eye(196, dtype=torch.float64)
+        assert torch.linalg.matrix_norm(change, 2) <= of_any and torch.linalg.matrix_norm(change @ slow, 2) <= of_slow
+        resized = resize(resize(copy.deepcopy(model), side * 8, resampler), 112)
+        found = resized.position.encodings[0].pos_embed[0, 1:]
+        assert torch.equal(resized.position.encodings[0].pos_embed[0, 0], model.position.encodings[0].pos_embed[0, 0])
+        relative = (found - before).norm(dim=0) / before.norm(dim=0)
+        assert (relative[:12] <= of_slow).all() and (relative[12:] <= of_any).all(), resampler
+
+
+def test_a_folded_model_is_folded_for_the_new_size():
+    for joining in ("default", "lape"):
+        model = built("vit_tiny_patch16_224", "learnable", joining, **SIZE)
+        x = images(24, 40, dtype=torch.float64)
+        expected = model(x)
+        assert isinstance(resize(fold(model), (24, 40)).position, FoldedPosition)
+        same(model(x), expected)
+        same(graticule.unfold(model)(x), expected)
+
+
+def test_a_model_that_holds_backbones_is_resized_with_all_of_them():
+    module = nn.ModuleDict({name: built("vit_tiny_patch16_224", "learnable", **SIZE) for name in ("a", "b")})
+    resize(module, (24, 40))
+    assert all(module[name].img_size == (24, 40) for name in "ab")
+
+
+def test_a_stock_model_of_timm_computes_what_ours_computes_with_the_same_weights():
+    stock = draw(timm.create_model("vit_tiny_patch16_224", **SIZE)).double().eval()
+    ours = tiny("learnable").double().eval()
+    ours.load_state_dict(stock.state_dict())
+    x = images(24, 40, dtype=torch.float64)
+    with torch.no_grad():
+        same(resize(stock, (24, 40))(x), resize(ours, (24, 40))(x), 1e-8)  # timm resamples in float32
+    again = draw(timm.create_model("vit_tiny_patch16_224", **SIZE)).eval()
+    state = {name: value.clone() for name, value in again.state_dict().items()}
+    resize(again, 32)
+    assert all(torch.equal(value, state[name]) for name, value in again.state_dict().items())
+
+
+def test_a_stock_model_with_an_attached_position_is_resized_and_detached():
+    x = images(24, 40, dtype=torch.float64)
+    stock = draw(timm.create_model("vit_tiny_patch16_224", **SIZE)).double().eval()
+    ours = draw(tiny("learnable", "lape")).double().eval()
+    model = graticule.attach(copy.deepcopy(stock), "learnable", "lape")
+    ours.load_state_dict(
+        {name: value for name, value in stock.state_dict().items() if name != "pos_embed"}, strict=False
+    )
+    model.graticule.position.load_state_dict(ours.position.state_dict())
+    with torch.no_grad():
+        same(resize(model, (24, 40), "bilinear")(x), resize(ours, (24, 40), "bilinear")(x))
+    assert model.graticule.grid.shape == (3, 5) and not model.pos_embed.any() and "pos_embed" not in model.state_dict()
+    assert torch.equal(graticule.detach(model)(x), resize(stock, (24, 40))(x))
+
+
+class Undone(nn.Module):
+    """Has timm's interface, and raises when half of it is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("index", torch.ones(2))
+        self.sizes = [1]
+
+    def set_input_size(self, img_size):
+        self.weight, self.index, self.more = nn.Parameter(torch.zeros(3)), torch.zeros(3), nn.Linear(1, 1)
+        self.sizes.append(img_size)
+        raise RuntimeError("no such size")
+
+
+def test_a_refused_size_is_explained_and_leaves_the_model_as_it_was():
+    vit = built("vit_tiny_patch16_224", "learnable", **SIZE)
+    swin, posmlp = built("swin_tiny_patch4_window7_224", **PYRAMID), built("posmlp_tiny_224", "lrpe", **POSMLP)
+    stock = timm.create_model("vit_tiny_patch16_224", **SIZE)
+    language = graticule.create_language_model("lm_nano", vocab_size=5, context=8, embed_dim=12, depth=1, num_heads=3)
+    rope = built("vit_tiny_patch16_224", "rope", **SIZE)
+    fixed = graticule.attach(copy.deepcopy(stock), remove=())
+    fixed.graticule.dynamic = False
+    for model, arguments, message in (
+        (vit, ((30, 32),), "`img_size` must be a positive multiple of the patch size, got height 30"),
+        (vit, (0,), "`img_size` must be at least 1"),
+        (vit, (32, "bicubi"), "did you mean 'bicubic'"),
+        (vit, (32, "geometric"), "resamples something of the model, which has tables of positions, got geometric"),
+        (rope, (32, "bicubic"), "which has nothing that is resampled, got bicubic"),
+        (vit, (32, None, 4), "`windows` must be left out, as it has none for VisionTransformer, got 4"),
+        (swin, (64, None, (4, 4)), "`windows` must be one side for all stages for SwinTransformer"),
+        (swin, (64, None, 0), "`windows` must be at least 1, got 0"),
+        (posmlp, (64, None, (4, 4, 4)), "`windows` must be a side of at least 1 for each of the 2 stages"),
+        (posmlp, (68, "bicubic"), "`img_size`"),
+        (stock, (30,), "`img_size` must be a positive multiple of the patch size"),
+        (stock, (32, "bilinear"), "`resampler` must be left out with VisionTransformer, whose tables timm resamples"),
+        (stock, (32, None, 4), "`windows` must be left out with VisionTransformer, got 4"),
+        (fixed, (40,), "attached with a fixed `patch_grid`"),
+        (language, (8,), "`model` must be of this library or have timm's `set_input_size`, got"),
+        (nn.Linear(2, 2), (8,), "`model` must be of this library or have timm's `set_input_size`, got Linear"),
+    ):  # fmt: skip
+        before, modules = dict(model.state_dict()), repr(model)
+        size, *more = arguments
+        with pytest.raises(ValueError, match=message):
+            resize(model, size, *more[:1], **({"windows": more[1]} if more[1:] else {}))
+        after = model.state_dict()
+        assert after.keys() == before.keys() and repr(model) == modules, message
+        assert all(after[name].data_ptr() == value.data_ptr() for name, value in before.items()), message
+    for wrong in ("32", 3.5, (1, 2, 3)):
+        with pytest.raises(TypeError, match="`img_size` must be"):
+            resize(vit, wrong)
+
+
+def test_what_fails_half_way_is_undone():
+    model = Undone()
+    weight, index = model.weight, model.index
+    with pytest.raises(RuntimeError, match="no such size"):
+        resize(model, 8)
+    assert model.weight is weight and model.index is index and not hasattr(model, "more") and model.sizes == [1]
+    assert list(model.state_dict()) == ["weight", "index"]
+
+
+def test_what_fails_half_way_in_a_folded_model_is_undone(monkeypatch):
+    model = fold(built("vit_tiny_patch16_224", "learnable", "lape", **SIZE))
+    x = images(dtype=torch.float64)
+    before = model(x)
+
+    def fails(self, grid):
+        self.original.set_grid(grid)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FoldedPosition, "set_grid", fails)
+        with pytest.raises(MemoryError):
+            resize(model, (24, 40))
+    assert torch.equal(model(x), before) and model.img_size == (32, 32)
+    same(graticule.unfold(model)(x), before)
