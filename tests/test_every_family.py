@@ -118,7 +118,7 @@ WITHOUT_A_MODEL = {
     *("register_text", "score_plot"),
     *("register_names", "own_state", "read_state", "renamed_state_dict"),
     # of models of other libraries, or tested family by family in tests/surgery and tests/backbones/test_hub.py
-    *("attach", "change_position", "convert", "export", "from_pretrained", "load_own", "to_timm"),
+    *("attach", "change_position", "convert", "export", "from_pretrained", "load_own", "resize", "to_timm"),
 }
 
 
