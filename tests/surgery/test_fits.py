@@ -1,8 +1,11 @@
 """A new position starts as near to the old one as it can: planted cases come back exactly, and the report says so."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,7 +20,7 @@ from graticule.surgery.fits.biases import displacement_means, table_logits
 from graticule.surgery.fits.joinings import fit_norm
 from graticule.surgery.fits.registry import Before, find_fit
 from graticule.surgery.fits.tables import factorize, fit_fourier
-from tiny import DIM, draw, images, tiny
+from tiny import DIM, SIZE, draw, images, tiny
 
 GRID = Grid(3, 5)
 
@@ -242,6 +245,22 @@ def test_stages_of_a_pyramid_are_fitted_one_by_one():
     assert_exact(change_position(model, "relative_bias", images=x), before, x)
     assert [fit.stage for fit in model.certificate.fits] == [0, 1]
     assert [share.layer for share in model.certificate.shares] == [0, 1, 2]
+
+
+@torch.no_grad()
+def test_a_model_of_timm_is_converted_with_a_certificate(x):
+    theirs = draw(timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (24, 40)})).double().eval()
+    model = graticule.convert(theirs, joining="lape", images=x)
+    assert len(model.certificate.drift) == 3 and all(share.kept > 0 for share in model.certificate.shares)
+    with pytest.raises(ValueError, match="`images` must be left out where the position of the model stays"):
+        graticule.convert(theirs, images=x)
+
+
+def test_the_code_of_the_guide_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "surgery.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"## Certificates\n.*?```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(code, "surgery.md", "exec"), {})
+    assert "Learnable, Default -> Learnable, Lape: fitted" in capsys.readouterr().out
 
 
 def test_images_of_another_size_are_refused_before_anything_changes(model):

@@ -21,7 +21,12 @@ from graticule.surgery.position import change_position
 
 
 @checked
-def convert(model: nn.Module, encoding: str | Spec | None = None, joining: str | Spec | None = None) -> Backbone:
+def convert(
+    model: nn.Module,
+    encoding: str | Spec | None = None,
+    joining: str | Spec | None = None,
+    images: Tensor | None = None,
+) -> Backbone:
     """Return a model of timm as a backbone of this library, with its weights; `model` stays as it is.
 
     The structure is read from the modules and attributes of the model, not from its name. Every tensor of the model
@@ -29,17 +34,22 @@ def convert(model: nn.Module, encoding: str | Spec | None = None, joining: str |
     `forward_features` and of intermediates. Any image whose sides are multiples of the patch goes in: tables are
     resampled as timm's `dynamic_img_size` does it.
 
-    With another encoding or joining the position is new and everything else is kept. A table is kept where the new
-    position has one: `joining="lape"` joins the table of the model.
+    With another encoding or joining the position is new and everything else is kept. The new position starts as near to
+    the old one as the mathematics allows (`change_position`): `joining="lape"` joins the table of the model, by norms
+    that give each layer what the table contributed to it. `certificate` of the backbone reports what each layer keeps.
 
     Args:
         model: a model of timm.
         encoding: an encoding as `create_model` takes it; that of the model by default.
         joining: a joining; 'default' by default.
+        images: some images as the model gets them, (B, C, height, width), on which a new position is fitted and the
+            drift of the features is measured; by default it is fitted on the mean image.
 
     Raises:
         ValueError: if the class of the model, or a part of it, has no counterpart here; the part is named.
     """
+    if images is not None and encoding is None and joining is None:
+        raise ValueError("`images` must be left out where the position of the model stays.")
     conversion = read(model)
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # the weights that are drawn are all replaced
         ours = _build(model, conversion)
@@ -49,7 +59,8 @@ def convert(model: nn.Module, encoding: str | Spec | None = None, joining: str |
     ours.timm_source = Source.of(model, names)
     if encoding is None and joining is None:
         return ours
-    return change_position(ours, conversion.encoding if encoding is None else encoding, joining or conversion.joining)
+    encoding = conversion.encoding if encoding is None else encoding
+    return change_position(ours, encoding, joining or conversion.joining, images)
 
 
 def _build(model: nn.Module, conversion: Conversion) -> Backbone:
