@@ -215,6 +215,14 @@ def test_detection_lets_all_blocks_but_the_last_of_each_group_attend_in_windows(
     assert model.backbone.blocks[0].attn.window == 14 and model.features.reader.added == "last"
 
 
+def test_a_detector_of_one_stage_has_an_adapter_without_the_finest_map():
+    neck = f"{WINDOWED} + fpn(channels=8)"
+    model = graticule.create_detector(**VIT, num_classes=2, head="retinanet(convs=0)", neck=neck)
+    assert model.features.reader.strides == (8, 16, 32) and model.features.strides == (8, 16, 32, 64, 128)
+    sum(one.square().sum() for one in model.features(torch.randn(2, 3, 64, 96)).values()).backward()
+    assert [name for name, parameter in model.features.named_parameters() if parameter.grad is None] == []
+
+
 @pytest.fixture(scope="module")
 def detectors():
     """A detector per head, with a pyramid, a plain ViT and an adapter in turn."""

@@ -109,11 +109,12 @@ def _own_name(name: str, adapter: bool, levels: int, features: str) -> str | Non
 
 
 def _unused(name: str, features: str) -> bool:
-    """Return whether a parameter is one that a model may be without: final norm, class token, auxiliary decoder."""
-    return (
-        name.startswith("auxiliary.")
-        or re.match(rf"^{re.escape(features)}backbone\.(?:norm|cls_token|dist_token)\b", name) is not None
-    )
+    """Return whether a parameter is one that a model may be without.
+
+    These are the final norm, class tokens, the finest level of an adapter and the auxiliary decoder.
+    """
+    parts = r"backbone\.(?:norm|cls_token|dist_token)|reader\.(?:spm\.fc1|up|norms\.0)"
+    return name.startswith("auxiliary.") or re.match(rf"^{re.escape(features)}(?:{parts})\b", name) is not None
 
 
 def _without_class_row(table: Tensor) -> Tensor:

@@ -47,6 +47,8 @@ class Adapter(Reader):
         drop_path: stochastic depth of these MLPs.
         added: 'each' or 'last', see above.
         window: side of the windows, in patches; 0 for none.
+        first: index of the finest of the four maps that is returned, 0 or 1; detectors of one stage need no map of
+            stride 4.
     """
 
     @checked
@@ -62,6 +64,7 @@ class Adapter(Reader):
         drop_path: float = 0.0,
         added: Literal["each", "last"] = "each",
         window: int = 0,
+        first: int = 0,
     ) -> None:
         super().__init__()
         if len(backbone.depths) > 1 or square_patch(backbone.coarsest_patch) != 16:
@@ -74,20 +77,25 @@ class Adapter(Reader):
             raise ValueError(
                 f"`groups` must divide the {depth} blocks, and be 4 where each group is added to a level, got {groups}."
             )
+        if first not in (0, 1):
+            raise ValueError(f"`first` must be 0 or 1, got {first}.")
         if window and backbone.num_prefix_tokens:
             raise ValueError(f"`window` must be 0 for a backbone with prefix tokens, got {window}.")
         backbone.prune_intermediate_layers([depth - 1], prune_norm=True)
         self.added = added
         self.each = depth // groups
         self.level_embed = nn.Parameter(torch.empty(3, dim))
-        self.spm = SpatialPrior(backbone.in_chans, width, dim)
+        self.spm = SpatialPrior(backbone.in_chans, width, dim, first)
         self.interactions = nn.ModuleList(
             Interaction(dim, heads, points, ratio, mlp_ratio, drop_path, last=group == groups - 1)
             for group in range(groups)
         )
-        self.up = nn.ConvTranspose2d(dim, dim, 2, 2)
+        self.up = nn.Identity() if first else nn.ConvTranspose2d(dim, dim, 2, 2)
         self.norms = nn.ModuleList(nn.BatchNorm2d(dim) for _ in range(4))
-        self.channels, self.strides = (dim,) * 4, (4, 8, 16, 32)
+        self.first = first
+        if first:
+            self.norms[0] = nn.Identity()
+        self.channels, self.strides = (dim,) * (4 - first), (4, 8, 16, 32)[first:]
         self.init_weights()
         if window:
             with torch.no_grad():
@@ -115,7 +123,7 @@ class Adapter(Reader):
                 module.reset_parameters()
 
     def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
-        """Return maps of strides 4, 8, 16 and 32 of images whose sides are multiples of 32."""
+        """Return maps of strides 4 (unless `first` is 1), 8, 16 and 32 of images whose sides are multiples of 32."""
         grid = backbone.grid_of(images).cropped(crop)
         if grid.height % 2 or grid.width % 2:
             height, width = images.shape[-2:]
@@ -128,12 +136,10 @@ class Adapter(Reader):
         tokens, spatial = self.exchange(backbone, images, grid, spatial, shapes)
         parts = spatial.split([height * width for height, width in shapes], 1)
         maps = [part.transpose(1, 2).unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
-        levels = [self.up(maps[0]) + finest, *maps]
+        levels = [finest if self.first else self.up(maps[0]) + finest, *maps]
         added = [grid.to_map(x) for x in (tokens if self.added == "each" else tokens[-1:] * 4)]
-        return [
-            norm(level + _scaled(one, factor))
-            for norm, level, one, factor in zip(self.norms, levels, added, (4.0, 2.0, 1.0, 0.5), strict=True)
-        ]
+        each = list(zip(self.norms, levels, added, (4.0, 2.0, 1.0, 0.5), strict=True))
+        return [norm(level + _scaled(one, factor)) for norm, level, one, factor in each[self.first :]]
 
     def exchange(
         self, backbone: Backbone, images: Tensor, grid: Grid, spatial: Tensor, shapes: list[tuple[int, int]]

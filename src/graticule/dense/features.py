@@ -172,6 +172,7 @@ def build_features(
             if index:
                 raise ValueError(f"`neck` must begin with {spec.name!r}, which reads the backbone, got {neck!r}.")
             reader = kind(backbone, **{**options, **spec.options})
+            defaults = {name: value for name, value in (defaults or {}).items() if name not in options}
             continue
         reader = reader or _reader(backbone, norm)
         last: Levels = necks[-1] if necks else reader

@@ -23,9 +23,10 @@ class SpatialPrior(nn.Module):
         in_chans: channels of the images.
         width: channels of the stem.
         dim: D.
+        first: 1 leaves the finest map with the channels of the stem.
     """
 
-    def __init__(self, in_chans: int, width: int, dim: int) -> None:
+    def __init__(self, in_chans: int, width: int, dim: int, first: int = 0) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             *_conv(in_chans, width, 2), *_conv(width, width), *_conv(width, width), nn.MaxPool2d(3, 2, 1)
@@ -33,7 +34,7 @@ class SpatialPrior(nn.Module):
         self.conv2 = nn.Sequential(*_conv(width, 2 * width, 2))
         self.conv3 = nn.Sequential(*_conv(2 * width, 4 * width, 2))
         self.conv4 = nn.Sequential(*_conv(4 * width, 4 * width, 2))
-        self.fc1 = nn.Conv2d(width, dim, 1)
+        self.fc1 = nn.Identity() if first else nn.Conv2d(width, dim, 1)
         self.fc2 = nn.Conv2d(2 * width, dim, 1)
         self.fc3 = nn.Conv2d(4 * width, dim, 1)
         self.fc4 = nn.Conv2d(4 * width, dim, 1)
