@@ -95,7 +95,8 @@ def test_what_cannot_be_registered_is_refused(methods):
         graticule.register_task("slant")(type("Other", (slant,), {}))
     with pytest.raises(TypeError, match="must be a subclass of Task"):
         graticule.register_task("tilt")(int)
-    with pytest.raises(ValueError, match="`task` must be one of classification, language, slant; got 'slnt'"):
+    known = "classification, detection, language, segmentation, slant"
+    with pytest.raises(ValueError, match=f"`task` must be one of {known}; got 'slnt'"):
         list_tasks()["slnt"]
     with pytest.raises(ValueError, match="`recipe` of the task slant must be a SlantRecipe, got Recipe"):
         task_of(type("Recipe", (graticule.Recipe,), {"task": "slant"})())
