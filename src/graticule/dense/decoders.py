@@ -1,4 +1,4 @@
-"""What makes logits from feature maps: the interface of decoders, and their names."""
+"""The interface of decoders, which make logits from feature maps, their names, and the parts that they share."""
 
 from __future__ import annotations
 

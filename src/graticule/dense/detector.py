@@ -83,7 +83,7 @@ class Detector(nn.Module, ABC):
         return losses
 
     def _check(self, index: int, target: Target) -> None:
-        """Check what torchvision would fail on later, or not at all."""
+        """Check a target for mistakes that torchvision would find later, or not at all."""
         boxes, labels = target["boxes"], target["labels"]
         if boxes.ndim != 2 or boxes.shape[-1] != 4 or len(labels) != len(boxes):
             raise ValueError(

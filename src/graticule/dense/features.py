@@ -1,4 +1,4 @@
-"""Feature maps of several resolutions: what a backbone gives, and what necks make of it."""
+"""Feature maps of several resolutions, from a backbone and the necks after it."""
 
 from __future__ import annotations
 

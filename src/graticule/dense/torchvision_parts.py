@@ -1,4 +1,4 @@
-"""What replaces parts of torchvision's detectors: how images become a batch, and the anchors."""
+"""Replacements for parts of torchvision's detectors: the batch that images become, and the anchors."""
 
 from __future__ import annotations
 
