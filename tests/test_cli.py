@@ -159,13 +159,13 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
         (["translation", "RUN", "--images", 1], "`images`"),
         (["translation", "RUN", "--images", 41], "number of test images, 40"),
         (["translation", "RUN", "--img-size", 30], "nearest sizes are 28 and 32"),
-        (["translation", "RUN", "RUN"], "`runs` must differ"),
-        (["translation"], "`runs`"),
+        (["translation", "RUN", "RUN"], "`models` must differ"),
+        (["translation"], "`models`"),
         (["attention", "RUN", "--layers", 7], "from 1 to 6, got 7"),
         (["attention", "RUN", "--layers", 0], "count from 1"),
         (["attention", "RUN", "--heads", 5], "`heads`"),
         (["attention", "RUN", "--image", 40], "`image`"),
-        (["attention", "nowhere"], "is not there"),
+        (["attention", "./nowhere"], "is not there"),
         (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
         (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),
         (["compare", "digits_quick", "--choices", "encoding=peg(places=[0, 6])"], "`places`"),
@@ -358,7 +358,7 @@ def test_a_value_of_a_wrong_type_is_named(capsys, tmp_path):
 
 def test_an_evaluation_of_nothing_and_a_run_that_is_not_there_are_named(capsys, tmp_path):
     code, _, err = run_command(capsys, "evaluate")
-    assert code == 1 and "`runs`" in err
+    assert code == 1 and "`models`" in err
     for command in ("evaluate", "correlations"):
         code, _, err = run_command(capsys, command, tmp_path / "nowhere")
         assert code == 1 and "nowhere" in err and "not there" in err

@@ -99,7 +99,7 @@ def test_the_difference_is_given_where_the_training_length_is_not_asked_for(caps
             "`windows` must be left out with the task language",
         ),
         (["IMAGES", "--lengths", 8, 16], "`lengths` must be left out with the task classification"),
-        (["TEXT", "IMAGES", "--lengths", 8], "`runs` must be all of one task, got"),
+        (["TEXT", "IMAGES", "--lengths", 8], "`models` must be all of one task, got"),
         (["IMAGES", "TEXT"], "of language: evaluate them separately"),
         (["TEXT", "--lengths", 16, 65], "`lengths` must be at most 64, the tokens of the held-out text"),
         (["TEXT", "--lengths", 0], "`lengths` must be whole numbers of at least 1, got 0"),

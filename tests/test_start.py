@@ -38,7 +38,7 @@ LIGHT = {
     + [f"{name} --help" for name in COMMANDS]
     + ["train digits_quick --help", "train digits_sizes --quick --help"],
     1: ["trian", "runs nowhere", "runs --srot name", "plot a --metrik b", "train digts"]
-    + [f"{name} nowhere" for name in ("attention", "correlations", "evaluate", "mixing", "plot", "translation")],
+    + [f"{name} ./nowhere" for name in ("attention", "correlations", "evaluate", "mixing", "plot", "translation")],
     2: ["", "train digits_quick --epochs many", "runs --sort size", "compare digits_quick --choises a"],
 }
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "attention": "draw the attention maps of runs, with and without position",
     "mixing": "draw the token mixing of gated MLPs: weights around a token, bias maps, non-locality",
     "resamplers": "try all resamplers on a model at other image sizes: which keeps its features and scores",
+    "audit": "measure what position costs a model, where it can be read, and what depends on it: one page",
     "check": "check the position code of a model, a module or a plugin",
     "export": "write a model for ONNX Runtime or torch.export, run the file and compare it",
     "publish": "write a run as a folder for the Hugging Face hub, with a model card",

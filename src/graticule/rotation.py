@@ -23,6 +23,9 @@ class Rotation(Protocol):
     def part(self, start: int, stop: int) -> Rotation:
         """Return the rotation of the tokens from `start` to `stop`."""
 
+    def take(self, tokens: Tensor) -> Rotation:
+        """Return the rotation of the tokens of these indices, (n,)."""
+
 
 class PairRotation(NamedTuple):
     """Rotates pairs of channels by the angle of their token.
@@ -50,6 +53,10 @@ class PairRotation(NamedTuple):
     def part(self, start: int, stop: int) -> PairRotation:
         """Return the rotation of the tokens from `start` to `stop`."""
         return self._replace(table=self.table[..., start:stop, :])
+
+    def take(self, tokens: Tensor) -> PairRotation:
+        """Return the rotation of the tokens of these indices, (n,)."""
+        return self._replace(table=self.table[..., tokens.to(self.table.device), :])
 
 
 class BlockRotation(NamedTuple):
@@ -79,6 +86,10 @@ class BlockRotation(NamedTuple):
         """Return the rotation of the tokens from `start` to `stop`."""
         return self._replace(matrices=self.matrices[:, start:stop])
 
+    def take(self, tokens: Tensor) -> BlockRotation:
+        """Return the rotation of the tokens of these indices, (n,)."""
+        return self._replace(matrices=self.matrices[:, tokens.to(self.matrices.device)])
+
 
 class PolarRotation(NamedTuple):
     r"""Takes softplus of each channel as a magnitude, and its angle from the position only.
@@ -104,6 +115,11 @@ class PolarRotation(NamedTuple):
     def part(self, start: int, stop: int) -> PolarRotation:
         """Return the rotation of the tokens from `start` to `stop`."""
         return PolarRotation(self.queries[start:stop], self.keys[:, start:stop])
+
+    def take(self, tokens: Tensor) -> PolarRotation:
+        """Return the rotation of the tokens of these indices, (n,)."""
+        index = tokens.to(self.keys.device)
+        return PolarRotation(self.queries[index], self.keys[:, index])
 
 
 def _polar(x: Tensor, table: Tensor) -> Tensor:

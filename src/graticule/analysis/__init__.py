@@ -1,7 +1,12 @@
 """Analyses of the position information in a model: correlations, attention, equivariance, and their figures."""
 
-from graticule.analysis.attention import AttentionMap, attention_maps, save_attention
+from graticule.analysis.any_view import view_of
+from graticule.analysis.attention import attention_maps
+from graticule.analysis.attention_map import AttentionMap, save_attention
 from graticule.analysis.attention_sheet import attention_sheet
+from graticule.analysis.audit import Audit, audit
+from graticule.analysis.audit_page import audit_json, audit_page
+from graticule.analysis.backbone_view import BackboneView
 from graticule.analysis.bias import BiasMaps, bias_maps
 from graticule.analysis.bias_map_sheet import bias_map_sheet
 from graticule.analysis.convergence import convergence_plot
@@ -12,6 +17,7 @@ from graticule.analysis.correlation import (
     position_correlations,
     two_dimensionality,
 )
+from graticule.analysis.effect import Effect
 from graticule.analysis.equivariance import Translation, translation_error, whole_patches
 from graticule.analysis.length_plots import length_plot
 from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
@@ -24,19 +30,35 @@ from graticule.analysis.plots import (
     save_figure,
     translation_plot,
 )
+from graticule.analysis.probe import Eraser, PositionSums, Probe
 from graticule.analysis.report import Report
+from graticule.analysis.rotary_similarity import rotary_similarity
 from graticule.analysis.score_plot import score_plot
+from graticule.analysis.timm_view import TimmView
+from graticule.analysis.view import ModelView, Unavailable
 
 __all__ = [
     "AttentionMap",
+    "Audit",
+    "BackboneView",
     "BiasMaps",
     "Correlations",
+    "Effect",
+    "Eraser",
     "MixingMap",
     "MixingParts",
+    "ModelView",
+    "PositionSums",
+    "Probe",
     "Report",
+    "TimmView",
     "Translation",
+    "Unavailable",
     "attention_maps",
     "attention_sheet",
+    "audit",
+    "audit_json",
+    "audit_page",
     "bias_map_sheet",
     "bias_maps",
     "bias_sheet",
@@ -54,6 +76,7 @@ __all__ = [
     "parts_sheet",
     "position_correlations",
     "resolution_plot",
+    "rotary_similarity",
     "save_attention",
     "save_figure",
     "save_mixing",
@@ -62,5 +85,6 @@ __all__ = [
     "translation_error",
     "translation_plot",
     "two_dimensionality",
+    "view_of",
     "whole_patches",
 ]

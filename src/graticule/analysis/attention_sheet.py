@@ -10,7 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from graticule.analysis.attention import AttentionMap
+from graticule.analysis.attention_map import AttentionMap
 from graticule.analysis.plots import SIMILARITY
 
 #: Weights above this quantile of a row of the sheet are drawn in the last colour: a few peaks would darken the rest.

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from graticule.backbones import Backbone
+from graticule.analysis.any_view import view_of
 from graticule.checks import checked
 from graticule.files import write_bytes
 from graticule.grid import Grid
@@ -124,7 +124,6 @@ class Translation:
         return write_bytes(path, buffer.getvalue())
 
 
-@torch.no_grad()
 @checked
 def translation_error(
     model: nn.Module, images: Tensor, shifts: Sequence[Shift] = SHIFTS, border: int = 1
@@ -141,7 +140,8 @@ def translation_error(
     Reference: CPVT (Chu et al., 2023), appendix A, which argues it and measures nothing.
 
     Args:
-        model: one of our backbones; it is left as it is, and measured in evaluation mode.
+        model: one of our backbones, or another model whose blocks are found by structure, as timm's; it is left as it
+            is, and measured in evaluation mode.
         images: (B, C, height, width), real ones; at least two, for their spread. Sides are multiples of the model's
             coarsest patch.
         shifts: (down, right), in patches of the model's coarsest grid; negative goes the other way.
@@ -151,50 +151,46 @@ def translation_error(
         ValueError: if `images` are not at least two, their sides are not whole patches, a shift moves nothing, or a
             size does not fit the model.
     """
-    if not isinstance(model, Backbone):
-        raise ValueError(f"`model` must be one of our backbones, got {type(model).__name__}.")
     if images.ndim != 4 or len(images) < 2:
         raise ValueError(f"`images` must be (B, C, height, width) with B at least 2, got {tuple(images.shape)}.")
     if not shifts:
         raise ValueError("`shifts` must be at least one, got none.")
     if border < 0:
         raise ValueError(f"`border` must not be negative, got {border}.")
-    coarsest = whole_patches(model, (images.shape[-2], images.shape[-1]))
+    view = view_of(model, (images.shape[-2], images.shape[-1]))
+    coarsest = whole_patches(model, view.img_size)
     for shift in shifts:
         if not shift[0] % coarsest.height and not shift[1] % coarsest.width:
             raise ValueError(
                 f"`shifts` must move the image, got {shift} on a grid of {coarsest.height} x {coarsest.width}."
             )
-    height, width = model.coarsest_patch
-    training = model.training
-    model.eval()
-    try:
-        before, logits = _run(model, images)
-        sums: list[Array] = [np.zeros((max(grid.shape) + 1) // 2) for _, grid in before]
-        counts: list[Array] = [np.zeros_like(total) for total in sums]
-        prefix = np.zeros(len(before))
-        change, flips = 0.0, 0.0
-        for shift in shifts:
-            down, right = (move % side for move, side in zip(shift, coarsest.shape, strict=True))
-            rolled = images.roll((down * height, right * width), (-2, -1))
-            after, moved = _run(model, rolled)
-            for layer, ((old, grid), (new, _)) in enumerate(zip(before, after, strict=True)):
-                step = down * grid.height // coarsest.height, right * grid.width // coarsest.width
-                errors = (grid.to_map(new) - grid.to_map(old).roll(step, (-2, -1))).double().square().sum(1)
-                spread = _spread(grid.split(old)[1].flatten(0, 1))
-                edge = _edges(grid, step)
-                for distance in range(len(sums[layer])):
-                    chosen = errors[:, edge == distance]
-                    sums[layer][distance] += float(chosen.mean(0).sum() / spread)
-                    counts[layer][distance] += chosen.shape[1]
-                if grid.prefix:
-                    still, now = grid.split(old)[0].flatten(1), grid.split(new)[0].flatten(1)
-                    prefix[layer] += float((now - still).double().square().sum(1).mean() / _spread(still))
-            if logits is not None and moved is not None:
-                change += float((moved - logits).double().square().sum(1).mean() / _spread(logits))
-                flips += float((moved.argmax(1) != logits.argmax(1)).double().mean())
-    finally:
-        model.train(training)
+    height, width = view.coarsest_patch
+    first = view.run(images)
+    before, logits = first.layers, first.logits
+    sums: list[Array] = [np.zeros((max(grid.shape) + 1) // 2) for _, grid in before]
+    counts: list[Array] = [np.zeros_like(total) for total in sums]
+    prefix = np.zeros(len(before))
+    change, flips = 0.0, 0.0
+    for shift in shifts:
+        down, right = (move % side for move, side in zip(shift, coarsest.shape, strict=True))
+        rolled = images.roll((down * height, right * width), (-2, -1))
+        second = view.run(rolled)
+        after, moved = second.layers, second.logits
+        for layer, ((old, grid), (new, _)) in enumerate(zip(before, after, strict=True)):
+            step = down * grid.height // coarsest.height, right * grid.width // coarsest.width
+            errors = (grid.to_map(new) - grid.to_map(old).roll(step, (-2, -1))).double().square().sum(1)
+            spread = _spread(grid.split(old)[1].flatten(0, 1))
+            edge = _edges(grid, step)
+            for distance in range(len(sums[layer])):
+                chosen = errors[:, edge == distance]
+                sums[layer][distance] += float(chosen.mean(0).sum() / spread)
+                counts[layer][distance] += chosen.shape[1]
+            if grid.prefix:
+                still, now = grid.split(old)[0].flatten(1), grid.split(new)[0].flatten(1)
+                prefix[layer] += float((now - still).double().square().sum(1).mean() / _spread(still))
+        if logits is not None and moved is not None:
+            change += float((moved - logits).double().square().sum(1).mean() / _spread(logits))
+            flips += float((moved.argmax(1) != logits.argmax(1)).double().mean())
     found = [np.nan if not grid.prefix else value for (_, grid), value in zip(before, prefix, strict=True)]
     none = logits is None
     return Translation(
@@ -216,21 +212,13 @@ def whole_patches(model: nn.Module, image: tuple[int, int]) -> Grid:
     Raises:
         ValueError: if a side is not a multiple of the coarsest patch, so that the model would pad or cut it.
     """
-    if not isinstance(model, Backbone):
-        raise ValueError(f"`model` must be one of our backbones, got {type(model).__name__}.")
-    patch = model.coarsest_patch
+    patch = view_of(model, image).coarsest_patch
     if image[0] % patch[0] or image[1] % patch[1]:
         raise ValueError(
             f"`img_size` must be a multiple of the coarsest patch of {type(model).__name__}, {patch[0]} x {patch[1]} "
             f"pixels, to be shifted by whole patches, got {image[0]} x {image[1]}."
         )
     return Grid(image[0] // patch[0], image[1] // patch[1])
-
-
-def _run(model: Backbone, images: Tensor) -> tuple[list[tuple[Tensor, Grid]], Tensor | None]:
-    """Return the tokens and the grid of every layer, and the logits."""
-    layers = list(model.each_layer(images))
-    return layers, model.forward_head(model.norm(layers[-1][0])) if model.num_classes else None
 
 
 def _spread(features: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from graticule.checks import parse_sizes
+from graticule.commands.opening import TIMM, module_of_file
 from graticule.commands.options import parse, print_written
 from graticule.names import known_name
 
@@ -112,11 +112,12 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
     """Return a title and the model that `target` names."""
     file, colon, name = target.rpartition(":")
     if colon and file.endswith(".py"):
-        return target, _of_file(file, name)
+        return target, module_of_file(file, name)
     import timm
 
     from graticule.backbones import create_model, list_models
 
+    target = target.removeprefix(TIMM)
     if not timm.is_model(target):
         known_name("MODEL", target, [*list_models(), *timm.list_models()])
         return target, create_model(target)
@@ -143,28 +144,3 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
         shown = ", ".join(f"{key} {value}" for key, value in shape.items())
         return f"{target}, random weights{', ' * bool(shown)}{shown}", model
     raise ValueError(f"`target` must be a model that can be built without arguments, got {target!r}.")
-
-
-def _of_file(file: str, name: str) -> nn.Module:
-    from torch import nn
-
-    from graticule.plugins import load_plugin
-
-    module = load_plugin(file)
-    known = [one for one in vars(module) if not one.startswith("_")]
-    given = getattr(module, known_name("NAME", name, known))
-    if not isinstance(given, nn.Module):
-        if not callable(given):
-            raise ValueError(f"`{name}` of {file} must be a module or a function that builds one, got {given!r}.")
-        missing = [
-            key
-            for key, one in inspect.signature(given).parameters.items()
-            if one.default is one.empty
-            and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        ]
-        if missing:
-            raise ValueError(f"`{name}` of {file} must need no arguments, got {', '.join(missing)}.")
-        given = given()
-    if not isinstance(given, nn.Module):
-        raise ValueError(f"`{name}` of {file} must return a torch.nn.Module, got {type(given).__name__}.")
-    return given

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import tyro
 
+from graticule.checks import printable
+from graticule.commands.opening import NamedModels, check_targets, open_model
 from graticule.commands.options import (
-    open_runs,
     output_folder,
     parse,
     parse_checkpoint,
@@ -19,11 +20,11 @@ from graticule.commands.options import (
 
 
 @dataclass
-class Correlations:
-    """Draw the position correlations of every layer (LaPE, Eq. 12) and the bias of every head, with numbers."""
+class Correlations(NamedModels):
+    """Draw the position correlations of every layer (LaPE, Eq. 12), rotations, and the bias of every head."""
 
-    run: tyro.conf.Positional[Path]
-    """run folder"""
+    model: tyro.conf.Positional[str]
+    """run folder, file of weights, name of a model, or timm:NAME"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
     checkpoint: str = "best"
@@ -35,40 +36,38 @@ class Correlations:
 
 
 def run(arguments: list[str]) -> int:
-    """Draw the position correlations of every layer of a run, the bias of every head, or both."""
+    """Draw the position maps of a model: correlations of every layer, rotations, and the bias of every head."""
     options = parse(Correlations, "correlations", arguments)
-    (run,) = open_runs([options.run], "correlations")
-    from graticule.analysis import bias_map_sheet, bias_maps, correlation_sheet, position_correlations, save_figure
-    from graticule.encodings import AbsoluteEncoding
+    check_targets([options.model], options, "correlations")
+    opened = open_model(options.model, options, parse_checkpoint(options.checkpoint))
+    from graticule.analysis import bias_map_sheet, correlation_sheet, save_figure
+    from graticule.analysis.position_maps import position_maps
 
-    recipe = run.recipe()
-    model = run.model(checkpoint=parse_checkpoint(options.checkpoint))
     size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
-    title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
-    folder = output_folder(options.output, run.folder)
-    stages = range(len(getattr(model, "depths", (1,))))
+    folder = output_folder(options.output, opened.folder)
     # everything is computed before anything is written
-    biases = {stage: maps for stage in stages if (maps := bias_maps(model, size, stage)) is not None}
-    tables = any(isinstance(module, AbsoluteEncoding) for module in model.modules())
-    drawn = stages if tables or not biases else ()
-    correlations = {stage: position_correlations(model, size, stage, options.untrained) for stage in drawn}
+    stages = position_maps(opened.model, size, options.untrained)
+    title = opened.title if opened.run is not None else printable(opened.target)
     written: list[Path] = []
-    for stage in stages:
-        suffix, of = ("", "") if len(stages) == 1 else (f"-stage{stage + 1}", f", stage {stage + 1}")
-        if stage in correlations:
-            found = correlations[stage]
+    for number, maps in enumerate(stages, start=1):
+        suffix, of = ("", "") if len(stages) == 1 else (f"-stage{number}", f", stage {number}")
+        if (found := maps.correlations) is not None:
             if of:
-                print(f"stage {stage + 1}, {found.grid.height} x {found.grid.width} tokens")
+                print(f"stage {number}, {found.grid.height} x {found.grid.width} tokens")
             _print(found.summary())
             print(found.verdict)
             written.append(save_figure(correlation_sheet(found, title + of), folder / f"correlations{suffix}.png"))
             written.append(found.save(folder / f"correlations{suffix}.npz"))
-        if stage in biases:
-            maps = biases[stage]
-            print(f"bias{of} on {maps.grid.height} x {maps.grid.width} {maps.unit}, from head to head")
-            _print(maps.summary())
-            written.append(save_figure(bias_map_sheet(maps, title + of), folder / f"bias{suffix}.png"))
-            written.append(maps.save(folder / f"bias{suffix}.npz"))
+        if (rotary := maps.rotary) is not None:
+            print(f"similarity under rotation alone{of}, mean over heads")
+            _print(rotary.summary())
+            written.append(save_figure(correlation_sheet(rotary, title + of), folder / f"rotary{suffix}.png"))
+            written.append(rotary.save(folder / f"rotary{suffix}.npz"))
+        if (biases := maps.biases) is not None:
+            print(f"bias{of} on {biases.grid.height} x {biases.grid.width} {biases.unit}, from head to head")
+            _print(biases.summary())
+            written.append(save_figure(bias_map_sheet(biases, title + of), folder / f"bias{suffix}.png"))
+            written.append(biases.save(folder / f"bias{suffix}.npz"))
     print_written(*written)
     return 0
 

@@ -10,74 +10,73 @@ from typing import Any
 import tyro
 
 from graticule.commands.kinds import check_task_options
+from graticule.commands.opening import NamedData, Opened, check_targets, labels_of, open_model, test_data, test_task
 from graticule.commands.options import (
     choose_device,
-    open_runs,
     output_folder,
     parse,
     parse_checkpoint,
     print_table,
     print_written,
-    run_labels,
 )
 
 
 @dataclass
-class Evaluate:
-    """Scores of runs on the held-out data: image classifiers at several sizes, language models at several lengths.
+class Evaluate(NamedData):
+    """Scores of models on held-out data: image classifiers at several sizes, language models at several lengths.
 
     One table, and a plot of the difference from the size or length of the training.
     """
 
-    runs: tyro.conf.Positional[list[Path]]
-    """run folders, all of one task"""
+    models: tyro.conf.Positional[list[str]]
+    """runs, files of weights, names of models or timm:NAME, all of one task; names are of image classifiers"""
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
-    """folder for the table and the plot (default: the first run's)"""
+    """folder for the table and the plot (default: the first run's, or this one)"""
 
 
 def run(arguments: list[str]) -> int:
     """Score runs on the held-out data, as their task says."""
     options = parse(_with_task_options(), "evaluate", arguments)
-    runs = open_runs(options.runs, "evaluate")
+    check_targets(options.models, options, "evaluate")
     from graticule.files import write_json
     from graticule.training import Evaluated, list_tasks
 
     checkpoint = parse_checkpoint(options.checkpoint)
-    tasks = [run.task() for run in runs]
+    device = choose_device(options.device)
+    opened = [open_model(target, options, checkpoint) for target in options.models]
+    tasks = [test_task(one) for one in opened]
     name = tasks[0].recipe.task
-    if others := [run for run, task in zip(runs, tasks, strict=True) if task.recipe.task != name]:
-        raise ValueError(
-            f"`runs` must be all of one task, got {runs[0].folder}, which is of {name}, and {others[0].folder}, which "
-            f"is of {others[0].recipe().task}: evaluate them separately."
-        )
+    for one, task in zip(opened, tasks, strict=True):
+        if task.recipe.task != name:
+            raise ValueError(
+                f"`models` must be all of one task, got {opened[0].target}, which is of {name}, and {one.target}, "
+                f"which is of {task.recipe.task}: evaluate them separately."
+            )
     kind = list_tasks()[name].evaluation
     common = {field.name for field in dataclasses.fields(Evaluate)}
     given = {field.name: field for field in dataclasses.fields(options) if field.name not in common}
     changed = {key: getattr(options, key) for key in given}
     check_task_options(name, **{key: value for key, value in changed.items() if value != _default(given[key])})
     evaluation = kind(**{field.name: changed[field.name] for field in dataclasses.fields(kind)})
-    device = choose_device(options.device)
-    folder = output_folder(options.output, runs[0].folder)
+    folder = output_folder(options.output, opened[0].folder)
     loaded = []
-    for run, task in zip(runs, tasks, strict=True):  # every mistake is found before the first example is read
-        data = run.data()
-        model = run.model(data, checkpoint)
-        evaluation.check(task, model, data)
-        loaded.append((run, task, model, data))
-    evaluated = [
-        Evaluated(
-            label,
-            str(run.folder),
-            task.recipe,
-            evaluation.scores(task, model, data, device=device),
-            run.result()[f"{checkpoint}_{task.metric.key}"] if run.finished else None,
-        )
-        for label, (run, task, model, data) in zip(run_labels(runs), loaded, strict=True)
-    ]
+    for one, task in zip(opened, tasks, strict=True):  # every mistake is found before the first example is read
+        data = test_data(one, options)
+        if not getattr(data, "labelled", True):
+            raise ValueError(
+                f"`data` must have one folder for each of the {one.model.num_classes} classes of {one.target}, got "
+                f"{options.data!r}, whose folders are others."
+            )
+        evaluation.check(task, one.model, data)
+        loaded.append((one, task, data))
+    evaluated = []
+    for label, (one, task, data) in zip(labels_of(opened), loaded, strict=True):
+        scores = evaluation.scores(task, one.model, data, device=device)
+        evaluated.append(Evaluated(label, one.target, task.recipe, scores, _measured(one, task, checkpoint)))
     table = evaluation.table(tasks[0].metric, evaluated)
     print_table(table.columns, table.rows)
     for note in table.notes:
@@ -90,6 +89,14 @@ def run(arguments: list[str]) -> int:
         written.append(save_figure(figure, folder / "evaluation.png"))
     print_written(*written)
     return 0
+
+
+def _measured(opened: Opened, task: Any, checkpoint: str) -> float | None:
+    """Return the score of a finished run that was measured in training."""
+    if opened.run is None or not opened.run.finished or Path(opened.target) != opened.run.folder:
+        return None
+    measured: float = opened.run.result()[f"{checkpoint}_{task.metric.key}"]
+    return measured
 
 
 def _with_task_options() -> type:

@@ -9,29 +9,27 @@ from pathlib import Path
 import tyro
 
 from graticule.checks import printable
-from graticule.commands.kinds import check_on_images
+from graticule.commands.opening import NamedData, check_inputs, check_targets, labels_of, open_model, size_of, test_data
 from graticule.commands.options import (
     choose_device,
-    open_runs,
     output_folder,
     parse,
     parse_checkpoint,
     parse_sizes,
     print_table,
     print_written,
-    run_labels,
 )
 
 
 @dataclass
-class Translation:
+class Translation(NamedData):
     """Measure how far each layer is from translation equivariance, and the logits from invariance.
 
-    Test images are shifted by whole patches. There is one table per run, and one figure of all runs.
+    Test images are shifted by whole patches. There is one table per model, and one figure of all.
     """
 
-    runs: tyro.conf.Positional[list[Path]]
-    """run folders"""
+    models: tyro.conf.Positional[list[str]]
+    """runs, files of weights, names of models or timm:NAME"""
     images: int | None = None
     """number of test images, evenly spaced through all (default: 128, or all if there are fewer)"""
     shifts: list[str] = dataclasses.field(default_factory=lambda: ["1x0", "0x1", "1x1"])
@@ -39,49 +37,49 @@ class Translation:
     border: int = 1
     """tokens closer to an edge than this many patches are reported separately"""
     img_size: str | None = None
-    """side in pixels, or HEIGHTxWIDTH, multiples of the coarsest patch (default: the training size)"""
+    """side in pixels, or HEIGHTxWIDTH, multiples of the coarsest patch (default: that of the model)"""
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
-    """folder for the numbers and the figure (default: the first run's)"""
+    """folder for the numbers and the figure (default: the first run's, or this one)"""
 
 
 def run(arguments: list[str]) -> int:
-    """Measure how far every layer of runs is from translation equivariance."""
+    """Measure how far every layer of models is from translation equivariance."""
     options = parse(Translation, "translation", arguments)
-    runs = open_runs(options.runs, "translation")
-    from graticule.analysis import save_figure, translation_error, translation_plot, whole_patches
-    from graticule.tasks import check_sizes
+    check_targets(options.models, options, "translation")
+    from graticule.analysis import save_figure, translation_error, translation_plot, view_of, whole_patches
 
-    check_on_images(runs, "translation")
     shifts = [_shift(text) for text in options.shifts]
     if options.images is not None and options.images < 2:
         raise ValueError(f"`images` must be at least 2, got {options.images}.")
+    checkpoint = parse_checkpoint(options.checkpoint)
+    check_inputs(options.models, "translation")
+    opened = [open_model(target, options, checkpoint) for target in options.models]
     models = []
-    for run in runs:
-        data = run.data()
-        size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else run.recipe().img_size
-        model = run.model(data, parse_checkpoint(options.checkpoint))
-        check_sizes(model, [size])
+    for one in opened:
+        data = test_data(one, options)
+        size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else size_of(one)
+        model = view_of(one.model).sized(size).model
         whole_patches(model, size)
-        models.append((run, data, model, size))
+        models.append((one, data, model, size))
     device = choose_device(options.device)
     found = {}
-    folder = output_folder(options.output, runs[0].folder)
+    folder = output_folder(options.output, opened[0].folder)
     written: list[Path] = []
-    for label, (run, data, model, size) in zip(run_labels(runs), models, strict=True):
+    for label, (one, data, model, size) in zip(labels_of(opened), models, strict=True):
         images = data.spread_test_images(size, options.images or min(128, data.num_test))[0].to(device)
-        one = translation_error(model.to(device), images, shifts, options.border)
-        found[label] = one
-        columns, *rows = one.summary()
-        shown = printable(str(run.folder))
-        print(f"{shown}: {one.images} images of {size[0]}x{size[1]}, shifts {', '.join(options.shifts)}")
+        measured = translation_error(model.to(device), images, shifts, options.border)
+        found[label] = measured
+        columns, *rows = measured.summary()
+        shown = printable(one.target)
+        print(f"{shown}: {measured.images} images of {size[0]}x{size[1]}, shifts {', '.join(options.shifts)}")
         print_table(columns, rows)
-        print(f"{one.verdict()}\n")
-        name = "translation.npz" if len(runs) == 1 else f"translation-{len(written) + 1}.npz"
-        written.append(one.save(folder / name))
+        print(f"{measured.verdict()}\n")
+        name = "translation.npz" if len(opened) == 1 else f"translation-{len(written) + 1}.npz"
+        written.append(measured.save(folder / name))
     print("0: the layer is equivariant; 1: the shift changes as much as another image does; - : no such token")
     figure = translation_plot(found, "Distance from translation equivariance")
     print_written(*written, save_figure(figure, folder / "translation.png"))

@@ -14,6 +14,8 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 from tqdm.auto import tqdm
 
+from graticule.analysis import view_of
+from graticule.backbones import Backbone
 from graticule.data import DataModule, Mode
 from graticule.surgery import fold, unfold
 from graticule.training.cost import inference_cost
@@ -39,13 +41,13 @@ class Score:
 
 
 def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
-    """Check that a backbone can be fed images of `sizes` = (height, width), in pixels.
+    """Check that a model can be fed images of `sizes` = (height, width), in pixels.
 
     Raises:
-        ValueError: for a size that is no multiple of the patch.
+        ValueError: for a size that is no multiple of the patch, or that the model refuses.
     """
     for size in sizes:
-        model.grid_at(size)
+        view_of(model).sized(size)
 
 
 def set_windows(model: Any, windows: Sequence[int]) -> None:
@@ -90,7 +92,7 @@ def evaluate(
     scores = []
     try:
         for size in sizes:
-            fold(model, size)
+            sized = _at(model, size).to(device).eval()
             top1 = MulticlassAccuracy(classes, average="micro").to(device)
             top5 = MulticlassAccuracy(classes, average="micro", top_k=5).to(device) if classes > 5 else None
             loss, count, first = 0.0, 0, None
@@ -98,7 +100,7 @@ def evaluate(
             for images, labels in tqdm(batches, f"{size[0]}x{size[1]}", disable=not progress, leave=False):
                 images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
                 first = images if first is None else first
-                logits = model(images)
+                logits = sized(images)
                 loss += F.cross_entropy(logits.float(), labels, reduction="sum").item()
                 count += len(labels)
                 for metric in (top1, top5):
@@ -112,11 +114,16 @@ def evaluate(
                 loss=loss / count,
                 images=count,
             )
-            cost = dataclasses.asdict(inference_cost(model, first)) if measure_cost else {}
+            cost = dataclasses.asdict(inference_cost(sized, first)) if measure_cost else {}
             scores.append(dataclasses.replace(score, **cost))
     finally:
         unfold(model).train(was_training)
     return scores
+
+
+def _at(model: nn.Module, size: tuple[int, int]) -> nn.Module:
+    """Return a backbone of this library folded for a size, or a copy of another model for it."""
+    return fold(model, size) if isinstance(model, Backbone) else view_of(model).sized(size).model
 
 
 def _percent(accuracy: MulticlassAccuracy, count: int) -> float:

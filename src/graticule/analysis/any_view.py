@@ -1,0 +1,29 @@
+"""The view of any model of images."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import nn
+
+from graticule.analysis.backbone_view import BackboneView
+from graticule.analysis.timm_view import TimmView
+from graticule.analysis.view import ModelView, Size
+from graticule.backbones import Backbone, TokenModel
+
+
+def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
+    """Return the view of a backbone of this library, or of another model whose blocks are found by structure.
+
+    Args:
+        model: takes images (B, C, height, width).
+        img_size: (height, width) in pixels; that of the model by default.
+
+    Raises:
+        ValueError: if no blocks are found, or no image size is known.
+    """
+    if isinstance(model, Backbone) or hasattr(model, "each_layer"):
+        return BackboneView(cast("Backbone", model), img_size)
+    if isinstance(model, TokenModel):
+        raise ValueError(f"`model` must take images, got {type(model).__name__}, which takes texts.")
+    return TimmView(model, img_size)

@@ -1,0 +1,96 @@
+"""Attention weights of one layer, and numbers that summarize them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graticule.files import write_bytes
+from graticule.grid import Grid
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The attention weights of one layer: how much every query takes of every key.
+
+    Args:
+        layer: counted from 0 through all stages.
+        weights: (B, heads, N, M), rows summing to 1. Where attention stays within windows, B counts windows.
+        queries: grid of the N queries; with windows, that of a window.
+        keys: grid of the M keys, which may be coarser.
+    """
+
+    layer: int
+    weights: Array
+    queries: Grid
+    keys: Grid
+
+    @property
+    def num_heads(self) -> int:
+        """How many heads."""
+        return len(self.weights[0])
+
+    def patches(self, head: int, image: int = 0) -> Array:
+        """Return the weights between patches alone, (H * W, M'), as they are: rows sum to 1 less the prefix's."""
+        return self.weights[image, head, self.queries.prefix :, self.keys.prefix :]
+
+    def distance(self, head: int, image: int = 0) -> float:
+        """Mean distance from a query patch to what it attends to, in patches of the queries' grid.
+
+        Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021), Figure 7, "attention distance".
+        """
+        weights = self.patches(head, image)
+        return float((weights * self._distances()).sum() / weights.sum())
+
+    def distances(self) -> Array:
+        """Return `distance` of every image and head, (B, heads)."""
+        weights = self.weights[..., self.queries.prefix :, self.keys.prefix :]
+        far = np.einsum("bhnm,nm->bh", weights, self._distances())
+        mean: Array = far / weights.sum((-2, -1))
+        return mean
+
+    def entropies(self) -> Array:
+        r"""Return the mean entropy of the weights of a query patch, for every image and head, (B, heads), in nats.
+
+        .. math:: -\sum_j a_{ij} \log a_{ij}
+
+        It is 0 where a query attends to one key and log M where it attends to all M alike.
+        """
+        weights = self.weights[..., self.queries.prefix :, :]
+        logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+        mean: Array = -(weights * logs).sum(-1).mean(-1)
+        return mean
+
+    def prefix_shares(self) -> Array:
+        """Return the share of the weights of a query patch that prefix tokens get, (B, heads)."""
+        share: Array = self.weights[..., self.queries.prefix :, : self.keys.prefix].sum(-1).mean(-1)
+        return share
+
+    @property
+    def uniform_distance(self) -> float:
+        """`distance` of a head that attends to all patches alike."""
+        return float(self._distances().mean())
+
+    def _distances(self) -> Array:
+        """Return the distance of every key from every query, (H * W, M'), in patches of the queries' grid."""
+        scale = np.array(self.queries.shape) / np.array(self.keys.shape)
+        here = self.queries.coordinates().double().numpy()
+        there = (self.keys.coordinates().double().numpy() + 0.5) * scale - 0.5
+        far: Array = np.linalg.norm(here[:, None] - there[None], axis=-1)
+        return far
+
+
+def save_attention(maps: Sequence[AttentionMap], path: str | Path) -> Path:
+    """Write the weights of `maps` to `path` as .npz, one array per layer from `layer1` on; returns the path."""
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {f"layer{one.layer + 1}": one.weights for one in maps}
+    np.savez_compressed(buffer, **arrays)
+    return write_bytes(path, buffer.getvalue())

@@ -1,0 +1,325 @@
+"""An audit of the position information of a model: what it costs, where it can be read, and what depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from graticule.analysis.any_view import view_of
+from graticule.analysis.attention_map import AttentionMap
+from graticule.analysis.effect import Comparison, Effect, standard_error
+from graticule.analysis.equivariance import Translation, translation_error
+from graticule.analysis.position_maps import StageMaps, position_maps
+from graticule.analysis.position_time import Turns, time_in_turns
+from graticule.analysis.probe import Eraser, PositionSums, Probe
+from graticule.analysis.timm_view import TimmView
+from graticule.analysis.view import ModelView, Pass, Size, Unavailable, evaluating
+from graticule.grid import Grid
+
+Array = NDArray[np.float64]
+T = TypeVar("T")
+
+#: Images that attention weights are computed of, at most: they are many numbers, and differ little between images.
+_ATTENTION, _TRANSLATION = 16, 32
+#: Turns in which forward passes are timed, for batches of so many images.
+_TURNS = {1: 15, 8: 7}
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionSummary:
+    """Where the queries of patches attend to, by layer and head.
+
+    layers: counted from 0.
+    distance: (layers, heads) mean, in patches of the layer's grid or window; NaN where a layer has fewer heads.
+    distance_error: its standard error over images.
+    entropy: in nats, mean over images; `uniform_entropy` is the largest possible, (layers,).
+    prefix: the share that prefix tokens get.
+    uniform: the distance of a head that attends to all patches alike, (layers,).
+    """
+
+    layers: tuple[int, ...]
+    distance: Array
+    distance_error: Array
+    entropy: Array
+    prefix: Array
+    uniform: Array
+    uniform_entropy: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """What was found. Layers are counted from 0, and named from 1 in tables.
+
+    img_size: (height, width) in pixels of the images.
+    images: how many.
+    grids: after each layer.
+    parameters: of the model.
+    position: parameters of each part of the position information.
+    unknown: names of parameters that look like position information and are of no known part.
+    probe_content: of the embedded patches before any position information; None if they were not found.
+    probes: of each layer.
+    effects: of changes of the position, by name.
+    sizes: of other sizes of the images, by size; features are compared with those at `img_size`.
+    accuracy: top-1 in percent, and its standard error; None without labels.
+    times: of forward passes, by batch.
+    translation, attention: None if they are not known.
+    maps: of position information, by stage.
+    unavailable: name of an analysis -> why it was not made.
+    """
+
+    img_size: Size
+    images: int
+    grids: tuple[Grid, ...]
+    parameters: int
+    position: dict[str, int]
+    unknown: list[str]
+    probe_content: Probe | None
+    probes: list[Probe]
+    effects: list[Effect]
+    sizes: dict[Size, Effect]
+    accuracy: tuple[float, float] | None
+    times: list[Turns]
+    translation: Translation | None
+    attention: AttentionSummary | None
+    maps: list[StageMaps]
+    unavailable: dict[str, str] = field(default_factory=dict)
+
+
+def audit(
+    model: nn.Module,
+    images: Mapping[Size, Tensor],
+    img_size: Size | None = None,
+    labels: Tensor | None = None,
+    *,
+    batch_size: int = 16,
+    folds: int = 5,
+    timed: bool = True,
+    progress: bool = True,
+) -> Audit:
+    """Measure what the position information of a model costs, where it can be read, and what depends on it.
+
+    The model is not changed.
+
+    Args:
+        model: one of our backbones, or another model whose blocks are found by structure, as timm's.
+        images: (height, width) -> images (B, C, height, width): those at `img_size`, and the same ones at other sizes.
+        img_size: (height, width) in pixels; that of the model by default.
+        labels: the classes of the images, (B,), in the order of the logits.
+        batch_size: images per forward pass.
+        folds: of the probe's cross-validation.
+        timed: whether forward passes are timed.
+        progress: whether to show a bar.
+
+    Raises:
+        ValueError: if the model, the sizes or the number of images cannot be used.
+    """
+    view = view_of(model, img_size)
+    size = view.img_size
+    if size not in images:
+        raise ValueError(f"`images` must have those of the model's size, {size[0]} x {size[1]}, got others only.")
+    given = images[size]
+    if len(given) < max(folds, 2):
+        raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(given)}.")
+    others: dict[Size, ModelView] = {other: view.sized(other) for other in images if other != size}
+    grids = view.grids(size)
+    unavailable: dict[str, str] = {}
+    changed = _changed_views(view, unavailable)
+    timed_images = sum(3 * batch * turns for batch, turns in _TURNS.items()) if timed else 0
+    further = 4 * min(len(given), _TRANSLATION) + min(len(given), _ATTENTION) + timed_images
+    passes = 2 + len(changed) + 2  # twice the model, and the two edits
+    bar = _Bar(passes * len(given) + further, {other: len(given) for other in others}, size, progress)
+    batches = [slice(start, start + batch_size) for start in range(0, len(given), batch_size)]
+
+    content, sums = _probe_sums(view, given, batches, folds, unavailable, bar)
+    probes = [one.probe() for one in sums]
+    spreads = [one.spread() for one in sums]
+    edits = {
+        "probe's directions removed": [one.eraser() for one in sums],
+        "control's directions removed": [one.eraser(control=True) for one in sums],
+    }
+    comparisons = {name: Comparison(name, spreads) for name in (*changed, *edits)}
+    at_sizes = {other: Comparison(f"{other[0]} x {other[1]}", spreads) for other in others}
+    right: list[Tensor] = []
+    for batch in batches:
+        part = given[batch]
+        known = None if labels is None else labels[batch]
+        before = bar.run("the model", view, part)
+        if known is not None and before.logits is not None:
+            right.append((before.logits.argmax(-1).cpu() == known).double())
+        for name, other_view in changed.items():
+            comparisons[name].add(before, bar.run(name, other_view, part), known)
+        for name, erasers in edits.items():
+            after = bar.run(name, view, part, lambda layer, x, grid, erasers=erasers: _erased(erasers[layer], x, grid))
+            comparisons[name].add(before, after, known)
+        for other, other_view in others.items():
+            at_sizes[other].add(before, bar.run(f"{other[0]} x {other[1]}", other_view, images[other][batch]), known)
+
+    few = given[:_TRANSLATION]
+    translation = bar.step("translation", 4 * len(few), lambda: _translation(view, few, unavailable))
+    some = given[:_ATTENTION]
+    attention = bar.step("attention", len(some), lambda: _attention(view, some, unavailable))
+    times = bar.step("time", timed_images, lambda: _times(view, given, unavailable)) if timed else []
+    bar.close()
+    correct = torch.cat(right).numpy() if right else None
+    try:
+        maps = position_maps(model, size)
+    except ValueError as error:
+        unavailable["position maps"], maps = str(error), []
+    return Audit(
+        img_size=size,
+        images=len(given),
+        grids=tuple(grids),
+        parameters=sum(one.numel() for one in model.parameters()),
+        position=view.position_parameters,
+        unknown=view.unknown_parameters if isinstance(view, TimmView) else [],
+        probe_content=None if content is None else content.probe(),
+        probes=probes,
+        effects=[comparison.effect() for comparison in comparisons.values()],
+        sizes={other: comparison.effect() for other, comparison in at_sizes.items()},
+        accuracy=None if correct is None else (100 * correct.mean(), 100 * correct.std(ddof=1) / len(correct) ** 0.5),
+        times=times,
+        translation=translation,
+        attention=attention,
+        maps=maps,
+        unavailable=unavailable,
+    )
+
+
+class _Bar:
+    """Runs views and shows the progress over all of them, in passes of an image at the size of the model."""
+
+    def __init__(self, passes: int, others: Mapping[Size, int], size: Size, shown: bool) -> None:
+        self.size = size
+        total = passes + sum(count * self._cost(other) for other, count in others.items())
+        self.bar = tqdm(total=round(total), unit="img", disable=not shown)
+
+    def run(self, name: str, view: ModelView, images: Tensor, edit: Callable[..., Tensor] | None = None) -> Pass:
+        """Run a view."""
+        self.bar.set_description(name, refresh=False)
+        found = view.run(images, edit)
+        self.bar.update(round(len(images) * self._cost((images.shape[-2], images.shape[-1]))))
+        return found
+
+    def step(self, name: str, passes: int, work: Callable[[], T]) -> T:
+        """Do work that costs about so many passes."""
+        self.bar.set_description(name)
+        found = work()
+        self.bar.update(passes)
+        return found
+
+    def close(self) -> None:
+        """Close the bar."""
+        self.bar.close()
+
+    def _cost(self, size: Size) -> float:
+        return size[0] * size[1] / (self.size[0] * self.size[1])
+
+
+def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, ModelView]:
+    """Return the views of the model with changed position, by name; what it cannot do is added to `unavailable`."""
+    double = 2 * view.img_size[0], 2 * view.img_size[1]
+    changes: dict[str, Callable[[], ModelView]] = {
+        "position zeroed": view.without_position,
+        "position shuffled": view.shuffled,
+        f"position of {double[0]} x {double[1]}": lambda: view.placed_at(double),
+    }
+    found: dict[str, ModelView] = {}
+    for name, change in changes.items():
+        try:
+            changed = change()
+            changed.grids(changed.img_size)
+            one = next(view.model.parameters())
+            changed.run(one.new_zeros(1, _channels(view), *view.img_size))
+            found[name] = changed
+        except Unavailable as error:
+            unavailable[name] = str(error)
+    return found
+
+
+def _channels(view: ModelView) -> int:
+    first = next((one for one in view.model.modules() if isinstance(one, nn.Conv2d)), None)
+    return int(getattr(view.model, "in_chans", 0)) or (3 if first is None else first.in_channels)
+
+
+def _probe_sums(
+    view: ModelView, images: Tensor, batches: Sequence[slice], folds: int, unavailable: dict[str, str], bar: _Bar
+) -> tuple[PositionSums | None, list[PositionSums]]:
+    """Return the sums of the probes of the embedded patches and of each layer."""
+    content: PositionSums | None = None
+    sums: list[PositionSums] = []
+    for batch in batches:
+        try:
+            tokens, grid = view.content(images[batch])
+            content = content or PositionSums(grid, tokens.shape[-1], folds)
+            content.add(tokens)
+        except Unavailable as error:
+            unavailable["probe of the patches"] = str(error)
+        layers = bar.run("probe", view, images[batch]).layers
+        sums = sums or [PositionSums(Grid(*grid.shape), x.shape[-1], folds) for x, grid in layers]
+        for one, (tokens, grid) in zip(sums, layers, strict=True):
+            one.add(grid.split(tokens)[1])
+    return content, sums
+
+
+def _erased(eraser: Eraser, tokens: Tensor, grid: Grid) -> Tensor:
+    prefix, patches = grid.split(tokens)
+    return torch.cat([prefix, eraser(patches)], 1)
+
+
+def _translation(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> Translation | None:
+    try:
+        return translation_error(view.model, images)
+    except ValueError as error:
+        unavailable["translation"] = str(error)
+        return None
+
+
+def _attention(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> AttentionSummary | None:
+    """Summarize the attention weights of a few images, one at a time."""
+    found: list[Array] = []
+    first: list[AttentionMap] = []
+    try:
+        for one in images:
+            maps = view.attention(one[None])
+            first = first or maps
+            found.append(_numbers(maps))
+    except Unavailable as error:
+        unavailable["attention"] = str(error)
+        return None
+    distance, entropy, prefix = np.stack(found, -1)  # (layers, heads, images) each
+    return AttentionSummary(
+        layers=tuple(one.layer for one in first),
+        distance=distance.mean(-1),
+        distance_error=standard_error(distance),
+        entropy=entropy.mean(-1),
+        prefix=prefix.mean(-1),
+        uniform=np.array([one.uniform_distance for one in first]),
+        uniform_entropy=np.log([one.keys.tokens for one in first]),
+    )
+
+
+def _numbers(maps: Sequence[AttentionMap]) -> Array:
+    """Return distance, entropy and share on prefix tokens of each layer and head of an image, (3, layers, heads)."""
+    found = np.full((3, len(maps), max(one.num_heads for one in maps)), np.nan)
+    for layer, one in enumerate(maps):
+        for kind, values in enumerate((one.distances(), one.entropies(), one.prefix_shares())):
+            found[kind, layer, : one.num_heads] = values.mean(0)  # over windows
+    return found
+
+
+def _times(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> list[Turns]:
+    """Time forward passes with position information, without it, and for a backbone folded."""
+    try:
+        variants = view.variants()
+    except Unavailable as error:
+        unavailable["time"] = str(error)
+        return []
+    with evaluating(view.model):
+        return [time_in_turns(variants, images[:batch], turns) for batch, turns in _TURNS.items()]

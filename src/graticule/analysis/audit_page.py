@@ -1,0 +1,342 @@
+"""The page of an audit, and its numbers as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graticule.analysis.audit import AttentionSummary, Audit
+from graticule.analysis.audit_plots import attention_plot, effect_plot, probe_plot
+from graticule.analysis.bias_map_sheet import bias_map_sheet
+from graticule.analysis.correlation import Correlations
+from graticule.analysis.effect import Effect
+from graticule.analysis.plots import correlation_sheet, translation_plot
+from graticule.analysis.position_maps import StageMaps
+from graticule.analysis.probe import Probe
+from graticule.analysis.report import Report
+
+#: Layers whose heads are drawn in a sheet of biases, at most.
+_SHEET_LAYERS = 6
+
+
+def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) -> Report:
+    """Build the page of an audit.
+
+    Args:
+        found: the audit.
+        title: of the page, such as the name of the model.
+        lines: what was done, as rows of the first table.
+    """
+    height, width = found.img_size
+    report = Report(title, f"Position audit: {found.images} images of {height} x {width} pixels")
+    for sentence in findings(found):
+        report.note(sentence)
+    if lines:
+        report.table(("", ""), lines, "What was audited")
+    _cost(report, found)
+    _probe(report, found)
+    _effects(report, found)
+    _sizes(report, found)
+    if found.translation is not None:
+        report.heading("Translation")
+        report.text(
+            "The image is shifted by whole patches; what leaves it on one side comes in on the other. 0: features are "
+            "shifted with it. 1: they change as much as they differ between tokens and images."
+        )
+        figure = translation_plot({title: found.translation})
+        report.figure(figure, "Difference after a shift, by layer", "Lines of the difference after a shift by layer")
+        columns, *rows = found.translation.summary()
+        report.table(columns, rows, found.translation.verdict())
+    if found.attention is not None:
+        _attention(report, found.attention)
+    _sheets(report, found, title)
+    if found.unavailable:
+        report.heading("Not measured")
+        report.table(("analysis", "reason"), sorted(found.unavailable.items()))
+    return report
+
+
+def findings(found: Audit) -> list[str]:
+    """Return the main findings, one sentence each."""
+    said = []
+    row, column = np.nanmax([one.mean for one in found.probes], axis=0)
+    best = 1 + int(np.argmax([np.nanmean(one.mean) for one in found.probes]))
+    sentence = f"Row and column can be read with R² up to {_number(row)} and {_number(column)}, best in layer {best}"
+    if found.probe_content is not None:
+        content = found.probe_content.mean
+        sentence += f"; from the patches alone with {_number(content[0])} and {_number(content[1])}"
+    said.append(f"{sentence}.")
+    for effect in found.effects:
+        if effect.name in ("position zeroed", "position shuffled"):
+            sentence = f"With the {effect.name}, the features of the last layer change by {effect.mean_change[-1]:.2f} "
+            sentence += "of their spread"
+            if effect.same is not None:
+                sentence += f" and {100 * effect.same.mean():.0f} % of the images keep their top-1"
+            if effect.accuracy is not None:
+                sentence += f"; accuracy {_signed(effect.accuracy)} points"
+            said.append(f"{sentence}.")
+    if found.times:
+        one = found.times[-1]
+        if "without" in one.seconds:
+            median, low, high = one.share("computed", "without")
+            said.append(
+                f"Position takes {100 * median:.1f} % of a forward pass of {one.batch} images (quartiles "
+                f"{100 * low:.1f} to {100 * high:.1f} %)."
+            )
+    return said
+
+
+def audit_json(found: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all numbers of an audit as plain values; `about` is what was done."""
+    return {
+        **about,
+        "img_size": list(found.img_size),
+        "images": found.images,
+        "grids": [[grid.height, grid.width, grid.prefix] for grid in found.grids],
+        "parameters": found.parameters,
+        "position_parameters": found.position,
+        "unknown_parameters": found.unknown,
+        "seconds": [
+            {"batch": one.batch, **{name: _plain(values) for name, values in one.seconds.items()}}
+            for one in found.times
+        ],
+        "accuracy": None if found.accuracy is None else dict(zip(("top1", "error"), found.accuracy, strict=True)),
+        "probe_of_patches": None if found.probe_content is None else _probe_record(found.probe_content),
+        "probes": [_probe_record(one) for one in found.probes],
+        "effects": [_effect_record(one) for one in found.effects],
+        "sizes": [_effect_record(one) for one in found.sizes.values()],
+        "translation": None
+        if found.translation is None
+        else {
+            "inside": _plain(found.translation.inside),
+            "border": _plain(found.translation.at_border),
+            "all_patches": _plain(found.translation.all_patches),
+            "prefix": _plain(found.translation.prefix),
+            "logits": _plain(found.translation.logits),
+            "flips": _plain(found.translation.flips),
+        },
+        "attention": None
+        if found.attention is None
+        else {one.name: _plain(getattr(found.attention, one.name)) for one in dataclasses.fields(AttentionSummary)},
+        "maps": [_map_record(one) for one in found.maps],
+        "unavailable": found.unavailable,
+    }  # fmt: skip
+
+
+def _cost(report: Report, found: Audit) -> None:
+    report.heading("Cost")
+    total = sum(found.position.values())
+    rows = [(kind, f"{count:,}", f"{100 * count / found.parameters:.2f} %") for kind, count in found.position.items()]
+    rows.append(("all position information", f"{total:,}", f"{100 * total / found.parameters:.2f} %"))
+    rows.append(("the model", f"{found.parameters:,}", "100 %"))
+    report.table(("part", "parameters", "share"), rows, "Parameters")
+    if found.unknown:
+        report.note(f"Not counted, and not changed below, as their structure is not known: {', '.join(found.unknown)}.")
+    if found.times:
+        shares: list[tuple[str, ...]] = []
+        for turns in found.times:
+            for name, less, more in (
+                ("computing position information", "folded", "computed"),
+                ("using it", "without", "folded"),
+                ("both", "without", "computed"),
+            ):
+                if less in turns.seconds and more in turns.seconds:
+                    median, low, high = turns.share(more, less)
+                    count = str(len(turns.seconds[more]))
+                    span = f"{100 * low:.1f} to {100 * high:.1f} %"
+                    shares.append((name, str(turns.batch), f"{100 * median:.1f} %", span, count))
+        report.table(
+            ("share of a forward pass", "images", "median", "quartiles", "turns"),
+            shares,
+            "Time on this machine: forward passes with and without position information, in turns. A median below 0 is "
+            "the noise of the machine.",
+        )
+
+
+def _probe(report: Report, found: Audit) -> None:
+    report.heading("Where position can be read")
+    report.text(
+        "A linear map of the features of a patch predicts its row and column. It is fitted by ridge regression, and "
+        "scored on images that were not fitted. R² is 1 where position can be read exactly, and 0 where the features "
+        "say nothing of it; content alone says something, such as sky above and ground below. In the control, the "
+        "labels are shuffled over the patches of each image."
+    )
+    figure = probe_plot(found.probe_content, found.probes)
+    report.figure(figure, "R² by layer; bars are standard errors over folds", "Lines of R² of row and column by layer")
+    whole = [("patches alone", found.probe_content)] if found.probe_content is not None else []
+    rows = []
+    for name, one in [*whole, *((str(layer), one) for layer, one in enumerate(found.probes, start=1))]:
+        assert one is not None
+        cells = [_with_error(one.mean[axis], one.error[axis]) for axis in (0, 1)]
+        controls = [_with_error(one.control_mean[axis], one.control_error[axis]) for axis in (0, 1)]
+        rows.append((name, *cells, *controls))
+    report.table(("layer", "row", "column", "control: row", "control: column"), rows, "R² ± standard error over folds")
+    one = found.probes[-1]
+    if one.examples < 10 * one.channels:
+        report.note(
+            f"{one.examples:,} patches are few for {one.channels} channels: with more images the probe would read more."
+        )
+
+
+def _effects(report: Report, found: Audit) -> None:
+    report.heading("What depends on position")
+    report.text(
+        "The same images are passed through the model with its position information changed. Zeroed: no layer gets "
+        "any. Shuffled: each patch gets the position of another one, the same in all layers. Of a larger size: each "
+        "patch gets the position of the nearest patch of an image of twice the sides; functions of the tokens, such as "
+        "a PEG, stay. Removed: after each layer, what the probe reads is projected out of the features; the control "
+        "removes as many directions that say nothing."
+    )
+    if found.effects:
+        figure = effect_plot(found.effects)
+        caption = "Change of the features by layer; bars are standard errors over images"
+        report.figure(figure, caption, "Lines of the change of the features by layer")
+    columns, rows = _effect_table(found.effects)
+    caption = "Last layer"
+    if found.accuracy is not None:
+        caption += f"; accuracy of the model as it is: {_pair(found.accuracy, 1)} %"
+    report.table(columns, rows, caption)
+
+
+def _sizes(report: Report, found: Audit) -> None:
+    if not found.sizes:
+        return
+    report.heading("Other sizes")
+    report.text(
+        f"Features of the same images at another size, resampled to the grid at {found.img_size[0]} x "
+        f"{found.img_size[1]}, against those at that size."
+    )
+    effects = list(found.sizes.values())
+    report.figure(effect_plot(effects), "Change of the features by layer", "Lines of the change of the features")
+    columns, rows = _effect_table(effects)
+    report.table(("size", *columns[1:]), rows, "Last layer")
+
+
+def _effect_table(effects: Sequence[Effect]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return columns and rows about the last layer and the classes."""
+    columns = ["change", "change of features", "cosine"]
+    if any(one.same is not None for one in effects):
+        columns.append("top-1 as before")
+    if any(one.right is not None for one in effects):
+        columns += ["accuracy (points)", "p (McNemar)"]
+    rows = []
+    for one in effects:
+        row = [one.name, _with_error(one.mean_change[-1], one.change_error[-1]), f"{one.cosine[-1].mean():.3f}"]
+        if one.same is not None:
+            row.append(f"{100 * one.same.mean():.1f} %")
+        if one.accuracy is not None and one.p_value is not None:
+            row += [_signed(one.accuracy), f"{one.p_value:.2g}"]
+        rows.append(tuple(row + ["-"] * (len(columns) - len(row))))
+    return tuple(columns), rows
+
+
+def _attention(report: Report, summary: AttentionSummary) -> None:
+    report.heading("Where attention goes")
+    report.figure(
+        attention_plot(summary),
+        "A dot per head, the line their mean; dotted: a head that attends to all keys alike. Distances are those "
+        "between patches of a layer's grid, or of its windows.",
+        "Three panels with a dot per head and layer: distance, entropy, share on prefix tokens",
+    )
+    rows = []
+    for index, layer in enumerate(summary.layers):
+        values = (summary.distance[index], summary.entropy[index], summary.prefix[index])
+        spans = [f"{np.nanmin(one):.2f} to {np.nanmax(one):.2f}" for one in values]
+        rows.append((str(layer + 1), *spans, f"{summary.uniform[index]:.2f}"))
+    columns = ("layer", "distance (patches)", "entropy (nats)", "share on prefix tokens", "distance if uniform")
+    report.table(columns, rows, "Range over the heads, mean over images")
+
+
+def _sheets(report: Report, found: Audit, title: str) -> None:
+    if not found.maps:
+        return
+    report.heading("Position maps")
+    for number, maps in enumerate(found.maps, start=1):
+        of = f", stage {number}" if len(found.maps) > 1 else ""
+        if maps.correlations is not None:
+            said = f"Position correlations{of}: the cosine of what each layer sees of two positions (LaPE, Eq. 12)"
+            report.figure(correlation_sheet(maps.correlations, title), said, f"Position correlations{of}")
+        if maps.rotary is not None:
+            said = f"Similarity of two positions under the rotation of queries and keys alone, mean over heads{of}"
+            rotary, same = _once(maps.rotary)
+            said += "; the same in all layers that rotate" * same
+            report.figure(correlation_sheet(rotary, title), said, f"Similarity under rotation{of}")
+        if maps.biases is not None:
+            biases, said = maps.biases, f"The bias that each head adds to its attention logits{of}"
+            if len(biases.layers) > _SHEET_LAYERS:
+                chosen = np.linspace(0, len(biases.layers) - 1, _SHEET_LAYERS).round().astype(int)
+                kept = tuple(biases.layers[i] for i in chosen)
+                said += f"; {_SHEET_LAYERS} of {len(biases.layers)} layers"
+                biases = dataclasses.replace(biases, layers=kept, bias=biases.bias[chosen])
+            report.figure(bias_map_sheet(biases, title), said, f"Biases of the heads{of}")
+
+
+def _once(rotary: Correlations) -> tuple[Correlations, bool]:
+    """Return one layer alone if all that rotate are the same, and whether they are."""
+    rotating = [index for index, source in enumerate(rotary.sources) if source is not None]
+    first = rotary.similarity[rotating[0]]
+    if len(rotating) == 1 or any(not np.array_equal(rotary.similarity[index], first) for index in rotating):
+        return rotary, False
+    return dataclasses.replace(rotary, similarity=first[None], sources=(rotary.sources[rotating[0]],)), True
+
+
+def _map_record(maps: StageMaps) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for name, one in (("correlations", maps.correlations), ("rotary", maps.rotary)):
+        if one is not None:
+            uniform = _plain(one.uniform_distance)
+            record[name] = {"sources": list(one.sources), "locality": _plain(one.locality), "uniform": uniform}
+    if maps.biases is not None:
+        biases = maps.biases
+        spread, locality = _plain(biases.spread), _plain(biases.locality)
+        record["biases"] = {"layers": _plain(biases.layers), "spread": spread, "locality": locality}
+    return record
+
+
+def _probe_record(one: Probe) -> dict[str, Any]:
+    fields = ("mean", "error", "control_mean", "control_error", "r2", "control", "examples", "channels")
+    return {name: _plain(getattr(one, name)) for name in fields}
+
+
+def _effect_record(one: Effect) -> dict[str, Any]:
+    accuracy = None if one.accuracy is None else dict(zip(("difference", "error"), one.accuracy, strict=True))
+    return {
+        "name": one.name,
+        "change": _plain(one.mean_change),
+        "change_error": _plain(one.change_error),
+        "cosine": _plain(one.cosine.mean(1)),
+        "same_top1": None if one.same is None else float(one.same.mean()),
+        "accuracy": accuracy,
+        "p_value": one.p_value,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers and arrays as plain values; what is not finite is None."""
+    if isinstance(value, np.ndarray):
+        return [_plain(one) for one in value]
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _number(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value + 0.0:.2f}".replace("-0.00", "0.00")
+
+
+def _with_error(value: float, error: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.3f} ± {error:.3f}"
+
+
+def _pair(pair: tuple[float, float], decimals: int) -> str:
+    return f"{pair[0]:.{decimals}f} ± {pair[1]:.{decimals}f}"
+
+
+def _signed(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:+.1f} ± {pair[1]:.1f}"

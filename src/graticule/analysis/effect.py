@@ -1,0 +1,124 @@
+"""What a change of a model or of its images does to the features of each layer, and to the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+from torch import Tensor
+
+from graticule.analysis.view import Pass
+from graticule.grid import Grid
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Effect:
+    r"""The difference between the features of the same images before and after a change.
+
+    change: relative to the spread of the features, (L, images),
+
+    .. math:: c_l = \sqrt{\frac{\frac{1}{N} \sum_t \|F'_{l, t} - F_{l, t}\|^2}{E\, \|F_l - E F_l\|^2}}
+
+        0 where nothing changes, :math:`\sqrt 2` where the two have nothing to do with each other.
+    cosine: of the features of a token before and after, mean over the tokens, (L, images).
+    same: 1 where the top-1 is as before, (images,); None for a model without a head.
+    right, right_before: 1 where the top-1 is the label, after and before; None without labels.
+    """
+
+    name: str
+    change: Array
+    cosine: Array
+    same: Array | None = None
+    right: Array | None = None
+    right_before: Array | None = None
+
+    @cached_property
+    def mean_change(self) -> Array:
+        """The change of every layer, mean over images, (L,)."""
+        mean: Array = self.change.mean(1)
+        return mean
+
+    @cached_property
+    def change_error(self) -> Array:
+        """The standard error of `mean_change` over images, (L,)."""
+        return standard_error(self.change)
+
+    @property
+    def accuracy(self) -> tuple[float, float] | None:
+        """Top-1 after the change less that before, in percent, and its standard error over images."""
+        if self.right is None or self.right_before is None:
+            return None
+        difference = 100 * (self.right - self.right_before)
+        return float(difference.mean()), float(standard_error(difference))
+
+    @property
+    def p_value(self) -> float | None:
+        """The p value of McNemar's exact test of the accuracies before and after."""
+        if self.right is None or self.right_before is None:
+            return None
+        lost = int(((self.right_before == 1) & (self.right == 0)).sum())
+        won = int(((self.right_before == 0) & (self.right == 1)).sum())
+        return float(binomtest(lost, lost + won).pvalue) if lost + won else 1.0
+
+
+class Comparison:
+    """Collects the effect of one change, batch by batch.
+
+    Args:
+        name: of the change.
+        spreads: the mean square distance of the features of each layer from their mean.
+    """
+
+    def __init__(self, name: str, spreads: Sequence[float]) -> None:
+        self.name = name
+        self.spreads = spreads
+        self.parts: dict[str, list[Tensor]] = {}
+
+    def add(self, before: Pass, after: Pass, labels: Tensor | None = None) -> None:
+        """Add a batch; features on another grid are resampled to that of `before`."""
+        changes, cosines = [], []
+        pairs = zip(before.layers, after.layers, self.spreads, strict=True)
+        for (old, grid), (new, other), spread in pairs:
+            old, new = old.double(), resampled(new.double(), other, grid)
+            squares = (new - old).square().sum(-1).mean(-1)
+            changes.append((squares / max(spread, torch.finfo(torch.float64).tiny)).sqrt())
+            cosines.append(F.cosine_similarity(new, old, dim=-1).mean(-1))
+        found = {"change": torch.stack(changes, 1), "cosine": torch.stack(cosines, 1)}
+        if before.logits is not None and after.logits is not None:
+            first, second = before.logits.argmax(-1), after.logits.argmax(-1)
+            found["same"] = (first == second).double()
+            if labels is not None:
+                there = labels.to(first.device)
+                found["right"], found["right_before"] = (second == there).double(), (first == there).double()
+        for name, value in found.items():
+            self.parts.setdefault(name, []).append(value.cpu())
+
+    def effect(self) -> Effect:
+        """Return the effect on all images."""
+        whole = {name: torch.cat(parts).numpy() for name, parts in self.parts.items()}
+        change, cosine = whole.pop("change"), whole.pop("cosine")
+        return Effect(self.name, change.T, cosine.T, **whole)
+
+
+def resampled(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:
+    """Resample the patches of tokens (B, N, D) to another grid, bilinear with antialias; prefix tokens are kept."""
+    if grid.shape == new.shape:
+        return tokens
+    features = F.interpolate(grid.to_map(tokens), new.shape, mode="bilinear", antialias=True)
+    return torch.cat([grid.split(tokens)[0], new.from_map(features)], 1)
+
+
+def standard_error(values: Array) -> Array:
+    """Return the standard error of the mean over the last axis; NaN for one value."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        count = values.shape[-1]
+        error: Array = values.std(-1, ddof=1) / np.sqrt(count) if count > 1 else np.full(values.shape[:-1], np.nan)
+    return error

@@ -1,0 +1,54 @@
+"""The time that position information takes of a forward pass, measured in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """Seconds of a forward pass of several variants of a model, measured in turns.
+
+    batch: images of a pass.
+    seconds: variant -> seconds of each turn, (turns,).
+    """
+
+    batch: int
+    seconds: Mapping[str, Array]
+
+    def share(self, more: str, less: str) -> tuple[float, float, float]:
+        """Return what of the time of `more` the variant `less` saves: the median over turns, and the quartiles."""
+        saved = 1 - self.seconds[less] / self.seconds[more]
+        low, median, high = np.quantile(saved, (0.25, 0.5, 0.75))
+        return float(median), float(low), float(high)
+
+
+@torch.inference_mode()
+def time_in_turns(variants: Mapping[str, Callable[[Tensor], object]], images: Tensor, turns: int) -> Turns:
+    """Time a forward pass of each variant on `images`, `turns` times in turn, after one that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for forward in variants.values():
+        forward(images)
+    names = list(variants)
+    for turn in range(turns):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            _wait(images.device)
+            start = time.perf_counter()
+            variants[name](images)
+            _wait(images.device)
+            seconds[name].append(time.perf_counter() - start)
+    return Turns(len(images), {name: np.array(each) for name, each in seconds.items()})
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

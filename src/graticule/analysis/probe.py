@@ -1,0 +1,212 @@
+"""A linear probe: how much of the row and the column of a patch can be read from the features of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graticule.grid import Grid
+
+Array = NDArray[np.float64]
+
+#: Penalties of the ridge regression that are tried, as shares of the variance of a feature; all features are scaled to
+#: variance 1. The largest makes the prediction nearly constant, so that nothing is read from features that say nothing.
+RIDGES = (1e-4, 1e-2, 1.0, 100.0)
+#: Below this variance a label, from -1 to 1, is constant.
+_CONSTANT = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """How well a linear map of the features of a layer gives the row and the column of their patch.
+
+    r2: (folds, 2), the share of the variance of row and column that is explained on images that were not fitted; NaN
+        where there is only one row or column.
+    control: (folds, 2), the same for labels that were shuffled over the patches of each image.
+    examples: patches in all.
+    channels: of the features.
+    """
+
+    r2: Array
+    control: Array
+    examples: int
+    channels: int
+
+    @cached_property
+    def mean(self) -> Array:
+        """R2 of row and column, mean over folds, (2,)."""
+        return _mean(self.r2)
+
+    @cached_property
+    def error(self) -> Array:
+        """The standard error of `mean` over folds, (2,)."""
+        return _error(self.r2)
+
+    @cached_property
+    def control_mean(self) -> Array:
+        """R2 of the shuffled labels, mean over folds, (2,)."""
+        return _mean(self.control)
+
+    @cached_property
+    def control_error(self) -> Array:
+        """The standard error of `control_mean` over folds, (2,)."""
+        return _error(self.control)
+
+
+class PositionSums:
+    """Sums over patches from which the probe of one layer is fitted, and its directions removed, in closed form.
+
+    Images are added batch by batch, so features are never held; sums are of float64. Image i is of fold i modulo
+    `folds`.
+
+    Args:
+        grid: where the patches are.
+        channels: D.
+        folds: into how many parts the images are split.
+        seed: decides how the labels of the control are shuffled, which differs from image to image.
+    """
+
+    def __init__(self, grid: Grid, channels: int, folds: int = 5, seed: int = 0) -> None:
+        if folds < 2:
+            raise ValueError(f"`folds` must be at least 2, got {folds}.")
+        self.grid = grid
+        self.labels = labels_of(grid)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.images = 0
+        size = channels + 4  # the features, row and column, and those of the control
+        self.count = torch.zeros(folds, dtype=torch.float64)
+        self.sums = torch.zeros(folds, size, dtype=torch.float64)
+        self.products = torch.zeros(folds, size, size, dtype=torch.float64)
+
+    def add(self, features: Tensor) -> Self:
+        """Add the features (B, H * W, D) of further images."""
+        folds = len(self.count)
+        for one in features.detach().cpu().double():
+            order = torch.randperm(self.grid.patches, generator=self.generator)
+            both = torch.cat([one, self.labels, self.labels[order]], 1)
+            fold = self.images % folds
+            self.count[fold] += len(both)
+            self.sums[fold] += both.sum(0)
+            self.products[fold] += both.T @ both
+            self.images += 1
+        return self
+
+    def probe(self) -> Probe:
+        """Fit on all folds but one, and score on that one; in turn.
+
+        The penalty is chosen for each label on a fold of those that are fitted.
+
+        Raises:
+            ValueError: if there are fewer images than folds.
+        """
+        folds = len(self.count)
+        if self.images < folds:
+            raise ValueError(f"`images` must be at least as many as folds, {folds}, got {self.images}.")
+        scores = torch.empty(folds, 4, dtype=torch.float64)
+        for fold in range(folds):
+            others = [other for other in range(folds) if other != fold]
+            tried = others[fold % len(others)]
+            fitted = [other for other in others if other != tried] or others
+            trials = torch.stack([self._score(fitted, tried, (ridge,) * 4) for ridge in RIDGES])
+            best = [RIDGES[index] for index in trials.nan_to_num(-torch.inf).argmax(0)]
+            scores[fold] = self._score(others, fold, best)
+        r2 = scores.numpy()
+        return Probe(r2[:, :2], r2[:, 2:], int(self.count.sum()), self.sums.shape[1] - 4)
+
+    def _score(self, fitted: Iterable[int], fold: int, ridges: Sequence[float]) -> Tensor:
+        """Return R2 of the four labels on a fold, (4,), fitted on others; NaN for a label that is constant."""
+        mean, covariance = self._moments(fitted)
+        weights = _ridge(covariance, ridges)  # (D, 4)
+        # the mean square error of the fold: from its own second moments about the mean of the fit
+        count, sums, products = self.count[fold], self.sums[fold], self.products[fold]
+        cross = torch.outer(sums, mean)
+        about = (products - cross - cross.T) / count + torch.outer(mean, mean)
+        features, label = about[:-4, :-4], about[:-4, -4:]
+        explained = 2 * (weights * label).sum(0) - (weights * (features @ weights)).sum(0)
+        error = about.diagonal()[-4:] - explained
+        spread = (products.diagonal() / count - (sums / count).square())[-4:]
+        constant = spread <= _CONSTANT
+        return (1 - error / spread.clamp_min(_CONSTANT)).masked_fill(constant, torch.nan)
+
+    def spread(self) -> float:
+        """Return the mean square distance of the features from their mean."""
+        _, covariance = self._moments(range(len(self.count)))
+        return float(covariance.diagonal()[:-4].sum())
+
+    def eraser(self, control: bool = False) -> Eraser:
+        """Return what removes the directions of row and column, or those of the control's labels, from features."""
+        mean, covariance = self._moments(range(len(self.count)))
+        chosen = slice(-2, None) if control else slice(-4, -2)
+        label = covariance[:-4, -4:][:, chosen]  # (D, 2), what of the features goes with row and column
+        kept = covariance.diagonal()[-4:][chosen] > _CONSTANT
+        read, label = _ridge(covariance)[:, chosen][:, kept], label[:, kept]
+        write = label @ torch.linalg.pinv(read.T @ label, hermitian=True) if kept.any() else label
+        return Eraser(mean[:-4], read, write)
+
+    def _moments(self, folds: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """Return mean and covariance of features and labels over some folds."""
+        chosen = list(folds)
+        count = self.count[chosen].sum()
+        mean = self.sums[chosen].sum(0) / count
+        return mean, self.products[chosen].sum(0) / count - torch.outer(mean, mean)
+
+
+@dataclass(frozen=True, eq=False)
+class Eraser:
+    r"""Removes what a linear probe reads from features, and as little else as possible.
+
+    .. math:: x' = x - A (\beta^T A)^{-1} \beta^T (x - \mu)
+
+    with :math:`\beta` the weights of the probe, (D, k), and A the covariance of the features with the labels, (D, k).
+    Afterwards no feature is correlated with a label, so that no linear probe does better than a constant.
+
+    Reference: LEACE (Belrose et al., 2023), Theorem 4.3.
+    """
+
+    mean: Tensor
+    read: Tensor
+    write: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return features (..., D) without the directions, in their own dtype."""
+        x = features.to(torch.float64)
+        mean, read, write = (part.to(x.device) for part in (self.mean, self.read, self.write))
+        return (x - (x - mean) @ read @ write.T).to(features.dtype)
+
+
+def labels_of(grid: Grid) -> Tensor:
+    """Return row and column of each patch, (H * W, 2), from -1 to 1; 0 on an axis of one patch."""
+    sides = torch.tensor(grid.shape, dtype=torch.float64)
+    places = Grid(*grid.shape).coordinates().double()
+    return (2 * places - (sides - 1)) / (sides - 1).clamp_min(1)
+
+
+def _ridge(covariance: Tensor, ridges: Sequence[float] = (RIDGES[0],) * 4) -> Tensor:
+    """Return the weights (D, 4) of the regression of the four labels, with a penalty each."""
+    features, label = covariance[:-4, :-4], covariance[:-4, -4:]
+    scale = features.diagonal().clamp_min(0).sqrt()
+    scale = torch.where(scale > 1e-9 * scale.max(), scale, torch.inf)  # a feature that is constant is not used
+    correlation, moments = features / scale[:, None] / scale, label / scale[:, None]
+    weights = torch.empty_like(label)
+    for ridge in set(ridges):
+        chosen = [index for index, one in enumerate(ridges) if one == ridge]
+        factor = torch.linalg.cholesky(correlation + ridge * torch.eye(len(scale), dtype=torch.float64))
+        weights[:, chosen] = torch.cholesky_solve(moments[:, chosen], factor) / scale[:, None]
+    return weights
+
+
+def _mean(values: Array) -> Array:
+    mean: Array = values.mean(0)
+    return mean
+
+
+def _error(values: Array) -> Array:
+    error: Array = values.std(0, ddof=1) / np.sqrt(len(values))
+    return error

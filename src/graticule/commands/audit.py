@@ -1,0 +1,159 @@
+"""`graticule audit`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from graticule.checks import printable
+from graticule.commands.opening import (
+    NamedModels,
+    Opened,
+    check_inputs,
+    check_targets,
+    open_model,
+    size_of,
+    with_own_data,
+)
+from graticule.commands.options import (
+    choose_device,
+    output_folder,
+    parse,
+    parse_checkpoint,
+    parse_sizes,
+    print_written,
+)
+
+if TYPE_CHECKING:
+    from graticule.analysis import ModelView
+
+#: The other size that is looked at by default, as a multiple of the model's own.
+_OTHER = 1.5
+
+
+@dataclass
+class Audit(NamedModels):
+    """Measure what position information costs, where it can be read, and what depends on it; one page and a JSON file.
+
+    MODEL is a run folder, a file of weights in it, the name of a model of graticule or timm (timm:NAME where both have
+    it), or FILE.py:NAME. It is not changed. The page has parameters and time, position maps, a linear probe of row and
+    column for each layer, the effects of zeroing, shuffling or removing position, other sizes, translation, and where
+    attention goes.
+    """
+
+    model: tyro.conf.Positional[str]
+    """run folder, file of weights, name, timm:NAME, or FILE.py:NAME"""
+    images: Path
+    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
+    count: int = 64
+    """largest number of images, evenly spaced through all"""
+    sizes: list[str] = dataclasses.field(default_factory=list)
+    """other sizes, sides in pixels or HEIGHTxWIDTH (default: about 1.5 times the model's)"""
+    labels: Path | None = None
+    """file of lines path,label with paths relative to the folder of images (default: by the folders of the classes)"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
+    batch_size: int = 16
+    """images per forward pass"""
+    checkpoint: str = "best"
+    """best or last, of a run"""
+    device: str = "auto"
+    """cpu, cuda, ...; auto is a GPU if there is one"""
+    output: Path | None = None
+    """folder for audit.html and audit.json (default: the run's, or this one)"""
+
+
+def run(arguments: list[str]) -> int:
+    """Audit the position information of a model."""
+    options = parse(Audit, "audit", arguments)
+    check_targets([options.model], options, "audit")
+    checkpoint = parse_checkpoint(options.checkpoint)
+    others = parse_sizes(options.sizes)
+    if options.count < 5:
+        raise ValueError(f"`count` must be at least 5, one for each fold of the probe, got {options.count}.")
+    if options.batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1, got {options.batch_size}.")
+    if not options.images.is_dir():
+        raise FileNotFoundError(f"`images` must be a folder, got {str(options.images)!r}, which is not there.")
+    check_inputs([options.model], "audit")
+    opened = open_model(options.model, options, checkpoint)
+    if opened.run is not None:
+        opened = with_own_data(opened)
+    import torch
+
+    from graticule.analysis import audit, audit_json, audit_page, view_of
+    from graticule.data.pictures import Pictures
+    from graticule.files import write_json
+
+    size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else size_of(opened)
+    view = view_of(opened.model).sized(size)
+    if others:
+        for other in others:
+            view.sized(other)
+    else:
+        others = _other_sizes(view)
+    others = [other for other in dict.fromkeys(others) if other != size]
+    device, folder = choose_device(options.device), output_folder(options.output, opened.folder)
+    assert opened.info is not None
+    pictures = Pictures(
+        options.images,
+        opened.info,
+        size,
+        int(getattr(opened.model, "num_classes", 0)),
+        labels=options.labels,
+        count=options.count,
+        augmentation=opened.augmentation,
+    )
+    if pictures.num_test < 5:
+        raise ValueError(f"`images` must have five images at least, got {pictures.num_test} in {options.images}.")
+    chosen = range(pictures.num_test)
+    images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
+    labels = None if pictures.labels is None else torch.from_numpy(pictures.labels)
+    found = audit(view.model.to(device), images, size, labels, batch_size=options.batch_size)
+    about = _about(opened, options, device)
+    folder.mkdir(parents=True, exist_ok=True)
+    page = audit_page(found, opened.title, list(about.items()))
+    written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", audit_json(found, about))]
+    from graticule.analysis.audit_page import findings
+
+    for sentence in findings(found):
+        print(sentence)
+    if labels is None:
+        print(f"no accuracy: the folders in {printable(str(options.images))} are not the classes of the model")
+    print_written(*written)
+    return 0
+
+
+def _other_sizes(view: ModelView) -> list[tuple[int, int]]:
+    """Return the size that is looked at by default; none if the model refuses it."""
+    step = view.coarsest_patch
+    sides = [max(round(_OTHER * side / one), 1) * one for side, one in zip(view.img_size, step, strict=True)]
+    other = sides[0], sides[1]
+    try:
+        view.sized(other)
+    except ValueError:
+        return []
+    return [other]
+
+
+def _about(opened: Opened, options: Any, device: str) -> dict[str, str]:
+    """Return what was done, as the rows of a table."""
+    from datetime import UTC, datetime
+
+    from graticule.training.surroundings import surroundings
+
+    around = surroundings()
+    versions, machine = around["versions"], around["machine"]
+    return {
+        "model": opened.title,
+        "opened from": opened.target,
+        "images": str(options.images),
+        "command": f"graticule audit {opened.target} --images {options.images}",
+        "versions": f"graticule {versions['graticule']}, torch {versions['torch']}, timm {versions['timm']}",
+        "machine": f"{machine['processor']}, {machine['threads']} threads, {device}",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }

@@ -1,0 +1,359 @@
+"""The one door to models: a run, a file of its weights, a name of graticule or timm, or a module in a Python file."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graticule.checks import printable
+from graticule.commands.kinds import check_on_images
+from graticule.names import is_path, known_name
+from graticule.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graticule.data import Augmentation, DataModule, DatasetInfo
+    from graticule.training import Run
+
+#: Before a name: the model of timm, where graticule has one of the same name.
+TIMM = "timm:"
+#: What `weights` is for those of the initialization.
+RANDOM = "random"
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
+
+
+@dataclass(kw_only=True)
+class NamedModels:
+    """The options of models that are given by name."""
+
+    weights: str | None = None
+    """of a model given by name: checkpoint file, or random (default: its published weights, where it has some)"""
+    encoding: str | None = None
+    """of a model of graticule given by name: encoding (default: its own)"""
+    joining: str | None = None
+    """of a model of graticule given by name: joining (default: its own)"""
+
+
+@dataclass(kw_only=True)
+class NamedData(NamedModels):
+    """The options of models that are given by name, with the images that they are looked at with."""
+
+    data: str | None = None
+    """of models that are not runs: folder of images at any depth, or name of a data set; runs have their own"""
+    data_root: Path | None = None
+    """folder of the data set, if `data` is a name"""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model, with what is known of it.
+
+    target: what it was opened from.
+    title: a line about it.
+    model: the model, in evaluation mode.
+    img_size: (height, width) in pixels of its images; None if it says none.
+    info: what its images look like, with the names of its classes if they are known.
+    augmentation: how its images are resized.
+    folder: where results are written by default.
+    run: the run that it is of, if it is of one.
+    own_data: the data of the run.
+    """
+
+    target: str
+    title: str
+    model: nn.Module
+    img_size: tuple[int, int] | None
+    info: DatasetInfo | None
+    augmentation: Augmentation | None
+    folder: Path = field(default_factory=Path)
+    run: Run | None = None
+    own_data: Any = None
+
+
+def check_targets(targets: Sequence[str], options: NamedModels, command: str) -> None:
+    """Check what models are opened from, before PyTorch is imported.
+
+    Raises:
+        ValueError, FileNotFoundError: if there are none or two alike, a path is no run, or options are for names.
+    """
+    if not targets:
+        raise ValueError(f"`models` must be one model or more, got none; see graticule {command} --help.")
+    if len(set(targets)) < len(targets):
+        raise ValueError(f"`models` must differ, got {', '.join(targets)}.")
+    for target in targets:
+        if _is_file(target):
+            if not Path(target).is_file():
+                raise FileNotFoundError(f"`model` must be a file of weights, got {target!r}, which is not there.")
+        elif _is_folder(target):
+            RunFolder.open(target)
+    if not any(is_named(target) for target in targets):
+        for name in ("weights", "encoding", "joining", "data", "data_root"):
+            if (given := getattr(options, name, None)) is not None:
+                raise ValueError(f"`{name}` must be left out with a run, which has its own, got {str(given)!r}.")
+    elif getattr(options, "data", "") is None:
+        named = next(target for target in targets if is_named(target))
+        raise ValueError(
+            f"`data` must be given for {named!r}, which is not the folder of a run: a folder of images, or the name of "
+            "a data set."
+        )
+
+
+def check_inputs(targets: Sequence[str], command: str) -> None:
+    """Check that all runs among what models are opened from are on images.
+
+    Raises:
+        ValueError: for the first that is not, with the commands that take one.
+    """
+    from graticule.training.run import run_of
+
+    runs = [run_of(Path(target)) for target in targets if not is_named(target)]
+    check_on_images([run for run in runs if run is not None], command)
+
+
+def is_named(target: str) -> bool:
+    """Whether a model is given by its name, or as FILE.py:NAME, and not by a run or a file of its weights."""
+    return not (_is_folder(target) or _is_file(target))
+
+
+def open_model(target: str, options: NamedModels | None = None, checkpoint: str = "best") -> Opened:
+    """Open a model.
+
+    Args:
+        target: folder of a run, file of weights in it, name of a model of graticule or timm, `timm:NAME`, or
+            FILE.py:NAME.
+        options: of models that are given by name.
+        checkpoint: best or last, of a run.
+
+    Raises:
+        ValueError, FileNotFoundError: if it cannot be opened.
+    """
+    options = options or NamedModels()
+    if is_named(target):
+        file, colon, name = target.rpartition(":")
+        if colon and file.endswith(".py"):
+            return _described(target, module_of_file(file, name), target)
+        return _by_name(target, options)
+    from graticule.training import load
+    from graticule.training.run import run_of
+
+    path = Path(target)
+    opened: Run | None = run_of(path)
+    if opened is None:
+        raise ValueError(
+            f"`model` must be a run or a file of weights within its folder, got {target!r}, which does not say what "
+            f"model it is for; name the model, as in deit_tiny_patch16_224 --weights {target}"
+        )
+    recipe = opened.recipe()
+    title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
+    in_folder = opened.folder != path
+    model = load(path) if in_folder else opened.model(checkpoint="last" if checkpoint == "last" else "best")
+    size = getattr(recipe, "img_size", None)
+    augmentation = getattr(recipe, "augmentation", None)
+    return Opened(target, title, model, size, None, augmentation, opened.folder, opened)
+
+
+def with_own_data(opened: Opened) -> Opened:
+    """Return an opened run with its data.
+
+    Raises:
+        ValueError, FileNotFoundError: if they are not there, or others.
+    """
+    assert opened.run is not None
+    data = opened.run.data()
+    return replace(opened, own_data=data, info=getattr(data, "info", None))
+
+
+def test_data(opened: Opened, options: NamedData) -> DataModule:
+    """Return the test images that a model is looked at with: the run's own, or those of `options.data`.
+
+    Raises:
+        ValueError, FileNotFoundError: if they are not there, or not of the model's channels.
+    """
+    if opened.run is not None:
+        data: DataModule = opened.own_data or opened.run.data()
+        return data
+    assert options.data is not None and opened.info is not None
+    from graticule.data import DataModule, list_datasets
+
+    size = size_of(opened)
+    if options.data not in list_datasets():
+        if not (is_path(options.data) or Path(options.data).is_dir()):
+            known_name("data", options.data, list_datasets())
+        from graticule.data.pictures import Pictures
+
+        return Pictures(Path(options.data), opened.info, size, _classes(opened.model), augmentation=opened.augmentation)
+    data = DataModule(options.data, root=options.data_root, size=size, augmentation=opened.augmentation)
+    data.setup()
+    if data.info.channels != opened.info.channels:
+        raise ValueError(
+            f"`data` must have images of {opened.info.channels} channels, as {opened.target} takes, got "
+            f"{options.data!r} with {data.info.channels}."
+        )
+    return data
+
+
+def test_task(opened: Opened) -> Any:
+    """Return the task by which a model is scored: that of its run, or classification for a model by name.
+
+    Raises:
+        ValueError: if a model by name has no classes.
+    """
+    if opened.run is not None:
+        return opened.run.task()
+    if not _classes(opened.model):
+        raise ValueError(f"`models` must have classes to be scored, got {opened.target!r}, which has none.")
+    from graticule.tasks import Recipe
+    from graticule.training.task import task_of
+
+    return task_of(Recipe(model=opened.target, img_size=size_of(opened)))
+
+
+def size_of(opened: Opened) -> tuple[int, int]:
+    """Return the (height, width) in pixels of a model's images.
+
+    Raises:
+        ValueError: if it says none.
+    """
+    if opened.img_size is None:
+        raise ValueError(f"`model` must say the size of its images, got {opened.target!r}, which says none.")
+    return opened.img_size
+
+
+def labels_of(opened: Sequence[Opened]) -> list[str]:
+    """Name models by what tells them apart."""
+    from graticule.commands.options import run_labels
+
+    runs = [one.run for one in opened if one.run is not None and Path(one.target) == one.run.folder]
+    names = dict(zip([id(run) for run in runs], run_labels(runs), strict=True)) if runs else {}
+    return [names.get(id(one.run), printable(one.target)) for one in opened]
+
+
+def module_of_file(file: str, name: str) -> nn.Module:
+    """Return the module that is called `name` in a Python file, or that a function of that name builds.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    from torch import nn
+
+    from graticule.plugins import load_plugin
+
+    module = load_plugin(file)
+    known = [one for one in vars(module) if not one.startswith("_")]
+    given = getattr(module, known_name("NAME", name, known))
+    if not isinstance(given, nn.Module):
+        if not callable(given):
+            raise ValueError(f"`{name}` of {file} must be a module or a function that builds one, got {given!r}.")
+        missing = [
+            key
+            for key, one in inspect.signature(given).parameters.items()
+            if one.default is one.empty
+            and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        ]
+        if missing:
+            raise ValueError(f"`{name}` of {file} must need no arguments, got {', '.join(missing)}.")
+        given = given()
+    if not isinstance(given, nn.Module):
+        raise ValueError(f"`{name}` of {file} must return a torch.nn.Module, got {type(given).__name__}.")
+    return given
+
+
+def _by_name(target: str, options: NamedModels) -> Opened:
+    """Build a model that is given by name."""
+    import timm
+
+    from graticule.backbones import create_model, list_models
+    from graticule.checkpoints import load_checkpoint
+
+    chosen = {name: value for name in ("encoding", "joining") if (value := getattr(options, name)) is not None}
+    name = target.removeprefix(TIMM)
+    own = name in list_models() and not target.startswith(TIMM)
+    if not own:
+        if not timm.is_model(name):
+            near = difflib.get_close_matches(name, [*list_models(), *timm.list_models()], n=3)
+            raise ValueError(
+                f"`model` must be the folder of a run, or the name of a model of graticule or timm, got {target!r}, "
+                f"which is neither{'; did you mean ' + ' or '.join(map(repr, near)) + '?' if near else '.'}"
+            )
+        if chosen:
+            raise ValueError(
+                f"`{next(iter(chosen))}` must be left out with {target!r}, a model of timm, which has its own; "
+                "graticule.convert makes a model of graticule of it."
+            )
+    build: Any = create_model if own else timm.create_model
+    model: Any = build(name, **chosen)
+    published = any(model.pretrained_cfg.get(key) for key in ("hf_hub_id", "url", "file")) and not chosen
+    if options.weights is None and published:
+        try:
+            model = build(name, pretrained=True)
+        except (OSError, RuntimeError) as error:  # what the client of the hub raises where it is not reached
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise ValueError(
+                f"`weights` must be given, as the published weights of {name} could not be downloaded "
+                f"({type(error).__name__}: {reason}): a checkpoint file, or random."
+            ) from error
+    elif options.weights in (None, RANDOM):
+        hint = "" if options.weights else "; see --weights"
+        print(f"{name} has the weights of its initialization{hint}", file=sys.stderr)
+    elif own:
+        load_checkpoint(model, options.weights)
+    else:
+        _load_timm(model, name, options.weights)
+    position = "".join(f", {what} {value}" for what, value in chosen.items())
+    weights = "published weights" if options.weights is None and published else options.weights or RANDOM
+    return _described(target, model, f"{target}{position}, weights: {weights}")
+
+
+def _load_timm(model: nn.Module, name: str, path: str) -> None:
+    from graticule.checkpoints import read_state
+
+    state = read_state(path)
+    own = model.state_dict()
+    wrong = [key for key in own if key not in state or state[key].shape != own[key].shape]
+    wrong += [key for key in state if key not in own]
+    if wrong:
+        raise ValueError(
+            f"`weights` must be those of timm's {name}, got {path}, in which {len(wrong)} names or shapes differ, as "
+            f"{printable(wrong[0])}."
+        )
+    model.load_state_dict(state)
+
+
+def _described(target: str, model: nn.Module, title: str) -> Opened:
+    """Return a model with what its configuration says of its images."""
+    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+    from graticule.analysis import view_of
+    from graticule.data import Augmentation, DatasetInfo
+
+    model = model.eval()
+    configured: Any = getattr(model, "pretrained_cfg", None) or {}
+    size = view_of(model).img_size
+    channels = int(getattr(model, "in_chans", 0) or (configured.get("input_size") or (3,))[0])
+    mean, std = (
+        (tuple(configured.get(key) or known) * channels)[:channels]
+        for key, known in (("mean", IMAGENET_DEFAULT_MEAN), ("std", IMAGENET_DEFAULT_STD))
+    )
+    interpolation = configured.get("interpolation")
+    crop = configured.get("crop_pct")
+    given = {"interpolation": interpolation, "crop_pct": crop}
+    augmentation = Augmentation(**{name: value for name, value in given.items() if value})
+    return Opened(target, title, model, size, DatasetInfo("images", (), channels, None, mean, std), augmentation)
+
+
+def _classes(model: nn.Module) -> int:
+    return int(getattr(model, "num_classes", 0))
+
+
+def _is_folder(target: str) -> bool:
+    return not target.rpartition(":")[0].endswith(".py") and (is_path(target) or Path(target).is_dir())
+
+
+def _is_file(target: str) -> bool:
+    return target.endswith(_WEIGHTS) or (Path(target).is_file() and ".py" not in target)

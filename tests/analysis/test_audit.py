@@ -1,0 +1,264 @@
+"""The audit: its numbers in planted cases, the page, and the command on runs and on models by name."""
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+import graticule
+import tiny
+from commands import run_command
+from graticule.analysis import audit, audit_json, audit_page, rotary_similarity, view_of
+from graticule.analysis.position_maps import position_maps
+from graticule.data import DatasetInfo
+from graticule.data.pictures import Pictures
+from graticule.grid import Grid
+
+
+def audited(model, images, size=(32, 32), **kwargs):
+    return audit(model, {size: images}, progress=False, timed=False, **kwargs)
+
+
+def circular(model):
+    """Let the convolutions of a PEG pad by what is on the other side."""
+    for module in model.position.modules():
+        if isinstance(module, nn.Conv2d):
+            module.padding_mode = "circular"
+            side = module.kernel_size[0] // 2
+            module._reversed_padding_repeated_twice = [side] * 4
+    return model
+
+
+@pytest.mark.parametrize("encoding", ["none", "peg"])
+def test_without_padding_no_layer_says_where_it_is(encoding):
+    """Images without position in them: a token model without position, or with one that pads circularly, has R2 0."""
+    model = circular(tiny.draw(tiny.tiny(encoding, depth=2, class_token=False, global_pool="avg")))
+    found = audited(model, tiny.images(batch=60))
+    for probe in (found.probe_content, *found.probes):
+        assert (np.abs(probe.mean) < 0.03).all() and (np.abs(probe.control_mean) < 0.03).all()
+
+
+def test_zero_padding_and_a_table_say_it():
+    peg = audited(tiny.draw(tiny.tiny("peg", depth=2)), tiny.images(batch=60)).probes[-1]
+    table = audited(tiny.draw(tiny.tiny("sinusoidal_2d", depth=2)), tiny.images(batch=60)).probes[0]
+    assert (peg.mean > 0.05).all() and (peg.mean > 3 * peg.error).all()
+    assert (table.mean > 0.5).all() and (np.abs(table.control_mean) < 0.03).all()
+
+
+def test_effects_sizes_costs_and_accuracy_are_all_there():
+    model = tiny.draw(tiny.tiny("learnable", "lape")).eval()
+    images = tiny.images(batch=7)
+    with torch.no_grad():
+        labels = model(images).argmax(-1)
+    labels[0] = (labels[0] + 1) % 5
+    both = {(32, 32): images, (48, 40): tiny.images(48, 40, batch=7)}
+    found = audit(model, both, labels=labels, batch_size=3, progress=False)
+    names = [effect.name for effect in found.effects]
+    assert names == [
+        *("position zeroed", "position shuffled", "position of 64 x 64"),
+        *("probe's directions removed", "control's directions removed"),
+    ]
+    assert found.accuracy[0] == pytest.approx(100 * 6 / 7)
+    assert all(effect.change.shape == effect.cosine.shape == (3, 7) for effect in found.effects)
+    assert all((effect.change > 0).all() for effect in found.effects)
+    assert list(found.sizes) == [(48, 40)] and found.sizes[48, 40].change.shape == (3, 7)
+    assert found.parameters == tiny.count(model) and sum(found.position.values()) == tiny.count(model.position)
+    assert [turns.batch for turns in found.times] == [1, 7]
+    assert set(found.times[0].seconds) == {"computed", "folded", "without"}
+    assert found.translation.images == 7 and not found.unavailable
+    expected = np.stack([one.distances().mean(0) for one in view_of(model).attention(images)])
+    np.testing.assert_allclose(found.attention.distance, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.attention.prefix, _prefix_shares(model, images), rtol=1e-4)
+
+
+def _prefix_shares(model, images):
+    weights = [one.weights for one in view_of(model).attention(images)]
+    return np.stack([layer[:, :, 1:, 0].mean((0, 2)) for layer in weights])
+
+
+def test_attention_that_is_uniform_has_the_largest_entropy_and_the_distance_of_all_pairs():
+    model = tiny.tiny("none")
+    for block in model.blocks:
+        block.attn.qkv.weight.data.zero_()
+        block.attn.qkv.bias.data.zero_()
+    one = view_of(model).attention(tiny.images())[0]
+    np.testing.assert_allclose(one.entropies(), np.log(17), rtol=1e-6)
+    np.testing.assert_allclose(one.distances(), one.uniform_distance, rtol=1e-6)
+    np.testing.assert_allclose(one.prefix_shares(), 1 / 17, rtol=1e-6)
+    assert one.uniform_distance == pytest.approx(float(Grid(4, 4).distances().mean()), rel=1e-6)
+
+
+def test_similarity_under_rotation_is_the_mean_cosine_of_the_angles():
+    model = tiny.tiny("rope", embed_dim=24, num_heads=3)
+    found = rotary_similarity(model, (24, 40))
+    table = model.position(model.grid_at((24, 40)))[0].rotary.table[..., 1:, :].double()
+    sines, cosines = table.chunk(2, -1)
+    angle = torch.atan2(sines, cosines)
+    expected = (angle[:, None] - angle[None]).cos().mean(-1)
+    np.testing.assert_allclose(found.similarity, np.stack([expected.numpy()] * 3), atol=1e-6)
+    assert found.sources == ("rotation",) * 3 and rotary_similarity(tiny.tiny("learnable")) is None
+
+
+def test_maps_of_a_model_of_timm_are_those_of_ours_with_its_weights():
+    kwargs = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
+    theirs = tiny.draw(timm.create_model("vit_tiny_patch16_224", **kwargs))
+    ours = graticule.create_model("vit_tiny_patch16_224", **kwargs)
+    ours.load_state_dict(theirs.state_dict())
+    (a,), (b,) = position_maps(ours), position_maps(theirs)
+    np.testing.assert_allclose(a.correlations.similarity, b.correlations.similarity, atol=1e-12)
+    np.testing.assert_allclose(a.correlations.initial, b.correlations.initial, atol=1e-12)
+    swin = {"img_size": 32, "window_size": 4, "embed_dim": 12, "depths": (2, 1), "num_heads": (1, 2), "num_classes": 5}
+    theirs = tiny.draw(timm.create_model("swin_tiny_patch4_window7_224", **swin))
+    first, second = position_maps(theirs)
+    assert first.biases.layers == ((0,), (1,)) and second.biases.layers == ((2,),)
+    attention = theirs.layers[0].blocks[1].attn
+    np.testing.assert_allclose(first.biases.bias[1], attention._get_rel_pos_bias()[0].detach().numpy(), rtol=1e-6)
+    with pytest.raises(ValueError, match="must have a table, a rotation or a bias of positions"):
+        position_maps(timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=(1,) * 4))
+
+
+class Page(HTMLParser):
+    """Collects what a page refers to."""
+
+    def __init__(self):
+        super().__init__()
+        self.pictures, self.links, self.ids, self.tags = [], [], set(), []
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.tags.append(tag)
+        self.ids |= {given["id"]} if "id" in given else set()
+        if tag == "img":
+            self.pictures.append(given["src"])
+            assert given["alt"]
+        self.links += [
+            given[name] for name in ("href", "src", "for", "aria-labelledby") if name in given and tag != "img"
+        ]
+
+
+def check_page(text):
+    """Check that a page contains everything it shows; returns it."""
+    page = Page()
+    page.feed(text)
+    assert page.pictures and all(one.startswith("data:image/png;base64,") for one in page.pictures)
+    assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
+    assert not {"script", "link", "iframe"} & set(page.tags) and "url(" not in text
+    return page
+
+
+def test_the_page_contains_all_pictures_and_the_numbers_are_plain_values():
+    model = tiny.draw(tiny.tiny("learnable+relative_bias+rope"))
+    both = {(32, 32): tiny.images(batch=6), (48, 48): tiny.images(48, 48, batch=6)}
+    found = audit(model, both, labels=torch.arange(6) % 5, progress=False)
+    text = audit_page(found, "a model <b>", [("model", "a & b")]).html()
+    page = check_page(text)
+    assert len(page.pictures) == 8  # the probe, effects, sizes, translation, attention, three kinds of maps
+    assert "a model &lt;b&gt;" in text and "McNemar" in text
+    numbers = json.loads(json.dumps(audit_json(found, {"model": "m"}), allow_nan=False))
+    assert len(numbers["probes"]) == 3 and len(numbers["effects"]) == 5 and numbers["images"] == 6
+    assert numbers["probes"][0]["mean"] == pytest.approx(found.probes[0].mean.tolist())
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder of ten classes with two images each."""
+    folder = tmp_path_factory.mktemp("pictures")
+    draw = np.random.default_rng(0)
+    for label in range(10):
+        (folder / f"{label}").mkdir()
+        for number in range(2):
+            pixels = draw.integers(0, 255, (40, 36), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{label}" / f"{number}.png")
+    return folder
+
+
+NANO = ["vit_nano_patch4_28", "--weights", "random", "--encoding", "learnable", "--joining", "lape"]
+
+
+def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, pictures, tmp_path):
+    options = ["--images", pictures, "--count", 6, "--sizes", 36, "--output", tmp_path]
+    code, out, err = run_command(capsys, "audit", *NANO, *options)
+    assert code == 0, err
+    assert "Row and column can be read" in out and "With the position zeroed" in out
+    check_page((tmp_path / "audit.html").read_text())
+    found = json.loads((tmp_path / "audit.json").read_text())
+    assert found["images"] == 6 and found["accuracy"] is not None and found["sizes"][0]["name"] == "36 x 36"
+    assert "joining lape" in found["model"]
+
+
+def test_labels_are_those_of_the_folders_or_of_a_file(pictures, tmp_path):
+    info = DatasetInfo("images", (), 1, None, (0.5,), (0.5,))
+    every = Pictures(pictures, info, (28, 28), num_classes=10)
+    assert every.num_test == 20 and every.labels.tolist() == [label for label in range(10) for _ in range(2)]
+    assert Pictures(pictures, info, (28, 28), num_classes=9).labels is None  # the folders are other classes
+    assert Pictures(pictures / "3", info, (28, 28), num_classes=10).labels is None
+    named = dataclasses.replace(info, class_names=tuple("9876543210"))
+    assert Pictures(pictures, named, (28, 28), num_classes=10, count=5).labels.tolist() == [9, 7, 5, 3, 1]
+    paths = [path.relative_to(pictures).as_posix() for path in sorted(pictures.rglob("*.png"))]
+    (tmp_path / "labels.csv").write_text("path,label\n" + "".join(f"{path},{n % 7}\n" for n, path in enumerate(paths)))
+    given = Pictures(pictures, info, (28, 28), num_classes=10, labels=tmp_path / "labels.csv")
+    assert given.labels.tolist() == [n % 7 for n in range(20)]
+    (tmp_path / "labels.csv").write_text(f"{paths[0]},0\n")
+    with pytest.raises(ValueError, match="must have a line for each image, got none for 0/1"):
+        Pictures(pictures, info, (28, 28), num_classes=10, labels=tmp_path / "labels.csv")
+
+
+def test_what_cannot_be_audited_is_named(capsys, pictures, tmp_path):
+    (tmp_path / "few").mkdir()
+    Image.new("L", (28, 28)).save(tmp_path / "few" / "a.png")
+    (tmp_path / "labels.csv").write_text("a.png,10\n")
+    (tmp_path / "w.pth").write_bytes(b"")
+    nano = ["vit_nano_patch4_28", "--weights", "random"]
+    wrong = [
+        (["vit_nano_patch4", "--images", pictures], "which is neither; did you mean 'vit_nano_patch4_28'"),
+        (["timm:vit_tiny_patch16_22", "--images", pictures], "did you mean 'vit_tiny_patch16_224'"),
+        (["./runs/none", "--images", pictures], "`run` must be the folder of a run"),
+        ([tmp_path / "none.pth", "--images", pictures], "`model` must be a file of weights"),
+        ([tmp_path / "w.pth", "--images", pictures], "does not say what model it is for; name the model"),
+        ([*nano, "--images", tmp_path / "none"], "`images` must be a folder"),
+        ([*nano, "--images", tmp_path / "few"], "`images` must have five images at least, got 1"),
+        ([*nano, "--images", pictures, "--count", 4], "`count` must be at least 5"),
+        ([*nano, "--images", pictures, "--sizes", 30], "the nearest sizes are 28 and 32"),
+        ([*nano, "--images", pictures, "--labels", tmp_path / "none.csv"], "none.csv"),
+        ([*nano, "--images", tmp_path / "few", "--labels", tmp_path / "labels.csv"], "labels from 0 to 9"),
+        (["timm:vit_tiny_patch16_224", "--images", pictures, "--joining", "lape"], "`joining` must be left out"),
+    ]
+    for arguments, said in wrong:
+        code, _, err = run_command(capsys, "audit", *arguments, "--output", tmp_path / "out")
+        assert code == 1 and said in err and err.count("graticule: error") == 1, f"{arguments}: {err}"
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_other_looks_take_models_by_name(capsys, pictures, tmp_path):
+    small = tmp_path / "small.py"
+    small.write_text(
+        "import timm\ndef model():\n    return timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8,\n"
+        "        depth=2, embed_dim=24, num_heads=3, num_classes=10)\n"
+    )
+    stock, data = f"{small}:model", ["--data", pictures, "--output", tmp_path / "out"]
+    code, out, err = run_command(capsys, "evaluate", NANO[0], stock, *NANO[1:3], *data, "--sizes", 32, 40)
+    assert code == 0 and out.count("40x40") == 2, err
+    code, out, err = run_command(capsys, "attention", *NANO, *data, "--layers", 1, 2)
+    assert code == 0 and "head 4" in out, err
+    code, out, err = run_command(capsys, "attention", stock, *data, "--layers", 2, "--without-position")
+    assert code == 0 and "without position" in out, err
+    code, out, err = run_command(capsys, "translation", stock, *data, "--images", 4)
+    assert code == 0 and re.search(r"^2 +4x4", out, re.MULTILINE), err
+    code, out, err = run_command(capsys, "correlations", stock, "--output", tmp_path / "out")
+    assert code == 0 and (tmp_path / "out" / "correlations.png").is_file(), err
+    rope = ["vit_nano_patch4_28", "--weights", "random", "--encoding", "rope", "--output", tmp_path / "out"]
+    code, out, err = run_command(capsys, "correlations", *rope)
+    assert code == 0 and "similarity under rotation" in out and (tmp_path / "out" / "rotary.png").is_file(), err
+    code, _, err = run_command(capsys, "evaluate", *NANO)
+    assert code == 1 and "`data` must be given for 'vit_nano_patch4_28'" in err
+    code, _, err = run_command(capsys, "evaluate", *NANO, "--data", pictures / "0")
+    assert code == 1 and "`data` must have one folder for each of the 10 classes" in err
+    code, _, err = run_command(capsys, "evaluate", *NANO, "--data", "digitz")
+    assert code == 1 and "'digits'" in err

@@ -1,0 +1,235 @@
+"""Models with their position zeroed, shuffled, or taken from another size; and what that does to features."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+
+import graticule
+import tiny
+from graticule.analysis import Unavailable, view_of
+from graticule.analysis.effect import Comparison, resampled
+from graticule.analysis.placed import Places, placed
+from graticule.analysis.view import Pass, nearest, permutation
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition
+
+#: Every form that position information can have: tables, biases, rotations, functions of the tokens.
+FORMS = [
+    *[("learnable", "default"), ("learnable", "lape"), ("learnable", "queries_keys"), ("relative_bias", "default")],
+    *[("rope", "default"), ("rope_mixed", "default"), ("liere", "default"), ("pope", "default"), ("peg", "default")],
+    *[("shaw", "default"), ("irpe", "default"), ("gpsa", "default"), ("pape", "default"), ("log_n", "default")],
+    ("learnable+rope+peg", "default"),
+]
+
+
+def patches(image, size=8):
+    """Cut images (B, C, H, W) into patches (B, n, C, size, size)."""
+    cut = image.unfold(2, size, size).unfold(3, size, size)  # (B, C, h, w, s, s)
+    return cut.permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
+
+
+def shuffled_images(image, order, size=8):
+    """Put patch order[i] at place i."""
+    cut = patches(image, size)[:, order]
+    rows = image.shape[2] // size
+    return cut.unflatten(1, (rows, -1)).permute(0, 3, 1, 4, 2, 5).reshape(image.shape)
+
+
+@pytest.mark.parametrize(("encoding", "joining"), FORMS)
+def test_shuffling_positions_is_shuffling_patches(encoding, joining):
+    """Patch i at the position of i' is patch i at place i': nothing but position tells places apart."""
+    model = tiny.draw(tiny.tiny(encoding, joining, img_size=(24, 40))).double().eval()
+    images = tiny.images(24, 40, dtype=torch.float64)
+    found = view_of(model).shuffled(seed=3).run(images)
+    order = permutation(15, 3)  # patch i gets the position of order[i]
+    moved = view_of(model).run(shuffled_images(images, order.argsort()))
+    for (x, grid), (y, _) in zip(found.layers, moved.layers, strict=True):
+        prefix, expected = grid.split(y)
+        torch.testing.assert_close(grid.split(x)[1], expected[:, order], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(grid.split(x)[0], prefix, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("peg", "default"), ("rope", "default")])
+def test_a_model_without_position_is_that_of_encoding_none(encoding, joining):
+    model, bare = tiny.draw(tiny.tiny(encoding, joining)).eval(), tiny.tiny("none").eval()
+    own = model.state_dict()
+    bare.load_state_dict({name: own[name] for name in bare.state_dict()})
+    images = tiny.images()
+    found, expected = view_of(model).without_position().run(images), view_of(bare).run(images)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=0)
+
+
+def test_zeroing_a_position_that_is_not_there_changes_nothing():
+    view, images = view_of(tiny.draw(tiny.tiny("none"))), tiny.images()
+    before = view.run(images)
+    for changed in (view.without_position(), view.shuffled(), view.placed_at((64, 64))):
+        for (x, _), (y, _) in zip(before.layers, changed.run(images).layers, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_the_position_of_a_larger_image_is_that_of_its_nearest_patches():
+    model = tiny.draw(tiny.tiny("rope")).double().eval()
+    images = tiny.images(dtype=torch.float64)
+    found = view_of(model).placed_at((96, 96)).run(images)  # 12 x 12 patches, of which 1, 4, 7 and 10 are taken
+    with torch.no_grad():
+        spread = list(model.each_layer(images, crop=graticule.Crop((12, 12), (0, 0, 12, 12))))
+    for (x, _), (y, _) in zip(found.layers, spread, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+    assert nearest(Grid(2, 2), Grid(4, 6)).tolist() == [7, 10, 19, 22]  # of 1, 3 in 4 rows and 1, 4 in 6 columns
+    with pytest.raises(Unavailable, match="smaller"):
+        nearest(Grid(4, 4), Grid(2, 8))
+
+
+def test_the_model_is_as_it_was_also_in_training_and_folded():
+    model = tiny.draw(tiny.tiny("learnable", "lape")).train()
+    images, state = tiny.images(), {name: value.clone() for name, value in model.state_dict().items()}
+    position = model.position
+    view = view_of(model)
+    for changed in (view, view.without_position(), view.shuffled(), view.placed_at((64, 64)), view.sized((64, 40))):
+        changed.run(tiny.images(64, 40) if changed.img_size == (64, 40) else images, lambda layer, x, grid: 0 * x)
+    assert model.training and model.position is position and position.training
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    expected = view.shuffled().run(images).logits
+    folded = view_of(graticule.fold(model))
+    assert torch.equal(folded.shuffled().run(images).logits, expected)
+    assert folded.sized((64, 64)).run(tiny.images(64, 64)).layers[0][1].shape == (8, 8)
+
+
+def test_gated_mlps_cannot_do_without_position():
+    model = graticule.create_model("posmlp_nano_32", num_classes=3, in_chans=3)
+    with pytest.raises(Unavailable, match="mixes tokens by position information alone"):
+        view_of(model).without_position()
+    before, after = (one.run(tiny.images()) for one in (view_of(model), view_of(model).shuffled()))
+    assert not torch.equal(before.logits, after.logits)
+
+
+def test_a_table_of_another_number_of_rows_is_refused():
+    places = Places(permutation(4, 0), Grid(2, 2, prefix=1))
+    assert placed(LayerPosition(inner=torch.arange(5.0)[:, None]), places).inner[0] == 0
+    with pytest.raises(Unavailable, match="6 rows where there are 5 tokens"):
+        placed(LayerPosition(inner=torch.zeros(6, 2)), places)
+
+
+class Linear(nn.Module):
+    """Tokens that are pixels, plus a table; each layer doubles them."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch_embed = nn.Conv2d(2, 2, 1)
+        self.patch_embed.weight.data = torch.eye(2)[..., None, None]
+        self.patch_embed.bias.data.zero_()
+        self.pos_embed = nn.Parameter(torch.arange(12.0).view(1, 6, 2))
+        self.blocks = nn.ModuleList([Double(), Double()])
+        self.img_size = (2, 3)
+
+    def forward(self, x):
+        x = self.patch_embed(x).flatten(2).mT + self.pos_embed
+        for block in self.blocks:
+            x = block(x)
+        return x.mean(1)
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def test_the_effect_of_zeroing_a_linear_model_is_the_one_by_hand():
+    model, images = Linear(), torch.randn(3, 2, 2, 3)
+    view = view_of(model)
+    before, after = view.run(images), view.without_position().run(images)
+    comparison = Comparison("zeroed", spreads=[1.0, 100.0])
+    comparison.add(before, after, torch.tensor([0, 1, 0]))
+    effect = comparison.effect()
+    # the table is 0 to 11, whose squares sum to 506 over 6 tokens; layer l multiplies it by 2 ** l
+    np.testing.assert_allclose(effect.change, [[2 * (506 / 6) ** 0.5] * 3, [4 * (506 / 6 / 100) ** 0.5] * 3], rtol=1e-6)
+    tokens = images.flatten(2).mT
+    expected = torch.cosine_similarity(tokens, tokens + model.pos_embed, dim=-1).mean(1).detach()
+    np.testing.assert_allclose(effect.cosine[1], expected, rtol=1e-5)
+    assert effect.same.tolist() == (before.logits.argmax(1) == after.logits.argmax(1)).double().tolist()
+
+
+def test_accuracies_are_compared_by_mcnemars_exact_test():
+    labels = torch.zeros(8, dtype=torch.long)
+    right, wrong = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    layers = [(torch.zeros(8, 1, 1), Grid(1, 1))]
+    before = Pass(layers, torch.stack([right] * 7 + [wrong]))
+    after = Pass(layers, torch.stack([right] * 2 + [wrong] * 5 + [right]))  # five are lost, one is won
+    comparison = Comparison("change", [1.0])
+    comparison.add(before, after, labels)
+    effect = comparison.effect()
+    assert effect.p_value == pytest.approx(2 * (1 + 6) / 2**6)  # two-sided, of six that differ
+    mean, error = effect.accuracy
+    differences = 100 * np.array([0, 0, -1, -1, -1, -1, -1, 1])
+    assert (mean, error) == pytest.approx((-50, differences.std(ddof=1) / 8**0.5))
+
+
+def test_features_at_another_size_are_resampled_and_prefix_tokens_kept():
+    ramp = torch.arange(4.0).repeat_interleave(4)[None, :, None]  # the row of each patch of 4 x 4
+    tokens = torch.cat([torch.full((1, 1, 1), 9.0), ramp], 1)
+    found = resampled(tokens, Grid(4, 4, 1), Grid(2, 2, 1))
+    assert found.flatten()[0] == 9 and found[0, 1] == found[0, 2] and found[0, 1] + found[0, 3] == pytest.approx(3)
+    assert resampled(tokens, Grid(4, 4, 1), Grid(4, 4, 1)) is tokens
+
+
+STOCK = {
+    "vit_tiny_patch16_224": {"img_size": (64, 96), "depth": 2},
+    "vit_small_patch16_rope_mixed_224": {"img_size": (64, 96), "depth": 2, "embed_dim": 96, "num_heads": 3},
+    "vit_relpos_small_patch16_224": {"img_size": (64, 96), "depth": 2, "embed_dim": 96, "num_heads": 3},
+    "beit_base_patch16_224": {"img_size": (64, 96), "depth": 2, "embed_dim": 96, "num_heads": 3},
+    "eva02_tiny_patch14_224": {"img_size": (56, 84), "depth": 2},
+}
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_shuffling_positions_of_a_model_of_timm_is_shuffling_patches(name):
+    model = tiny.draw(timm.create_model(name, num_classes=3, **STOCK[name])).double().eval()
+    height, width = STOCK[name]["img_size"]
+    images, side = tiny.images(height, width, dtype=torch.float64), height // 4
+    view = view_of(model)
+    order = permutation(24, 3)
+    before, found = view.run(images), view.shuffled(seed=3).run(images)
+    moved = view.run(shuffled_images(images, order.argsort(), side))
+    (x, grid), (y, _) = found.layers[-1], moved.layers[-1]
+    torch.testing.assert_close(grid.split(x)[1], grid.split(y)[1][:, order], rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(grid.split(x)[1], grid.split(before.layers[-1][0])[1])
+    without = view.without_position()
+    (a, _), (b, _) = without.run(images).layers[-1], without.run(shuffled_images(images, order, side)).layers[-1]
+    torch.testing.assert_close(grid.split(a)[1][:, order], grid.split(b)[1], rtol=1e-9, atol=1e-9)
+    after = view.run(images)
+    assert all(torch.equal(p, q) for (p, _), (q, _) in zip(before.layers, after.layers, strict=True))
+
+
+def test_an_edit_replaces_the_tokens_of_a_model_of_timm_and_of_a_pyramid():
+    for model, size in (
+        (timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3), 32),
+        (tiny.tiny("learnable"), 32),
+    ):
+        view, images = view_of(model), tiny.images(size, size)
+        found = view.run(images, lambda layer, x, grid: torch.full_like(x, float(layer)))
+        assert [float(x.unique()) for x, _ in found.layers] == [float(layer) for layer in range(len(found.layers))]
+        assert torch.equal(view.run(images, lambda layer, x, grid: x).logits, view.run(images).logits)
+
+
+def test_blocks_and_windows_of_timms_swin_are_found():
+    swin = timm.create_model(
+        "swin_tiny_patch4_window7_224",
+        img_size=(64, 128), window_size=(4, 4), depths=(2, 2), embed_dim=12, num_heads=(1, 2), num_classes=3,
+    )  # fmt: skip
+    view = view_of(swin)
+    assert [grid.shape for grid in view.grids((64, 128))] == [(16, 32), (16, 32), (8, 16), (8, 16)]
+    assert view.position_parameters == {"bias of displacements": 49 * (1 + 1 + 2 + 2)}
+    first = view.attention(tiny.images(64, 128))[0]
+    assert first.weights.shape == (2 * 4 * 8, 1, 16, 16) and first.queries.shape == (4, 4)
+    np.testing.assert_allclose(first.weights.sum(-1), 1, atol=1e-6)
+    before = view.run(tiny.images(64, 128)).logits
+    assert not torch.equal(before, view.shuffled().run(tiny.images(64, 128)).logits)
+
+
+def test_a_model_without_blocks_is_refused():
+    with pytest.raises(ValueError, match="a list called blocks, layers or stages, as timm's, got Sequential"):
+        view_of(nn.Sequential(nn.Conv2d(3, 4, 1)))
+    with pytest.raises(ValueError, match="which takes texts"):
+        view_of(graticule.create_language_model("lm_nano", vocab_size=5, context=8))

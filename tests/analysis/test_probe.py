@@ -1,0 +1,104 @@
+"""The linear probe of row and column, and the removal of its directions."""
+
+import numpy as np
+import pytest
+import torch
+
+from graticule.analysis import PositionSums
+from graticule.analysis.probe import labels_of
+from graticule.grid import Grid
+
+GRID = Grid(5, 7)
+
+
+def sums(features, folds=5):
+    """Add features (images, H * W, D) in batches of four images."""
+    found = PositionSums(GRID, features.shape[-1], folds)
+    for start in range(0, len(features), 4):
+        found.add(features[start : start + 4])
+    return found
+
+
+def noise(images=30, channels=8):
+    return torch.randn(images, GRID.patches, channels, dtype=torch.float64)
+
+
+def carrying(direction, images=30, channels=8):
+    """Noise, in whose first channels row and column are, mixed by `direction`, (2, 2)."""
+    features = noise(images, channels)
+    features[..., :2] = labels_of(GRID) @ direction
+    return features
+
+
+def test_row_and_column_go_from_minus_one_to_one_in_flattened_order():
+    labels = labels_of(Grid(2, 3))
+    assert labels.tolist() == [[-1, -1], [-1, 0], [-1, 1], [1, -1], [1, 0], [1, 1]]
+    assert labels_of(Grid(1, 2)).tolist() == [[0, -1], [0, 1]]
+
+
+def test_features_that_carry_row_and_column_have_r2_of_one_and_shuffled_labels_none():
+    probe = sums(carrying(torch.tensor([[1.0, 2.0], [0.5, -1.0]], dtype=torch.float64))).probe()
+    np.testing.assert_allclose(probe.mean, 1, atol=1e-6)
+    assert (np.abs(probe.control_mean) < 0.02).all() and probe.r2.shape == probe.control.shape == (5, 2)
+    assert (probe.examples, probe.channels) == (30 * 35, 8)
+
+
+def test_sinusoids_of_row_and_column_have_r2_of_one():
+    """Sines and cosines of enough frequencies span all functions of a coordinate, so the coordinate itself."""
+    y, x = labels_of(GRID).unbind(-1)
+    waves = [f(np.pi * k * axis / 2) for axis in (y, x) for k in range(1, 4) for f in (torch.sin, torch.cos)]
+    features = torch.cat([torch.stack(waves, -1).expand(30, -1, -1), noise()], -1)
+    np.testing.assert_allclose(sums(features).probe().mean, 1, atol=1e-6)
+
+
+def test_features_without_position_have_r2_of_zero():
+    probe = sums(noise(60)).probe()
+    assert (np.abs(probe.mean) < 0.01).all() and (np.abs(probe.mean) < 4 * probe.error + 1e-3).all()
+
+
+def test_the_score_of_a_fold_is_that_of_a_ridge_regression_of_the_other_folds():
+    features = carrying(torch.eye(2, dtype=torch.float64)) + noise()
+    found = sums(features)
+    fold, others = features[0::5], torch.cat([features[k::5] for k in range(1, 5)])
+    labels = labels_of(GRID)
+    x, y = others.flatten(0, 1), labels.repeat(len(others), 1)
+    mean, scale = x.mean(0), x.std(0, correction=0)
+    scaled = (x - mean) / scale
+    gram = scaled.T @ scaled / len(x) + 1e-2 * torch.eye(x.shape[1], dtype=torch.float64)
+    weights = torch.linalg.solve(gram, scaled.T @ y / len(x))
+    predicted = (fold - mean) / scale @ weights + y.mean(0)
+    error = (predicted - labels).square().mean((0, 1))
+    expected = 1 - error / labels.var(0, correction=0)
+    scores = found._score([1, 2, 3, 4], 0, (1e-2,) * 4)
+    torch.testing.assert_close(scores[:2], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_after_the_removal_no_feature_is_correlated_with_row_or_column():
+    features = carrying(torch.tensor([[1.0, 2.0], [0.5, -1.0]], dtype=torch.float64)) + 0.3 * noise()
+    erased = sums(features).eraser()(features)
+    labels = labels_of(GRID).expand(len(features), -1, -1).flatten(0, 1)
+    flat = erased.flatten(0, 1)
+    assert float(((flat - flat.mean(0)).T @ labels).abs().max() / len(flat)) < 1e-12
+    assert (sums(erased).probe().mean < 0.01).all()
+
+
+def test_the_removal_in_two_channels_is_the_one_by_hand():
+    """With independent channels of variance 1, of which the first two are row and column, these become their mean."""
+    features = noise(200, 4)
+    spread = labels_of(GRID).std(0, correction=0)
+    features[..., :2] = labels_of(GRID) / spread
+    flat = features[..., 2:].flatten(0, 1)
+    known = torch.cat([labels_of(GRID).repeat(200, 1), torch.ones(len(flat), 1, dtype=torch.float64)], 1)
+    features[..., 2:] = (flat - known @ torch.linalg.lstsq(known, flat).solution).unflatten(0, (200, -1))
+    erased = sums(features).eraser()(features)
+    torch.testing.assert_close(erased[..., :2], torch.zeros_like(erased[..., :2]), atol=1e-9, rtol=0)
+    torch.testing.assert_close(erased[..., 2:], features[..., 2:], atol=1e-9, rtol=0)
+
+
+def test_an_axis_of_one_patch_has_no_score_and_too_few_images_are_refused():
+    found = PositionSums(Grid(1, 6), 3, folds=2).add(torch.randn(4, 6, 3)).probe()
+    assert np.isnan(found.mean[0]) and np.isfinite(found.mean[1])
+    with pytest.raises(ValueError, match="`images` must be at least as many as folds, 5, got 4"):
+        sums(noise(4)).probe()
+    with pytest.raises(ValueError, match="`folds` must be at least 2, got 1"):
+        PositionSums(GRID, 3, folds=1)
