@@ -115,7 +115,7 @@ class TimmView(ModelView):
         if hasattr(model, "set_input_size"):
             windows = {}
             if "window_size" in inspect.signature(model.set_input_size).parameters:
-                sides = [one.window_size for one in model.modules() if hasattr(one, "window_size")]
+                sides: list[Any] = [one.window_size for one in model.modules() if hasattr(one, "window_size")]
                 windows = {"window_size": sides[0]} if sides else {}
             try:
                 model.set_input_size(img_size, **windows)
@@ -266,7 +266,8 @@ def _tokens_last(x: Tensor, module: nn.Module) -> bool:
     """
     if x.ndim != 4:
         return True
-    sizes = [one.weight.shape[0] for one in module.modules() if _has_channels(one)]
+    inner: list[Any] = list(module.modules())
+    sizes = [one.weight.shape[0] for one in inner if _has_channels(one)]
     return not sizes or (x.shape[-1] in sizes and x.shape[1] not in sizes)
 
 
