@@ -45,11 +45,20 @@ def test_without_padding_no_layer_says_where_it_is(encoding):
         assert (np.abs(probe.mean) < 0.03).all() and (np.abs(probe.control_mean) < 0.03).all()
 
 
-def test_zero_padding_and_a_table_say_it():
-    peg = audited(tiny.draw(tiny.tiny("peg", depth=2)), tiny.images(batch=60)).probes[-1]
-    table = audited(tiny.draw(tiny.tiny("sinusoidal_2d", depth=2)), tiny.images(batch=60)).probes[0]
-    assert (peg.mean > 0.05).all() and (peg.mean > 3 * peg.error).all()
-    assert (table.mean > 0.5).all() and (np.abs(table.control_mean) < 0.03).all()
+def test_zero_padding_says_it():
+    probe = audited(tiny.draw(tiny.tiny("peg", depth=2)), tiny.images(batch=60)).probes[-1]
+    assert (probe.mean > 0.05).all() and (probe.mean > 3 * probe.error).all()
+
+
+def test_tokens_that_are_a_sinusoid_have_r2_of_one():
+    model = tiny.tiny("sinusoidal_2d", depth=1).double()
+    for parameter in (model.patch_embed.proj.weight, model.blocks[0].attn.proj.weight, model.blocks[0].mlp.fc2.weight):
+        parameter.data.zero_()
+    found = audited(model, tiny.images(batch=10, dtype=torch.float64))
+    np.testing.assert_allclose(found.probes[0].mean, 1, atol=1e-6)
+    assert (np.abs(found.probe_content.mean) < 1e-6).all()
+    removed = next(effect for effect in found.effects if effect.name == "probe's directions removed")
+    assert (removed.change > 0).all()
 
 
 def test_effects_sizes_costs_and_accuracy_are_all_there():

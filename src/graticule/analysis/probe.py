@@ -81,6 +81,7 @@ class PositionSums:
         self.generator = torch.Generator().manual_seed(seed)
         self.images = 0
         size = channels + 4  # the features, row and column, and those of the control
+        self.shift: Tensor | None = None  # near the mean of the features, so that no variance is a rounding error
         self.count = torch.zeros(folds, dtype=torch.float64)
         self.sums = torch.zeros(folds, size, dtype=torch.float64)
         self.products = torch.zeros(folds, size, size, dtype=torch.float64)
@@ -88,7 +89,10 @@ class PositionSums:
     def add(self, features: Tensor) -> Self:
         """Add the features (B, H * W, D) of further images."""
         folds = len(self.count)
-        for one in features.detach().cpu().double():
+        for given in features.detach().cpu().double():
+            if self.shift is None:
+                self.shift = given.mean(0)
+            one = given - self.shift
             order = torch.randperm(self.grid.patches, generator=self.generator)
             both = torch.cat([one, self.labels, self.labels[order]], 1)
             fold = self.images % folds
@@ -148,7 +152,7 @@ class PositionSums:
         kept = covariance.diagonal()[-4:][chosen] > _CONSTANT
         read, label = _ridge(covariance)[:, chosen][:, kept], label[:, kept]
         write = label @ torch.linalg.pinv(read.T @ label, hermitian=True) if kept.any() else label
-        return Eraser(mean[:-4], read, write)
+        return Eraser(mean[:-4] if self.shift is None else mean[:-4] + self.shift, read, write)
 
     def _moments(self, folds: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Return mean and covariance of features and labels over some folds."""
