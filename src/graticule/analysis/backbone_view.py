@@ -25,7 +25,7 @@ from graticule.analysis.view import (
 )
 from graticule.backbones import Backbone
 from graticule.encodings import FoldedPosition, NoPosition, Position
-from graticule.grid import Grid
+from graticule.grid import Grid, Windows
 from graticule.layer_position import LayerPosition
 
 #: From the position and the grid of all stages to the position of each layer.
@@ -112,13 +112,13 @@ class BackboneView(ModelView):
         if not attentions:
             raise Unavailable(f"`model` must have attention, which {type(self.model).__name__} has not.")
         chosen = chosen_layers(layers, len(attentions))
-        found: dict[int, Tensor] = {}
+        found: dict[int, tuple[Tensor, Grid | None]] = {}
         with ExitStack() as hooks:
             for layer in set(chosen):
                 hook = attentions[layer].register_forward_pre_hook(partial(_keep, found, layer), with_kwargs=True)
                 hooks.callback(hook.remove)
             grids = [grid for _, grid in self.run(images).layers]
-        return [_map(layer, found[layer], grids[layer], attentions[layer]) for layer in chosen]
+        return [_map(layer, *found[layer], grids[layer], attentions[layer]) for layer in chosen]
 
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
         """Return forward passes with position information computed, folded into constants, and without any."""
@@ -235,14 +235,18 @@ def _shuffling(grid: Grid, seed: int) -> Places:
     return Places(permutation(grid.patches, seed), grid, window)
 
 
-def _keep(found: dict[int, Tensor], layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    found[layer] = module.weights(*args, **kwargs)
+def _keep(
+    found: dict[int, tuple[Tensor, Grid | None]], layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Keep the weights of a layer, and the grid of its windows if it has some."""
+    window = next((given.window for given in args if isinstance(given, Windows)), None)
+    found[layer] = module.weights(*args, **kwargs), window
 
 
-def _map(layer: int, weights: Tensor, grid: Grid, attention: nn.Module) -> AttentionMap:
+def _map(layer: int, weights: Tensor, window: Grid | None, grid: Grid, attention: nn.Module) -> AttentionMap:
     """Name the grids of queries and keys from what the layer is."""
     reduction = cast("int", getattr(attention, "reduction", 1))
-    queries = keys = grid.within
+    queries = keys = grid if window is None else window
     if reduction > 1:
         keys = Grid(grid.height // reduction, grid.width // reduction)
     return AttentionMap(layer, weights.double().cpu().numpy(), queries, keys)
