@@ -103,6 +103,17 @@ def test_tokens_attend_across_the_border_of_the_image_with_the_released_masks_al
     torch.testing.assert_close(y[:, 2:4], (-a).expand(4, 2, 2))  # within a whole window the other side has 100
 
 
+@torch.no_grad()
+def test_a_file_of_timms_weights_is_loaded_and_transferred(tmp_path):
+    ours, theirs = both()
+    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    x = images(64, 64, dtype=torch.float64)
+    for load in (graticule.load_checkpoint, graticule.transfer):
+        fresh = graticule.create_model("swinv2_tiny_window8_256", **SIZE).double().eval()
+        load(fresh, tmp_path / "weights.pth")
+        assert torch.equal(fresh(x), ours(x)), load
+
+
 def test_blocks_start_as_the_identity():
     model = graticule.create_model("swinv2_tiny_window8_256", **SIZE)
     x = torch.randn(1, 256, 16)

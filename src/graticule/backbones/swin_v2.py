@@ -29,8 +29,8 @@ class SwinTransformerV2(SwinTransformer):
 
     The released code masks a shifted window by adding -100 to the logits of tokens that are not neighbors. A logit is a
     cosine times a learned scale of up to 100, plus a bias of up to 16, so logits span up to 216, and tokens can attend
-    across the border of the image to the opposite side; published models do. By default it is so here, with `mask`;
-    with `mask=None` such tokens do not see each other.
+    across the border of the image to the opposite side. By default it is so here, as the published weights were trained
+    with it; with `mask=None` such tokens do not see each other.
 
     The coordinates of 'continuous_bias' are relative to the window that a model is built for. Models that were
     fine-tuned with larger windows keep those of their pretraining, `pretrained_window_sizes`; `set_input_size` keeps
