@@ -13,7 +13,7 @@ from torch import Tensor
 
 from graticule.memory import check_memory
 from graticule.resampling import Bicubic, Resampler
-from graticule.symbolic import holds
+from graticule.symbolic import ceiling, holds
 
 #: How tables are resampled for another grid if nothing else is said: as timm does it.
 BICUBIC = Bicubic()
@@ -269,7 +269,7 @@ class Grid:
         for stage in range(stages):
             ahead = prefix if stage == stages - 1 else 0
             grids.append(Grid(height, width, ahead, windows=self.windows[stage:], crop=crop))
-            height, width = (height + 1) // 2, (width + 1) // 2
+            height, width = ceiling(height, 2), ceiling(width, 2)
             crop = crop.halved() if crop is not None and stage < stages - 1 else None
         return grids
 
@@ -299,7 +299,8 @@ class Grid:
         """
         if not isinstance(side, int) or side < 1:
             raise ValueError(f"`window_size` must be a whole number of at least 1, got {side}.")
-        return Grid(min(side, self.height), min(side, self.width))
+        rows, columns = (side if holds(side <= most) else min(side, most) for most in self.shape)
+        return Grid(rows, columns)
 
     def cropped(self, crop: Crop | None) -> Grid:
         """Return this grid as a part of a larger image; this grid if None."""

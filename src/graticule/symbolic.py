@@ -23,6 +23,11 @@ def holds(condition: bool) -> bool:
     return bool(condition)
 
 
+def ceiling(size: int, step: int) -> int:
+    """Return size / step, rounded up; the exact quotient where a size that is free is a multiple of `step`."""
+    return size // step if holds(size % step == 0) else -(-size // step)
+
+
 def as_tensor(sizes: Sequence[float], like: Tensor) -> Tensor:
     """Return sizes as a tensor, (n,), of the dtype and on the device of `like`; `new_tensor` would make constants."""
     return torch.stack([like.new_full((), size) for size in sizes])

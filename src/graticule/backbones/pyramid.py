@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.encodings import PositionBuilder, PyramidPosition, TokenMixing
 from graticule.grid import Grid
+from graticule.symbolic import ceiling
 
 
 class Pyramid(Backbone):
@@ -116,7 +117,7 @@ def padded_grid(image: tuple[int, int], patch: tuple[int, int]) -> Grid:
     """
     if min(image) < 1:
         raise ValueError(f"`img_size` must be at least 1 x 1, got {image[0]} x {image[1]}.")
-    return Grid(-(-image[0] // patch[0]), -(-image[1] // patch[1]))
+    return Grid(ceiling(image[0], patch[0]), ceiling(image[1], patch[1]))
 
 
 torch.fx.wrap("padded_grid")  # it compares sizes, so torch.fx records the call as one node
