@@ -76,7 +76,7 @@ def test_the_smallest_size_is_one_that_the_model_takes():
 def test_free_sides_are_multiples_of_whole_windows_in_every_stage():
     sizes = Sizes.of(build("Swin"), (32, 32), ["height", "width"])
     assert sizes.step == (32, 32)  # windows of 4 patches of 8 pixels in the last stage
-    assert str(sizes).endswith("height 64 to 8192 in steps of 32, width 64 to 8192 in steps of 32")
+    assert str(sizes).endswith("height 96 to 8192 in steps of 32, width 96 to 8192 in steps of 32")
 
 
 # What is in a program

@@ -52,12 +52,13 @@ class Sizes:
         step = _step(model)
         patch = [side >> (len(model.depths) - 1) for side in model.coarsest_patch]
         rows, columns = (_LONGEST * side // one for side, one in zip(patch, step, strict=True))
-        sizes = cls(fixed, frozenset(free), step, 2, (rows, columns))
+        # an axis of length 1 would be fixed: one patch, or one whole window beside the parts that a shift leaves
+        sizes = cls(fixed, frozenset(free), step, 3 if model.grid.windows else 2, (rows, columns))
         return sizes._from_least(model) if sizes.free - {"batch"} else sizes
 
     def _from_least(self, model: Backbone) -> Sizes:
         """Find the smallest free side: a kernel or a reduction may want more than two patches."""
-        for least in range(2, _STEPS):
+        for least in range(self.least, _STEPS):
             found = Sizes(self.fixed, self.free, self.step, least, self.most)
             try:
                 with torch.no_grad():
