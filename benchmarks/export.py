@@ -22,8 +22,8 @@ import graticule
 from graticule.encodings import ENCODINGS, TokenMixing
 from graticule.studies.matrix import SMALL, build
 
-#: Their windows make tracing with free sides take minutes.
-WINDOWED = ("Swin", "Swin-MLP", "PosMLP")
+#: Whose windows make tracing with free sides take minutes.
+WINDOWED = ("Swin",)
 FREE = ("batch", "height", "width")
 
 
