@@ -250,7 +250,8 @@ def test_a_recipe_comes_back_from_json_as_the_kind_it_was():
         assert type(again) is type(recipe) and again.to_dict() == recipe.to_dict()
     with pytest.raises(ValueError, match="`task` must be given"):
         read_recipe({"seed": 3})
-    with pytest.raises(ValueError, match="`task` must be one of classification, language; got 'langauge'"):
+    known = "classification, detection, language, segmentation"
+    with pytest.raises(ValueError, match=f"`task` must be one of {known}; got 'langauge'"):
         read_recipe({"task": "langauge"})
     with pytest.raises(ValueError, match="img_size"):
         read_recipe({"task": "language", "img_size": [28, 28]})
