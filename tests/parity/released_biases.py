@@ -1,6 +1,4 @@
 """Compute the cases of models with relative biases: iRPE, timm's `vit_relpos`, Swin with a table, Swin V2.
-
-LayerScale is part of the projections that it follows: a product of weights.
 """
 
 from __future__ import annotations
@@ -73,10 +71,9 @@ def compute_relpos(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> 
     """Compute a case of timm's ViT with relative positions."""
     mlp = kwargs.pop("rel_pos_type") == "mlp"
     encoding = f"mlp_bias(hidden={kwargs.pop('rel_pos_dim')})" if mlp else "relative_bias(prefix_rows=True)"
-    kwargs.pop("init_values")
     given = {"class_token": False, "global_pool": "avg", **kwargs}
     model: Any = VisionTransformer(partial(build_position, encoding=encoding), **given)
-    model.double().eval().load_state_dict(without_layer_scale(weights))
+    model.double().eval().load_state_dict(weights)
     grid = model.grid
     found = {"output": model(images)}
     found |= {f"bias_layer_{layer}": position.bias for layer, position in enumerate(model.position(grid))}
@@ -86,19 +83,6 @@ def compute_relpos(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> 
     rows = torch.arange(len(first.relative_position_bias_table), dtype=torch.float64)
     first.relative_position_bias_table.copy_(rows[:, None].expand(-1, first.num_heads))
     return {**found, "index": first(grid)[0]}  # a table that counts its rows gives the index of each pair
-
-
-def without_layer_scale(weights: Tensors) -> Tensors:
-    """Multiply the factors of timm's LayerScale into the projections before them."""
-    found = dict(weights)
-    for name in weights:
-        block, _, which = name.partition(".ls")
-        if which.endswith(".gamma"):
-            scale = found.pop(name)
-            projection = f"{block}.attn.proj" if which.startswith("1") else f"{block}.mlp.fc2"
-            found[f"{projection}.weight"] = weights[f"{projection}.weight"] * scale[:, None]
-            found[f"{projection}.bias"] = weights[f"{projection}.bias"] * scale
-    return found
 
 
 def compute_swin_ape(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors:

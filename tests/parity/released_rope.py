@@ -1,7 +1,4 @@
-"""Compute the cases of rotary models, naver's and timm's, with our backbones, encodings and attention.
-
-LayerScale is part of the projections that it follows: a product of weights. EVA-02's MLP is timm's, in our block.
-"""
+"""Compute the cases of rotary models, naver's and timm's, with our backbones; the weights are loaded as released."""
 
 from __future__ import annotations
 
@@ -10,40 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import SwiGLU
-from torch import Tensor, nn
+from torch import Tensor
 
 from graticule.backbones import SwinTransformer, VisionTransformer
 from graticule.factory import build_position
-from graticule.layers import Block
 
 Tensors = dict[str, Tensor]
-
-
-def without_layer_scale(weights: Tensors) -> Tensors:
-    """Multiply the factors of LayerScale into the projections before them."""
-    found = dict(weights)
-    for name in weights:
-        block, _, which = name.rpartition(".gamma_")
-        if block:
-            scale = found.pop(name)
-            projection = f"{block}.attn.proj" if which == "1" else f"{block}.mlp.fc2"
-            found[f"{projection}.weight"] = weights[f"{projection}.weight"] * scale[:, None]
-            found[f"{projection}.bias"] = weights[f"{projection}.bias"] * scale
-    return found
-
-
-def with_one_projection(weights: Tensors) -> Tensors:
-    """Join the projections of queries, keys (without bias) and values that EVA-02 has apart."""
-    found = dict(weights)
-    for name in weights:
-        attention, _, rest = name.rpartition(".q_proj")
-        if attention:
-            parts = [found.pop(f"{attention}.{x}_proj{rest}", None) for x in "qkv"]
-            like = next(part for part in parts if part is not None)
-            joined = torch.cat([torch.zeros_like(like) if part is None else part for part in parts])
-            found[f"{attention}.qkv{rest}"] = joined
-    return found
 
 
 def rotary_of(model: Any) -> list[Tensor]:
@@ -67,11 +36,13 @@ def compute_rope_vit(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -
     mixed = kwargs["rope_mixed"]
     encoding = f"{'rope_mixed' if mixed else 'rope'}(preset='rope_vit', base={kwargs['rope_theta']})"
     sizes = {name: kwargs[name] for name in ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")}
-    model = VisionTransformer(partial(build_position, encoding=encoding), num_classes=kwargs["num_classes"], **sizes)
+    model = VisionTransformer(
+        partial(build_position, encoding=encoding), num_classes=kwargs["num_classes"], init_values=1e-4, **sizes
+    )
     weights = {name: value for name, value in weights.items() if not name.startswith("freqs_t_")}
     if mixed:
         weights["rope.freqs"] = weights.pop("freqs").unflatten(-1, (kwargs["num_heads"], -1))
-    model.double().eval().load_state_dict(without_layer_scale(weights))
+    model.double().eval().load_state_dict(weights)
     tables = rotary_of(model)
     cosines, sines = pairs(torch.stack(tables) if mixed else tables[0])
     return {"output": model(images), "rope_cos": cosines, "rope_sin": sines}
@@ -114,26 +85,20 @@ def compute_eva(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Ten
     else:
         encoding = "rope(preset='rope_vit')"
     names = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "num_classes")
-    given = {name: kwargs[name] for name in names if name in kwargs}
-    if kwargs.get("swiglu_mlp"):
-        hidden = int(kwargs["embed_dim"] * kwargs["mlp_ratio"])
-        given["block_layer"] = partial(swiglu_block, hidden=hidden)
+    given = {name: kwargs[name] for name in (*names, "init_values") if name in kwargs}
     pool = kwargs.get("global_pool", "avg")
     model = VisionTransformer(
         partial(build_position, encoding=encoding),
         global_pool=pool,
         reg_tokens=kwargs.get("num_reg_tokens", 0),
+        mlp_layer="swiglu" if kwargs.get("swiglu_mlp") else "mlp",
+        scale_mlp_norm=kwargs.get("scale_mlp", False),
+        qkv_layer="fused" if kwargs.get("qkv_fused", True) else "separate_no_key_bias",
         **given,
     )
-    model.double().eval().load_state_dict(without_layer_scale(with_one_projection(weights)))
+    model.double().eval().load_state_dict(weights)
     tables = rotary_of(model)
     return {"output": model(images), "rope": torch.stack(tables) if kind == "mixed" else tables[0]}
-
-
-def swiglu_block(*args: Any, hidden: int, **kwargs: Any) -> nn.Module:
-    """Build our block with EVA-02's MLP: SwiGLU with a norm before its second projection."""
-    norm = partial(nn.LayerNorm, eps=1e-6)
-    return Block(*args, **kwargs, mlp=SwiGLU(args[0], hidden, norm_layer=norm))
 
 
 #: (reference, class) -> what computes its cases.

@@ -22,6 +22,7 @@ from graticule.backbones.model_card import Card
 from graticule.backbones.posmlp import PosMlp
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.registry import MODELS, create_model, list_arguments, list_models, register_backbone
+from graticule.backbones.sam import SamVisionTransformer
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.swin_mlp import SwinMlp
 from graticule.backbones.swin_v2 import SwinTransformerV2
@@ -45,6 +46,7 @@ __all__ = [
     "PosMlp",
     "PyramidVisionTransformer",
     "ResMlp",
+    "SamVisionTransformer",
     "SwinMlp",
     "SwinTransformer",
     "SwinTransformerV2",

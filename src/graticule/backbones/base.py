@@ -422,8 +422,13 @@ class Backbone(TokenModel, HubModel):
             x: the images.
             crop: which part of a larger image they are, as in `forward`.
         """
-        for tokens, _ in self.each_layer(x, crop):
-            x = tokens
+        grid = self.grid
+        for tokens, at in self.each_layer(x, crop):
+            x, grid = tokens, at
+        return self.final(x, grid)
+
+    def final(self, x: Tensor, grid: Grid) -> Tensor:
+        """Turn the tokens after the last block, (B, N, D), into the features, here by the final norm."""
         features: Tensor = self.norm(x)
         return features
 
@@ -464,7 +469,7 @@ class Backbone(TokenModel, HubModel):
         for layer, (tokens, grid) in enumerate(self.each_layer(x, crop), start=1):
             x, final = tokens, normed or layer == ends[-1]
             if layer in ends and ends.index(layer) in take:
-                tokens = self.norm(tokens) if norm and final else tokens
+                tokens = self.final(tokens, grid) if norm and final else tokens
                 before, patches = grid.split(tokens)
                 prefix.append(before)
                 maps.append(grid.to_map(tokens).contiguous() if output_fmt == "NCHW" else patches)
@@ -478,7 +483,7 @@ class Backbone(TokenModel, HubModel):
         if with_prefix:
             result["image_intermediates_prefix"] = prefix
         if not intermediates_only:
-            result["image_features"] = self.norm(x) if final else x
+            result["image_features"] = self.final(x, grid) if final else x
         return result if output_dict else (result["image_features"], found)
 
     def prune_intermediate_layers(

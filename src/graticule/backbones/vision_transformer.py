@@ -152,12 +152,12 @@ class VisionTransformer(Backbone):
         hidden = int(embed_dim * mlp_ratio)
         plain_mlp = mlp_layer == "mlp" and proj_bias and not scale_mlp_norm
         self.blocks = nn.Sequential()
-        for rate in rates:
+        for layer, rate in enumerate(rates):
             parts: dict[str, Any] = {"init_values": init_values}
             if not plain_mlp:
                 of_hidden = norm if scale_mlp_norm else None
                 parts["mlp"] = build_mlp(mlp_layer, embed_dim, hidden, act, of_hidden, proj_bias, proj_drop_rate)
-            attention = Attention(
+            attention = self.attention_kind(layer)(
                 embed_dim,
                 num_heads,
                 attn_drop=attn_drop_rate,
@@ -187,6 +187,10 @@ class VisionTransformer(Backbone):
         self.fc_norm = norm(embed_dim) if final_norm and fc_norm else nn.Identity()
         self.head = self._classifier()
         self.finish()
+
+    def attention_kind(self, layer: int) -> type[Attention]:
+        """Return the class of the attention of a layer."""
+        return Attention
 
     def _attention_pool(
         self, norm: Callable[[int], nn.Module], act: type[nn.Module] | None, num_heads: int, mlp_ratio: float

@@ -3,7 +3,7 @@
 One file per group of families says how its models are read; `conversion.py` has what they share.
 """
 
-from graticule.surgery.convert import eva, mixers, pyramids, relative, vit
+from graticule.surgery.convert import eva, mixers, pyramids, relative, sam, vit
 from graticule.surgery.convert.conversion import Conversion, register_conversion
 from graticule.surgery.convert.from_timm import convert
 from graticule.surgery.convert.to_timm import to_timm
@@ -16,6 +16,7 @@ __all__ = [
     "pyramids",
     "register_conversion",
     "relative",
+    "sam",
     "to_timm",
     "vit",
 ]

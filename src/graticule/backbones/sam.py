@@ -1,0 +1,186 @@
+"""The image encoder of Segment Anything: a ViT whose layers see windows, except for a few that see the whole grid."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+
+from graticule.backbones.swin import SwinTransformer, WindowAttention
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.checks import checked
+from graticule.encodings import (
+    BiasPosition,
+    CombinedPosition,
+    NoPosition,
+    Position,
+    PositionBuilder,
+    RotaryPosition,
+    SharedBiasPosition,
+)
+from graticule.grid import Grid, Windows
+from graticule.layer_position import LayerPosition
+from graticule.layers import Attention
+
+#: What a layer gets for the tokens that see each other; the rest is for all tokens.
+_WITHIN = ("bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale")
+
+
+class WindowedPosition(Position):
+    """Gives some layers what they get within windows, and the others what they get on the whole grid.
+
+    What is added to the tokens is the same in all layers: that of the whole grid. Each layer has its own relative
+    encoding, for a window or for the grid; one that all layers share is there twice.
+
+    Args:
+        whole: the position of all layers on the whole grid.
+        windowed: the position of all layers in a window.
+        window: the grid of a window.
+        layers: indices of the layers that see windows.
+    """
+
+    def __init__(self, whole: Position, windowed: Position, window: Grid, layers: Collection[int]) -> None:
+        super().__init__()
+        self.window, self.layers = window, frozenset(layers)
+        self.whole, self.windowed = whole, _relative(windowed)
+        for part in self.modules():
+            if isinstance(part, BiasPosition):
+                within = any(part is module for module in self.windowed.modules())
+                part.joined = tuple(layer for layer in part.joined if (layer in self.layers) == within)
+                for name in [name for name, _ in part.encodings.named_children() if int(name) not in part.joined]:
+                    delattr(part.encodings, name)
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return one `LayerPosition` per layer for `grid`."""
+        return [
+            whole._replace(**{name: getattr(inside, name) for name in _WITHIN}) if layer in self.layers else whole
+            for layer, (whole, inside) in enumerate(zip(self.whole(grid), self.windowed(self.window), strict=True))
+        ]
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the parameters of the whole grid are held for."""
+        self.whole.set_grid(grid)
+
+    def layer_lists(self) -> list[str]:
+        """The lists of both."""
+        return [f"{name}.{own}" for name, part in self._parts().items() for own in part.layer_lists()]
+
+    def published_names(self) -> dict[str, str]:
+        """The published names of both."""
+        parts = self._parts().items()
+        return {theirs: f"{name}.{own}" for name, part in parts for theirs, own in part.published_names().items()}
+
+    def table_shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of both."""
+        parts = self._parts().items()
+        return {f"{name}.{own}": shape for name, part in parts for own, shape in part.table_shapes().items()}
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Let the part that owns `name` fit it."""
+        part, _, own = name.partition(".")
+        return self._parts()[part].fit(own, value, shape)
+
+    def _parts(self) -> dict[str, Position]:
+        return {"whole": self.whole, "windowed": self.windowed}
+
+
+def _relative(position: Position) -> Position:
+    """Return the parts of a position that are for tokens that see each other."""
+    parts: Any = position.parts if isinstance(position, CombinedPosition) else [position]
+    kept = [part for part in parts if isinstance(part, BiasPosition | SharedBiasPosition | RotaryPosition)]
+    if not kept:
+        depth: Any = len(position(Grid(1, 1)))
+        return NoPosition(depth)
+    return kept[0] if len(kept) == 1 else CombinedPosition(kept)
+
+
+class SamVisionTransformer(VisionTransformer):
+    """The image encoder of Segment Anything, a ViTDet: no class token, windows, a neck of two convolutions.
+
+    Where windows do not tile the grid, it is padded with zeros, which are attended to, as in its code. Encodings of
+    tokens that see each other are built for a window in the layers of windows (`WindowedPosition`), and tables of the
+    others are resampled at other sizes. The names of the parameters are timm's, except those of position and of the
+    classifier.
+
+    Reference: Segment Anything (Kirillov et al., 2023), section A; ViTDet (Li et al., 2022), section 3.
+
+    Args:
+        position: builds the position.
+        window_size: patches, a side.
+        global_layers: indices of the layers that see the whole grid.
+        neck_dim: channels of the neck; None for a norm instead of it.
+        global_pool: 'avg', 'max', 'avgmax' or '' (none).
+        kwargs: as `VisionTransformer`.
+    """
+
+    takes = SwinTransformer.takes
+    default_encoding = "learnable + decomposed"
+
+    @checked
+    def __init__(
+        self,
+        position: PositionBuilder,
+        window_size: int = 14,
+        global_layers: tuple[int, ...] = (2, 5, 8, 11),
+        neck_dim: int | None = 256,
+        global_pool: str = "avg",
+        **kwargs: Any,
+    ) -> None:
+        if global_pool == "token" or kwargs.get("class_token") or kwargs.get("reg_tokens"):
+            raise ValueError("`class_token` must be False where layers see windows, and there are no register tokens.")
+        # what builds position and blocks needs them
+        self.window = Grid(window_size, window_size)
+        self.global_layers = frozenset(global_layers)
+        self.neck_dim = neck_dim
+        super().__init__(
+            position,
+            global_pool=global_pool,
+            **{"class_token": False, "fc_norm": False, "final_norm": False, **kwargs},
+        )
+        self.num_features = self.head_hidden_size = neck_dim or self.embed_dim
+        self.neck: nn.Module = LayerNorm2d(self.embed_dim)
+        if neck_dim is not None:
+            self.neck = nn.Sequential(
+                nn.Conv2d(self.embed_dim, neck_dim, 1, bias=False),
+                LayerNorm2d(neck_dim),
+                nn.Conv2d(neck_dim, neck_dim, 3, padding=1, bias=False),
+                LayerNorm2d(neck_dim),
+            )
+
+    def build_position(self, position: PositionBuilder, num_heads: int) -> None:
+        """Build the position of the whole grid and that of a window."""
+        super().build_position(position, num_heads)
+        (dim,), (depth,) = self.embed_dims, self.depths
+        windowed = position(self.window, dim=dim, depth=depth, num_heads=num_heads, absolute=False)
+        layers = [layer for layer in range(depth) if layer not in self.global_layers]
+        self.position = WindowedPosition(self.position, windowed, self.window, layers)
+
+    def attention_kind(self, layer: int) -> type[Attention]:
+        """Return the class of the attention of a layer."""
+        return Attention if layer in self.global_layers else WindowAttention
+
+    def where(self, stage: int, index: int, grid: Grid) -> tuple[Any, ...]:
+        """Return what a block is called with after tokens and position: the grid, or its windows."""
+        return (grid,) if index in self.global_layers else (Windows(grid, self.window),)
+
+    def final(self, x: Tensor, grid: Grid) -> Tensor:
+        """Turn the tokens after the last block, (B, N, D), into those after the neck."""
+        features: Tensor = self.neck(grid.to_map(x))  # (B, C, H, W)
+        return features.flatten(2).transpose(1, 2)
+
+    def _classifier(self) -> nn.Module:
+        return nn.Linear(self.neck_dim or self.embed_dim, self.num_classes) if self.num_classes else nn.Identity()
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove the blocks that the intermediates of `indices` do not need; returns the kept indices.
+
+        Raises:
+            ValueError: with `prune_norm`, as the neck is no norm.
+        """
+        if prune_norm:
+            raise ValueError("`prune_norm` must be False with a neck, got True.")
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)

@@ -1,0 +1,163 @@
+"""Norms, MLPs, projections and blocks of other models, each by its formula."""
+
+import pytest
+import torch
+from torch import nn
+
+import graticule
+from graticule import LayerPosition
+from graticule.layers import Attention
+from graticule.layers.block_kinds import ParallelBlock, ParallelBranchesBlock, PostNormBlock, block_layer_of
+from graticule.layers.parts import act_layer_of, build_mlp, norm_layer_of
+from graticule.layers.projections import build_projection
+from tiny import draw, images, tiny
+
+D, HEADS, N = 12, 3, 5
+
+
+def drawn(module):
+    return draw(module).double().eval()
+
+
+def tokens():
+    return torch.randn(2, N, D, dtype=torch.float64)
+
+
+def test_norms_by_name_have_the_given_epsilon():
+    x = tokens()
+    layer = norm_layer_of("layernorm(eps=0.5)")(D).double()
+    centered = x - x.mean(-1, keepdim=True)
+    torch.testing.assert_close(layer(x), centered / (centered.square().mean(-1, keepdim=True) + 0.5).sqrt())
+    rms = norm_layer_of("rmsnorm")(D).double()
+    torch.testing.assert_close(rms(x), x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt())
+    assert norm_layer_of(None)(D).eps == 1e-6
+
+
+def test_activations_by_name_are_their_formulas():
+    x = tokens()
+    torch.testing.assert_close(act_layer_of("quick_gelu")()(x), x * (1.702 * x).sigmoid())
+    torch.testing.assert_close(act_layer_of("silu")()(x), x * x.sigmoid())
+    assert act_layer_of("gelu") is nn.GELU
+
+
+def test_both_gated_mlps_are_the_same_formula():
+    x = tokens()
+    apart, packed = (drawn(build_mlp(name, D, 8)) for name in ("swiglu", "swiglu_packed"))
+    by_hand = apart.fc2(apart.fc1_g(x) * apart.fc1_g(x).sigmoid() * apart.fc1_x(x))
+    torch.testing.assert_close(apart(x), by_hand, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        packed.fc1.weight.copy_(torch.cat([apart.fc1_g.weight, apart.fc1_x.weight]))
+        packed.fc1.bias.copy_(torch.cat([apart.fc1_g.bias, apart.fc1_x.bias]))
+    packed.fc2.load_state_dict(apart.fc2.state_dict())
+    torch.testing.assert_close(packed(x), by_hand, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fused", "no_key_bias", "separate", "separate_no_key_bias"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_projection_is_a_linear_map_with_the_biases_that_its_name_says(name, bias):
+    projection = drawn(build_projection(name, D, bias))
+    with torch.no_grad():
+        of_zero = projection(torch.zeros(D, dtype=torch.float64)).chunk(3)
+    there = [part.abs().max().item() > 0 for part in of_zero]
+    assert there == ([True, "no_key_bias" not in name, True] if bias else [False] * 3)
+    x = tokens()
+    assert projection(x).shape == (2, N, 3 * D)
+    torch.testing.assert_close(projection(2 * x) - projection(x), projection(x) - projection(0 * x))
+
+
+def test_norms_of_queries_keys_and_output_are_where_the_formula_has_them():
+    attention = drawn(Attention(D, HEADS, qk_norm=norm_layer_of(None), inner_norm=norm_layer_of("rmsnorm")))
+    x = tokens()
+    q, k, v = attention.qkv(x).unflatten(-1, (3, HEADS, D // HEADS)).permute(2, 0, 3, 1, 4)
+    logits = attention.q_norm(q) @ attention.k_norm(k).mT * (D // HEADS) ** -0.5
+    mixed = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(attention(x), attention.proj(attention.norm(mixed)), rtol=0, atol=1e-12)
+
+
+def test_other_blocks_are_their_formulas_and_position_enters_before_attention():
+    x, inner = tokens(), torch.randn(N, D, dtype=torch.float64)
+    position = LayerPosition(inner=inner)
+    post = drawn(PostNormBlock(D, HEADS, init_values=0.3))
+    middle = x + post.norm1(post.attn(x + inner))
+    torch.testing.assert_close(post(x, position), middle + post.norm2(post.mlp(middle)), rtol=0, atol=1e-12)
+    beside = drawn(ParallelBlock(D, HEADS, init_values=0.3))
+    y = beside.norm1(x)
+    by_hand = x + beside.ls1.gamma * (beside.attn(y + inner) + beside.mlp(y))
+    torch.testing.assert_close(beside(x, position), by_hand, rtol=0, atol=1e-12)
+    branches = drawn(ParallelBranchesBlock(D, HEADS, init_values=0.3))
+    middle = x + sum(one.ls.gamma * one.attn(one.norm(x) + inner) for one in branches.attns)
+    by_hand = middle + sum(one.ls.gamma * one.mlp(one.norm(middle)) for one in branches.ffns)
+    torch.testing.assert_close(branches(x, position), by_hand, rtol=0, atol=1e-12)
+
+
+PARTS = {
+    "init_values": 0.1,
+    "qk_norm": True,
+    "scale_attn_norm": True,
+    "scale_mlp_norm": True,
+    "mlp_layer": "swiglu",
+    "norm_layer": "rmsnorm(eps=1e-5)",
+    "qkv_layer": "no_key_bias",
+    "pre_norm": True,
+    "patch_norm": "layernorm",
+    "reg_tokens": 2,
+    "global_pool": "map",
+    "pool_num_heads": 2,
+    "pool_include_prefix": True,
+}
+
+
+@pytest.mark.parametrize("joining", ["default", "lape"])
+@pytest.mark.parametrize("block", ["pre_norm", "post_norm", "parallel", "parallel_branches"])
+def test_a_model_of_all_parts_trains_every_parameter_with_any_joining(block, joining):
+    encoding = "learnable(prefix_rows=False) + relative_bias"
+    model = draw(tiny(encoding, joining, block_layer=block, **PARTS)).train()
+    model(images()).square().sum().backward()
+    without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not without
+    model.set_input_size((24, 40))
+    assert model.eval()(images(24, 40)).shape == (2, 5)
+
+
+def test_without_prefix_rows_the_table_is_zero_for_prefix_tokens_at_every_grid():
+    model = tiny("learnable(prefix_rows=False)", reg_tokens=2)
+    table = model.position.encodings[0]
+    assert table.pos_embed.shape == (1, 16, 24)
+    for grid in (model.grid, graticule.Grid(3, 5, prefix=3)):
+        assert table(grid).shape == (grid.tokens, 24)
+        assert not table(grid)[:3].any()
+    torch.testing.assert_close(table(model.grid)[3:], table.pos_embed[0])
+    plain = tiny("learnable", class_token=False, global_pool="avg")
+    plain.position.load_state_dict(model.position.state_dict())
+    grid = graticule.Grid(3, 5)
+    torch.testing.assert_close(table(graticule.Grid(3, 5, prefix=3))[3:], plain.position.encodings[0](grid))
+
+
+@pytest.mark.parametrize("encoding", ["learnable(prefix_rows=False)"])
+def test_a_table_without_prefix_rows_compiles_and_loads_what_another_grid_saved(encoding):
+    model, other = tiny(encoding), tiny(encoding, img_size=(24, 40))
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(
+        other.position.encodings[0].pos_embed[0], model.position.encodings[0](graticule.Grid(3, 5, 1))[1:]
+    )
+    x = images()
+    model.eval()
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+def test_unknown_parts_are_refused_by_name():
+    for given, message in [
+        ({"norm_layer": "layer_norm"}, "`norm_layer` must be one of"),
+        ({"norm_layer": "layernorm(epsilon=1)"}, "`norm_layer` must have no options but eps, got layernorm"),
+        ({"act_layer": "gelu_fast"}, "`act_layer` must be one of"),
+        ({"mlp_layer": "glu"}, "`mlp_layer` must be one of"),
+        ({"qkv_layer": "split"}, "`qkv_layer` must be one of"),
+        ({"block_layer": "prenorm"}, "`block_layer` must be one of"),
+        ({"global_pool": "attention"}, "`global_pool` must be one of"),
+    ]:
+        with pytest.raises(ValueError) as refusal:
+            tiny(**given)
+        assert message in str(refusal.value), given
+    assert block_layer_of(PostNormBlock) is PostNormBlock
+    with pytest.raises(ValueError, match="`global_pool` must be 'map' from the start"):
+        tiny().reset_classifier(3, "map")
