@@ -18,3 +18,12 @@ def test_the_code_about_export_and_publishing_runs(tmp_path, monkeypatch, capsys
         "config.json",
         "model.safetensors",
     }
+
+
+def test_the_code_about_conversion_runs():
+    section = PAGE.partition("## Convert")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    assert len(blocks) == 3
+    names: dict[str, object] = {}
+    exec(compile("".join(blocks), "surgery.md", "exec"), names)
+    assert type(names["back"]).__name__ == "Eva"

@@ -1,5 +1,4 @@
-"""Compute the cases of models with relative biases: iRPE, timm's `vit_relpos`, Swin with a table, Swin V2.
-"""
+"""Compute the cases of models with relative biases: iRPE, timm's `vit_relpos`, Swin with a table, Swin V2."""
 
 from __future__ import annotations
 
