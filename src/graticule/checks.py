@@ -51,7 +51,7 @@ _SHARE = Range(share=True)
 #: any model; they keep what is built from numbers that no machine can count to.
 RANGES: dict[str, Range] = {
     **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim", "hidden"), _CHANNELS),
-    **dict.fromkeys(("num_heads", "groups", "in_chans"), Range(1, 2**16)),
+    **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans"), Range(1, 2**16)),
     **dict.fromkeys(("img_size", "patch_size", "window", "window_size"), _SIDE),
     **dict.fromkeys(("depth", "depths", "num_blocks", "conv_layers"), Range(1, 1000)),
     "layers": Range(most=1000),
@@ -60,7 +60,7 @@ RANGES: dict[str, Range] = {
     "num_classes": Range(0, 2**24),
     "vocab_size": Range(1, 2**28),
     "context": Range(1, 2**24),
-    **dict.fromkeys(("mlp_ratio", "mlp_ratios"), Range(0, 1000, open=True)),
+    **dict.fromkeys(("mlp_ratio", "mlp_ratios", "pool_mlp_ratio"), Range(0, 1000, open=True)),
     **dict.fromkeys(("temperature", "base", "ratio", "eps", "qk_scale", "scale", "embed_scale"), _POSITIVE),
     "std": _POSITIVE,
     **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),

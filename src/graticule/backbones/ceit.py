@@ -195,8 +195,11 @@ class LeffBlock(Block):
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         act_layer: type[nn.Module] = nn.GELU,
+        mlp: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
+        if mlp is not None:
+            raise ValueError("`mlp_layer`, `scale_mlp_norm` and `proj_bias` must be left out with CeiT's feed-forward.")
         leff = LocallyEnhancedFeedForward(dim, int(dim * mlp_ratio), act_layer=act_layer)
         super().__init__(dim, num_heads, mlp_ratio, qkv_bias, mlp=leff, **kwargs)
 

@@ -133,6 +133,14 @@ class VisionTransformer(Backbone):
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
         )
+        if (pre_norm or patch_norm) and embed_layer is not Patches:
+            raise ValueError("`pre_norm` and `patch_norm` must be left out where tokens are not made by one layer.")
+        if global_pool != "map" and (pool_num_heads or pool_mlp_ratio):
+            raise ValueError("`pool_num_heads` and `pool_mlp_ratio` must go with `global_pool` 'map'.")
+        if embed_dim % (pool_num_heads or 1):
+            raise ValueError(f"`pool_num_heads` must divide the {embed_dim} channels, got {pool_num_heads}.")
+        if pool_include_prefix and global_pool in ("", "token"):
+            raise ValueError(f"`pool_include_prefix` must be False with `global_pool` {global_pool!r}, got True.")
         norm, act, block = norm_layer_of(norm_layer), act_layer_of(act_layer), block_layer_of(block_layer)
         fc_norm = global_pool in ("avg", "avgmax", "max") if fc_norm is None else fc_norm
         self.embed_dim = embed_dim
