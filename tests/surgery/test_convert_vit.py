@@ -178,12 +178,14 @@ def test_gradients_of_a_converted_model_are_timms():
             torch.testing.assert_close(own[place].grad, parameter.grad, rtol=1e-10, atol=1e-10)
 
 
-def test_another_classifier_goes_back_to_timm():
-    ours = graticule.convert(build("beit_base_patch16_224"))
-    ours.reset_classifier(3)
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "samvit_base_patch16"])
+@pytest.mark.parametrize(("before", "after"), [(5, 3), (0, 3), (5, 0)])
+def test_another_classifier_goes_back_to_timm(name, before, after):
+    ours = graticule.convert(build(name, num_classes=before))
+    ours.reset_classifier(after)
     back = graticule.to_timm(ours)
     x = torch.randn(1, 3, 32, 48)
-    assert back.num_classes == 3
+    assert back.num_classes == after
     torch.testing.assert_close(back(x), ours(x), rtol=0, atol=1e-6)
 
 

@@ -101,8 +101,7 @@ class SamVisionTransformer(VisionTransformer):
 
     Where windows do not tile the grid, it is padded with zeros, which are attended to, as in its code. Encodings of
     tokens that see each other are built for a window in the layers of windows (`WindowedPosition`), and tables of the
-    others are resampled at other sizes. The names of the parameters are timm's, except those of position and of the
-    classifier.
+    others are resampled at other sizes. The names of the parameters are timm's, except those of position.
 
     Reference: Segment Anything (Kirillov et al., 2023), section A; ViTDet (Li et al., 2022), section 3.
 
@@ -169,6 +168,14 @@ class SamVisionTransformer(VisionTransformer):
         """Turn the tokens after the last block, (B, N, D), into those after the neck."""
         features: Tensor = self.neck(grid.to_map(x))  # (B, C, H, W)
         return features.flatten(2).transpose(1, 2)
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter of timm's."""
+        return super().own_name(published).replace("head.fc.", "head.")
+
+    def published_name(self, own: str) -> str:
+        """Return timm's name of a parameter."""
+        return super().published_name(own).replace("head.", "head.fc.")
 
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.neck_dim or self.embed_dim, self.num_classes) if self.num_classes else nn.Identity()

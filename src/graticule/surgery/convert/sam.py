@@ -51,11 +51,5 @@ def read_sam(model: Any) -> Conversion:
     }
     arguments = vit_arguments(model, trunk, read_blocks(model, {Block: pre_norm(Attention)}))
     encodings = ["learnable"] * (model.pos_embed is not None) + ["decomposed"] * any(relative)
-    names = {f"head.fc.{leaf}": f"head.{leaf}" for leaf in ("weight", "bias")}
-    return Conversion(
-        SamVisionTransformer,
-        arguments,
-        " + ".join(encodings) or "none",
-        names=names,
-        reshaped=frozenset({"pos_embed"}),
-    )
+    encoding = " + ".join(encodings) or "none"
+    return Conversion(SamVisionTransformer, arguments, encoding, reshaped=frozenset({"pos_embed"}))

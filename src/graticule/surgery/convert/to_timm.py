@@ -61,11 +61,16 @@ def to_timm(model: Backbone) -> nn.Module:
     weight = next(model.parameters())
     there = _filled(source.skeleton, weight.device)
     _resize(there, model)
-    lost = sorted(state.keys() - {own for split in source.names.values() for own in split} - computed_names(model))
+    # a classifier may have been added or removed
+    names = {theirs: source.names.get(theirs, (model.own_name(theirs),)) for theirs in there.state_dict()}
+    names = {theirs: split for theirs, split in names.items() if state.keys() >= set(split)}
+    lost = state.keys() - {own for split in names.values() for own in split} - computed_names(model)
+    lost |= {theirs for theirs, _ in there.named_parameters()} - names.keys()
     if lost:
-        raise ValueError(f"`model` must have no tensor that timm's has no place for, got {', '.join(lost[:4])}.")
+        found = ", ".join(sorted(lost)[:4])
+        raise ValueError(f"`model` must have the tensors that timm's has, and no others, got {found} in one of them.")
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    for theirs, split in source.names.items():
+    for theirs, split in names.items():
         value = state[split[0]] if len(split) == 1 else torch.cat([state[own] for own in split])
         _put(there, theirs, value, trained.get(split[0], False))
     return there.to(weight.device, weight.dtype).train(model.training)
