@@ -6,7 +6,7 @@ One file per group of families says how its models are read; `conversion.py` has
 from graticule.surgery.convert import eva, mixers, pyramids, relative, sam, vit
 from graticule.surgery.convert.conversion import Conversion, register_conversion
 from graticule.surgery.convert.from_timm import convert
-from graticule.surgery.convert.to_timm import to_timm
+from graticule.surgery.convert.into_timm import to_timm
 
 __all__ = [
     "Conversion",

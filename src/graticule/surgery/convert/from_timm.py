@@ -16,7 +16,7 @@ from graticule.checks import checked
 from graticule.factory import build_position
 from graticule.specs import Spec
 from graticule.surgery.convert.conversion import Conversion, read
-from graticule.surgery.convert.to_timm import Source, computed_names
+from graticule.surgery.convert.into_timm import Source, computed_names
 from graticule.surgery.position import change_position
 
 
