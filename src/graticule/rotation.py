@@ -160,3 +160,7 @@ class PatchRotation(NamedTuple):
         """Return the rotation of the tokens from `start` to `stop`."""
         others = self.rotation.part(max(start - self.prefix, 0), max(stop - self.prefix, 0))
         return PatchRotation(others, max(self.prefix - start, 0))
+
+    def take(self, tokens: Tensor) -> PatchRotation:
+        """Return the rotation of the tokens of these indices, (n,), of which the first are the `prefix` ones."""
+        return PatchRotation(self.rotation.take(tokens[self.prefix :] - self.prefix), self.prefix)
