@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -271,3 +272,10 @@ def test_the_other_looks_take_models_by_name(capsys, pictures, tmp_path):
     assert code == 1 and "`data` must have one folder for each of the 10 classes" in err
     code, _, err = run_command(capsys, "evaluate", *NANO, "--data", "digitz")
     assert code == 1 and "'digits'" in err
+
+
+def test_the_example_of_the_guide_runs(capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "surgery.md").read_text()
+    code = guide.partition("\n## Audit\n")[2].partition("```python\n")[2].partition("```")[0]
+    exec(compile(code, "docs/surgery.md", "exec"), {})
+    assert capsys.readouterr().out.count("(4, 4)") == 2
