@@ -89,7 +89,7 @@ family_alone = pytest.mark.parametrize("family", SMALL)
 
 #: (function, families or encodings) -> what the refusal says. Everything else must give a result.
 REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
-    ("attention_maps", GATED): "`model` must be one of our backbones with attention",
+    ("attention_maps", GATED): "`model` must have attention, which|`without_position` must be False",
     ("mixing_maps", tuple(set(SMALL) - set(GATED))): "`model` must mix its tokens by position",
     ("mixing_maps of its own", ("MLP-Mixer",)): "`model` must mix its tokens by weights",
     ("position_correlations", ("bucketed_bias", "rope+shaw", "peg+sgu")): "`model` must have an absolute encoding",
@@ -118,6 +118,7 @@ WITHOUT_A_MODEL = {
     *("register_text", "score_plot"),
     *("register_names", "own_state", "read_state", "renamed_state_dict"),
     # of models of other libraries, or tested family by family in tests/surgery and tests/backbones/test_hub.py
+    *("audit", "audit_json", "audit_page", "rotary_similarity", "view_of"),
     *("attach", "change_position", "convert", "export", "from_pretrained", "load_own", "resize", "to_timm"),
 }
 
@@ -606,9 +607,9 @@ def test_an_argument_that_is_like_no_other_is_refused_with_all_of_them():
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda model, x: attention_maps(model, x), "`model` must be one of our backbones with attention"),
+        (lambda model, x: attention_maps(model, x), "`model` must take images, got LanguageModel"),
         (lambda model, x: mixing_maps(model), "`model` must mix its tokens by position"),
-        (lambda model, x: translation_error(model, x), "`model` must be one of our backbones"),
+        (lambda model, x: translation_error(model, x), "`model` must take images, got LanguageModel"),
         (lambda model, x: position_correlations(model, 32), "`img_size` must be left out with a language model"),
         (lambda model, x: graticule.fold(model, 32), "`img_size` must be left out with a language model"),
     ],
