@@ -22,7 +22,7 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.hub import OF_TIMM, PREFIX, written_words
 from graticule.checkpoints import load_checkpoint, own_state, read_state
-from graticule.checks import checked
+from graticule.checks import checked, whole
 from graticule.encodings import ENCODINGS, PositionBuilder
 from graticule.factory import build_position
 from graticule.memory import build_within_memory
@@ -74,7 +74,8 @@ class Size:
         """Number of blocks of each stage; empty if the arguments do not say it."""
         several = self.argument("depths")
         one = self.argument("depth", self.argument("num_blocks"))
-        return tuple(several) if several is not None else () if one is None else (one,)
+        given = several if isinstance(several, list | tuple) else (one,)
+        return tuple(given) if all(map(whole, given)) else ()  # the constructor refuses what is no number
 
     @property
     def dims(self) -> tuple[int, ...]:
