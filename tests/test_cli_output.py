@@ -53,7 +53,7 @@ def test_another_pipe_that_breaks_is_an_error(capsys, monkeypatch):
     [
         (
             "evaluate --sizes 28 56 RUN",
-            "`runs` must stand before --sizes, which takes every value up to the next option, got --sizes 28 56 RUN; "
+            "`models` must stand before --sizes, which takes every value up to the next option, got --sizes 28 56 RUN; "
             "write graticule evaluate RUN --sizes 28 56",
         ),
         ("evaluate --device cpu --lengths 128 RUN", "write graticule evaluate RUN --lengths 128"),
@@ -84,8 +84,8 @@ def test_an_option_that_took_what_the_command_is_about_says_how_to_write_it(caps
     ],
 )
 def test_any_other_order_finds_the_run(capsys, arguments):
-    code, _, err = run_command(capsys, *arguments.split())
-    assert code == 1 and "`run` must be the folder of a run, got 'RUN', which is not there" in err
+    code, _, err = run_command(capsys, *arguments.replace("RUN", "./RUN").split())
+    assert code == 1 and "`run` must be the folder of a run, got './RUN', which is not there" in err
 
 
 HELPS = [[name, "--help"] for name in COMMANDS if name != "train"] + [
