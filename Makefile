@@ -21,7 +21,7 @@ test: $(VENV)/.installed
 # Old versions give warnings that newer ones do not, so warnings are no errors here.
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[demo,text]" datasets pytest pyyaml transformers webdataset
+	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[cluster,demo,export,text]" datasets pytest pyyaml transformers webdataset
 	.venv-lowest/bin/python -m pytest -o filterwarnings=default
 
 # The new environment finds the dependencies in $(VENV) by a path file, since PyTorch alone is gigabytes; the editable
