@@ -459,8 +459,8 @@ def test_the_command_writes_what_it_says_and_a_sheet_a_stage(capsys, tmp_path, m
         assert np.isfinite(found.similarity).all()
 
 
-@pytest.mark.parametrize(("encoding", "drawn"), [("relative_bias", True), ("rope_mixed", False)])
-def test_a_pyramid_without_an_absolute_encoding_has_its_biases_drawn_or_is_refused_before_anything_is_written(
+@pytest.mark.parametrize(("encoding", "drawn"), [("relative_bias", "bias"), ("rope_mixed", "rotary"), ("peg", None)])
+def test_a_pyramid_without_an_absolute_encoding_has_biases_and_rotations_drawn_or_is_refused_before_any_work(
     capsys, tmp_path, encoding, drawn
 ):
     options = RUNS["swin_tiny_patch4_window7_224"][1][4:]
@@ -470,9 +470,9 @@ def test_a_pyramid_without_an_absolute_encoding_has_its_biases_drawn_or_is_refus
     code = main(["correlations", str(tmp_path / "run"), "--output", str(tmp_path / "found")])
     out, err = capsys.readouterr()
     if drawn:
-        names = {f"bias-stage{stage}.{end}" for stage in (1, 2) for end in ("png", "npz")}
+        names = {f"{drawn}-stage{stage}.{end}" for stage in (1, 2) for end in ("png", "npz")}
         assert code == 0 and {path.name for path in (tmp_path / "found").iterdir()} == names
-        assert "bias, stage 2 on 4 x 4 patches" in out
+        assert drawn != "bias" or "bias, stage 2 on 4 x 4 patches" in out
     else:
         assert code == 1 and "`model` must have an absolute encoding" in err
         assert not (tmp_path / "found").exists()

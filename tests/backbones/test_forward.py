@@ -231,7 +231,7 @@ def test_the_stream_is_the_blocks_with_each_layers_position(joining):
     [
         (
             {"global_pool": "mean"},
-            r"`global_pool` must be one of '', 'token', 'avg', 'avgmax', 'max', 'seq', got 'mean'",
+            r"`global_pool` must be one of '', 'token', 'avg', 'avgmax', 'max', 'map', 'seq', got 'mean'",
         ),
         ({"class_token": False}, "`class_token` must be True where `global_pool` is 'token', got False"),
         ({"depth": 0}, "`depth` must be at least 1, got 0"),

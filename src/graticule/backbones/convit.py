@@ -63,14 +63,14 @@ class ConVit(VisionTransformer):
             raise ValueError(
                 "`encoding` must keep the channels of queries and keys, where the class token has no position."
             )
-        if hasattr(self, "joins_at"):
-            return  # the position of an existing model is replaced
-        self.joins_at = 1 + max((i for i, layer in enumerate(given) if layer.positional is not None), default=-1)
-        if self.joins_at == self.depths[0] and self.has_class_token:
+        joins_at = 1 + max((i for i, layer in enumerate(given) if layer.positional is not None), default=-1)
+        if joins_at == self.depths[0] and self.has_class_token:
             raise ValueError(
                 f"`encoding` must leave the last of the {self.depths[0]} layers without positional attention, for the "
                 "class token to join; use gpsa(layers=...), or `class_token=False`."
             )
+        if not hasattr(self, "joins_at"):  # else the position of an existing model is replaced
+            self.joins_at = joins_at
 
     def grid_at(self, image: tuple[int, int]) -> Grid:
         """Return the grid of the patches of an image of `image` = (height, width), in pixels."""

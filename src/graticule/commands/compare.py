@@ -122,7 +122,7 @@ def run(arguments: list[str]) -> int:
             if part is not None:
                 left = train_part(choices, options.seeds, folder, part, replace=options.replace, executor=executor)
                 if left:
-                    print(f"part {options.part} is finished; {left} runs of others are not, so there is no table yet.")
+                    print(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
                     return 0
             command = shlex.join(["graticule", "compare", *arguments])
             comparison = compare(
