@@ -8,7 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import submitit
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import graticule.studies.execution as module
 from graticule.files import locked
@@ -76,13 +76,29 @@ def test_a_comparison_carried_by_an_executor_has_the_same_numbers(here, tmp_path
     assert all((one.folder / OUTPUT).exists() for one in plan(CHOICES, [0], tmp_path))
 
 
-def test_dask_carries_runs(here, tmp_path):
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
-        executor_of(f"dask:{cluster.scheduler_address}", tmp_path) as executor,
-    ):
+def test_dask_carries_runs(here, tmp_path, monkeypatch):
+    """A client in this process; benchmarks/engine.py has real workers, whose threads would disturb forked tests."""
+    addresses = []
+
+    class FakeClient(Scripted):
+        def __init__(self, address, timeout):
+            super().__init__()
+            addresses.append(address)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            addresses.append("closed")
+
+        def submit(self, fn, *args, pure):
+            assert not pure  # the same call may be made twice
+            return super().submit(fn, *args)
+
+    monkeypatch.setattr("distributed.Client", FakeClient)
+    with executor_of("dask:tcp://scheduler:8786", tmp_path) as executor:
         compare(CHOICES, [0], tmp_path, progress=False, executor=executor)
-    assert table(tmp_path) == table(here)
+    assert table(tmp_path) == table(here) and addresses == ["tcp://scheduler:8786", "closed"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves its logs open
