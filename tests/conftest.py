@@ -24,6 +24,7 @@ def _start_alike(monkeypatch):
     torch.manual_seed(0)
     torch._dynamo.reset()
     monkeypatch.setattr(cost, "_SECONDS", 0.0)  # three timed passes, however short they are
+    monkeypatch.setattr(plugins, "_loaded", [])  # runs that are trained elsewhere load them again
 
 
 @pytest.fixture
