@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from graticule.specs import Spec
 
@@ -47,6 +47,10 @@ class Submits(Protocol):
 
 class RunJob(Protocol):
     """A run to be trained."""
+
+    @property
+    def choice(self) -> str:
+        """What it is among the others."""
 
     @property
     def folder(self) -> Path:
@@ -129,7 +133,7 @@ def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
         except ModuleNotFoundError:
             raise ImportError(_missing("dask", "distributed")) from None
         try:
-            client = Client(value, timeout="10s")  # type: ignore[no-untyped-call]
+            client = cast("Any", Client)(value, timeout="10s")
         except OSError as error:
             raise ValueError(f"`on` must have the address of a Dask scheduler, got {value!r}: {error}.") from None
         with client:
@@ -240,7 +244,7 @@ def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
         in_use = []
         for one in waiting:
             if progress and not Run(one.folder).finished:
-                print(f"{one.folder}, seed {one.recipe.seed}", flush=True)
+                print(f"{one.choice}, seed {one.recipe.seed} -> {one.folder}", flush=True)
             try:
                 train(one.recipe, one.folder, resume=True, progress=progress)
             except BlockingIOError:
