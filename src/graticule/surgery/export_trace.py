@@ -76,7 +76,7 @@ def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
         if type(error) is ValueError:  # ours, which say it themselves
             raise
         raise _refusal(sizes, error) from error
-    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, TypeError, AssertionError) as error:
         raise _refusal(sizes, error) from error
     _remove_unused(traced)
     for node in traced.graph.nodes:
