@@ -35,6 +35,7 @@ COMMANDS = {
     "export": "write a model for ONNX Runtime or torch.export, run the file and compare it",
     "publish": "write a run as a folder for the Hugging Face hub, with a model card",
     "compare": "train several choices with several seeds, and make one table",
+    "study": "run a study: a question with its runs, tests and figure, or list the studies",
     "consolidate": "write the weights of a run's checkpoint, sharded or not, to one safetensors file",
     "pack": "pack an image folder or tar shards into Arrow files, or verify them",
     "demo": "train, evaluate and analyze on embedded digits, in minutes",

@@ -9,6 +9,7 @@ from graticule.analysis.audit_page import audit_json, audit_page
 from graticule.analysis.backbone_view import BackboneView
 from graticule.analysis.bias import BiasMaps, bias_maps
 from graticule.analysis.bias_map_sheet import bias_map_sheet
+from graticule.analysis.coefficients import Coefficients, norm_coefficients
 from graticule.analysis.convergence import convergence_plot
 from graticule.analysis.correlation import (
     Correlations,
@@ -42,6 +43,7 @@ __all__ = [
     "Audit",
     "BackboneView",
     "BiasMaps",
+    "Coefficients",
     "Correlations",
     "Effect",
     "Eraser",
@@ -73,6 +75,7 @@ __all__ = [
     "mixing_parts",
     "mixing_sheet",
     "non_locality_plot",
+    "norm_coefficients",
     "parts_sheet",
     "position_correlations",
     "resolution_plot",

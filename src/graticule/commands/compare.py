@@ -17,6 +17,7 @@ from graticule.commands.options import (
     output_folder,
     overridden,
     parse,
+    parse_part,
     parse_sizes,
     print_table,
     print_written,
@@ -73,7 +74,7 @@ class Compare:
 def run(arguments: list[str]) -> int:
     """Train several choices with several seeds, and make one table."""
     options = parse(Compare, "compare", arguments)
-    part = _part(options.part)
+    part = parse_part(options.part)
     from graticule.recipes import load_recipe
 
     base = load_recipe(options.recipe)  # first, so that an unknown name costs no import of PyTorch
@@ -150,16 +151,6 @@ def run(arguments: list[str]) -> int:
         _print_tests(at_lengths)
         print_written(*at_lengths.write(folder))
     return 0
-
-
-def _part(given: str | None) -> tuple[int, int] | None:
-    """Read K/N."""
-    if given is None:
-        return None
-    number, _, parts = given.partition("/")
-    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts) < 10**6):
-        raise ValueError(f"`part` must be K/N with K from 1 to N, as 2/4, got {given!r}.")
-    return int(number), int(parts)
 
 
 def _print_tests(found: Resolutions | Lengths) -> None:

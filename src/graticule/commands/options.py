@@ -104,6 +104,16 @@ def parse_checkpoint(given: str) -> Any:
     return given
 
 
+def parse_part(given: str | None) -> tuple[int, int] | None:
+    """Read K/N, a part of the runs of a comparison or study."""
+    if given is None:
+        return None
+    number, _, parts = given.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts) < 10**6):
+        raise ValueError(f"`part` must be K/N with K from 1 to N, as 2/4, got {given!r}.")
+    return int(number), int(parts)
+
+
 def choose_device(given: str) -> str:
     """Turn auto into cuda where there is a GPU, and into cpu elsewhere.
 

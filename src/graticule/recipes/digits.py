@@ -2,6 +2,7 @@
 
 Reproduces: nothing; most follow a table of a paper on a small scale, as said beside each.
 Command: graticule train digits_quick
+    graticule study amplitude (digits_small; graticule study lists the others)
     graticule compare digits_sizes --sizes 20 28 36 44 56 --seeds 0 1 2 3 4 --choices encoding=learnable ...
     graticule compare digits_gmlp --seeds 0 1 2 3 4 --choices encoding=sgu encoding=lrpe ... (digits_posmlp too)
     graticule train digits_cpvt; then graticule evaluate RUN --sizes 20 28 36 44 and graticule translation RUN
@@ -10,7 +11,8 @@ Command: graticule train digits_quick
     graticule train digits_posmlp --output runs/digits-teacher; then graticule compare digits_distilled
     --seeds 0 1 2 3 4 --choices distillation.form=hard distillation.teacher=runs/digits-teacher
     distillation.teacher=runs/digits-teacher,distillation.form=soft
-Cost: digits_quick less than a minute, digits_sizes and digits_cpvt about a minute on 2 cores; per run on one core
+Cost: digits_quick less than a minute, digits_small half a minute on one core, digits_sizes and
+    digits_cpvt about a minute on 2 cores; per run on one core
     digits_gmlp about 90 seconds, digits_posmlp 40, digits_compact 30 to 120, digits_distilled 60 (2026-11-21).
 Result: docs/results.md, five seeds each: digits_quick with five joinings, digits_sizes with six encodings, digits_gmlp
     and digits_posmlp with six gating units. digits_compact with the default joining and LaPE: ViT-Lite 87.18 and 92.62,
@@ -33,6 +35,13 @@ import graticule
 @graticule.register_recipe(
     "digits_sizes",  # CPVT (Chu et al., 2023), Tables 2 and 8: trained at one size, tested at others
     "A small ViT on the embedded digits, to be evaluated at sizes that it was not trained at.",
+)
+@graticule.register_recipe(
+    "digits_small",
+    "A small ViT of 4 layers on the embedded digits at 20 x 20, for studies of many runs.",
+    epochs=10,
+    img_size=(20, 20),
+    model_kwargs=("depth=4",),
 )
 @graticule.register_recipe(
     "digits_cpvt",  # CPVT-Ti-GAP (Chu et al., 2023, Table 3)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from graticule.metric import Metric
-from graticule.studies.significance import format_p, holm, holm_note, paired_p
+from graticule.studies.significance import PairedTest, finding, format_p, holm, holm_note, paired_test
 from graticule.studies.tables import markdown
 from graticule.training import Run
 
@@ -63,8 +63,12 @@ class Comparison:
     @property
     def tests(self) -> list[float | None]:
         """Return p of the paired t-test of every choice but the first against it; None where there is none."""
+        return [None if test is None else test.p for test in self._paired]
+
+    @property
+    def _paired(self) -> list[PairedTest | None]:
         first, *others = self.scores.values()
-        return [paired_p(scores, first) for scores in others]
+        return [paired_test(scores, first) for scores in others]
 
     def markdown(self) -> str:
         """Return the table in Markdown."""
@@ -74,17 +78,14 @@ class Comparison:
         """Say for each choice what the numbers show against the first, at 5 percent over all; then how it is tested."""
         first, *names = self.scores
         said = []
-        for name, p in zip(names, holm(self.tests), strict=True):
+        for name, test, p in zip(names, self._paired, holm(self.tests), strict=True):
             difference = fmean(self.scores[name]) - fmean(self.scores[first])
-            found = f"{name} against {first}: {difference:+.{self.decimals}f}"
-            if not math.isfinite(difference):
-                said.append(f"{name} against {first}: a score is not a finite number.")
-            elif p is None:
-                said.append(f"{found}, with too few seeds for a test.")
-            elif p < 0.05:
-                said.append(f"{found}, p = {p:.3g}: a difference beyond chance.")
+            if math.isfinite(difference):
+                said.append(
+                    f"{name} against {first}: {difference:+.{self.decimals}f}, {finding(test, p, self.decimals)}."
+                )
             else:
-                said.append(f"{found}, p = {p:.2g}: no difference within error.")
+                said.append(f"{name} against {first}: a score is not a finite number.")
         count = sum(p is not None for p in self.tests)
         return [*said, f"{holm_note(count)}."] if names else said
 

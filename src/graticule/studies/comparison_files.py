@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from graticule.analysis import save_figure, score_plot
 from graticule.files import write_json, write_text
 from graticule.studies.comparison import Comparison
+from graticule.studies.study_table import csv_text, origin
 from graticule.training import TrainingRecipe
 from graticule.training.surroundings import surroundings
 
@@ -43,26 +42,30 @@ def write_comparison(
 
 
 def csv_of(comparison: Comparison, folder: Path) -> str:
-    """Return one row per run: choice, seed, score, wall time in seconds, parameters, folder."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("choice", "seed", comparison.metric.key, "seconds", "parameters", "folder"))
+    """Return one row per run: choice, seed, score, wall time in seconds, parameters, folder, and what it comes from."""
+    records: list[dict[str, Any]] = []
     for name, scores in comparison.scores.items():
         seconds, runs = comparison.seconds[name], comparison.runs[name]
         for seed, score, wall, run in zip(comparison.seeds, scores, seconds, runs, strict=True):
-            place = run.folder.relative_to(folder)
-            writer.writerow((name, seed, score, f"{wall:.1f}", comparison.parameters[name], place))
-    return text.getvalue()
+            place = {"parameters": comparison.parameters[name], "folder": run.folder.relative_to(folder)}
+            values = {comparison.metric.key: score, "seconds": f"{wall:.1f}", **place}
+            records.append({"choice": name, "seed": seed, **values, **origin(run)})
+    return csv_text(records, records[0])
 
 
 def latex_of(comparison: Comparison) -> str:
     """Return the table for LaTeX with the package booktabs."""
-    rows = [" & ".join([rf"\texttt{{{latex(name)}}}", *map(latex, cells)]) for name, *cells in comparison.rows()]
+    return latex_table(comparison.columns, comparison.rows())
+
+
+def latex_table(columns: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a table for LaTeX with the package booktabs, the first column in the font of code."""
+    rows = [" & ".join([rf"\texttt{{{latex(name)}}}", *map(latex, cells)]) for name, *cells in body]
     lines = [
         r"% \usepackage{booktabs}",
-        rf"\begin{{tabular}}{{l{'r' * (len(comparison.columns) - 1)}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
         r"\toprule",
-        " & ".join(map(latex, comparison.columns)) + r" \\",
+        " & ".join(map(latex, columns)) + r" \\",
         r"\midrule",
         *(rf"{row} \\" for row in rows),
         r"\bottomrule",

@@ -156,6 +156,16 @@ def _prepare(
     runs = plan(choices, seeds, folder)
     if not replace:
         _check_replaced(folder, choices, seeds)
+    return runs, *check_choices(choices, runs)
+
+
+def check_choices(
+    choices: Mapping[str, TrainingRecipe], runs: Sequence[PlannedRun]
+) -> tuple[dict[str, int], int | None]:
+    """Check that every choice can be built and that no run is of another recipe.
+
+    Returns the parameters of every choice, and the number of test examples; None if they differ or are not known.
+    """
     parameters, examples = {}, set()
     for name, recipe in choices.items():
         task = task_of(recipe)
@@ -166,7 +176,7 @@ def _prepare(
         examples.add(getattr(data, "num_test", None))
     for one in runs:
         Run(one.folder).check_recipe(one.recipe)
-    return runs, parameters, examples.pop() if len(examples) == 1 else None
+    return parameters, examples.pop() if len(examples) == 1 else None
 
 
 def _collect(

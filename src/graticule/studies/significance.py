@@ -4,18 +4,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import numpy as np
 from scipy import stats
 
+#: A difference is one beyond chance below this p, adjusted for all tests that are made together.
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    r"""A paired t-test of n seeds: the mean of the differences d_i of two choices, and what chance leaves of it.
+
+    difference: the mean of the d_i.
+    low, high: its 95 % confidence interval.
+    p: two-sided, of the hypothesis that the mean is zero.
+    effect: Hedges' g of paired differences,
+
+    .. math:: g = \frac{\bar d}{s_d} \left(1 - \frac{3}{4 (n - 1) - 1}\right)
+
+    Reference: Distribution Theory for Glass's Estimator of Effect Size (Hedges, 1981).
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    effect: float
+
+
+def paired_test(scores: Sequence[float], reference: Sequence[float]) -> PairedTest | None:
+    """Test whether the scores differ from those of the same seeds in `reference`.
+
+    Returns None with fewer than two seeds, if all differ by the same, or if a score is not finite.
+    """
+    differences = [a - b for a, b in zip(scores, reference, strict=True)]
+    count = len(differences)
+    if count < 2 or not all(map(math.isfinite, differences)) or max(differences) - min(differences) < 1e-12:
+        return None
+    found = stats.ttest_rel(scores, reference)
+    low, high = found.confidence_interval(0.95)
+    mean = fmean(differences)
+    effect = mean / stdev(differences) * (1 - 3 / (4 * (count - 1) - 1))
+    return PairedTest(mean, float(low), float(high), float(found.pvalue), effect)
+
 
 def paired_p(scores: Sequence[float], reference: Sequence[float]) -> float | None:
-    """Return the two-sided p of a paired t-test over seeds; None with fewer than two, or if all differ by the same."""
-    differences = [a - b for a, b in zip(scores, reference, strict=True)]
-    if len(differences) < 2 or max(differences) - min(differences) < 1e-12:
-        return None
-    p = float(stats.ttest_rel(scores, reference).pvalue)
-    return None if math.isnan(p) else p
+    """Return the two-sided p of `paired_test`; None where there is no test."""
+    found = paired_test(scores, reference)
+    return None if found is None else found.p
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -35,6 +74,16 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     adjusted[order] = np.maximum.accumulate(np.minimum(1, given[order] * (len(given) - np.arange(len(given)))))
     rest = iter(adjusted.tolist())
     return [None if p is None else next(rest) for p in values]
+
+
+def finding(test: PairedTest | None, adjusted: float | None, decimals: int) -> str:
+    """Say what a test shows, given its p adjusted for all tests of its family."""
+    if test is None or adjusted is None:
+        return "not tested (too few seeds, or the same difference in all)"
+    interval = f"95 % interval {test.low:+.{decimals}f} to {test.high:+.{decimals}f}"
+    said = "a difference beyond chance" if adjusted < LEVEL else "no difference within error"
+    p = format_p(adjusted)
+    return f"{interval}, p {p if p.startswith('<') else f'= {p}'}: {said}"
 
 
 def format_p(p: float | None) -> str:

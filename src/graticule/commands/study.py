@@ -1,0 +1,133 @@
+"""`graticule study`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from graticule.commands.options import output_folder, parse, parse_part, print_table, print_written
+from graticule.names import known_name
+
+if TYPE_CHECKING:
+    from graticule.studies.study import Study
+
+
+@dataclass
+class StudyOptions:
+    """Run a study: train and measure what its table lacks, then write its tables, tests, figure and text.
+
+    Without a name, list the studies. The results are kept in one table, a CSV file with a row per score, from which
+    everything else is written:
+
+    graticule study amplitude
+
+    graticule study amplitude --docs docs --report
+    """
+
+    study: tyro.conf.Positional[str | None] = None
+    """name of a study, or a Python file with a function `study()`"""
+    seeds: list[int] = dataclasses.field(default_factory=list)
+    """run only these seeds (default: those of the study)"""
+    choices: list[str] = dataclasses.field(default_factory=list)
+    """run only these choices"""
+    variants: list[str] = dataclasses.field(default_factory=list)
+    """run only these variants"""
+    output: Path | None = None
+    """folder of the runs, and of the results without --docs (default: runs/study-NAME, with --quick ...-quick)"""
+    docs: Path | None = None
+    """write into these pages: DOCS/data/study_NAME.csv, DOCS/figures, and between the markers of the study"""
+    data_root: Path | None = None
+    """folder of the data set"""
+    report: bool = False
+    """only write tables, tests, figure and text anew from the table"""
+    quick: bool = False
+    """only a few steps per run and one seed, to see that everything works"""
+    list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """list the runs that the table lacks with an estimate of their time, and train nothing"""
+    dry_run: bool = False
+    """the same, with the script of a job for --on slurm"""
+    part: str | None = None
+    """K/N, as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
+    on: str = "here"
+    """where the runs are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
+
+
+def run(arguments: list[str]) -> int:
+    """Run a study, or list them."""
+    options = parse(StudyOptions, "study", arguments)
+    from graticule.studies.study import list_studies, load_study
+
+    if options.study is None:
+        print(*(f"{name:22}{question}" for name, question in list_studies().items()), sep="\n")
+        return 0
+    part = parse_part(options.part)
+    study = load_study(options.study)
+    name = Path(options.study).stem
+    if options.quick and options.docs is not None:
+        raise ValueError(f"`docs` must be left out with --quick, whose results are none, got {str(options.docs)!r}.")
+    folder = output_folder(options.output, Path("runs") / f"study-{name}{'-quick' * options.quick}")
+    table = (folder if options.docs is None else options.docs / "data") / f"study_{name}.csv"
+    part_of_it = _selected(study, options)
+
+    from graticule.studies import executor_of, planned_rows, slurm_script
+    from graticule.studies.study_report import StudyReport
+    from graticule.studies.study_runs import missing_runs, run_study, write_report
+    from graticule.studies.study_table import read_table
+    from graticule.training import Interrupted
+
+    given = {"quick": options.quick, "data_root": options.data_root}
+    if options.dry_run and options.on.startswith("slurm"):
+        print(slurm_script(options.on, folder))
+    if options.list_runs or options.dry_run:
+        rows = read_table(table)
+        missing = missing_runs(part_of_it, rows, folder, **given)
+        if missing:
+            columns, *found = planned_rows(missing)
+            print_table(columns, found)
+        kept = len(part_of_it.cells) * len(part_of_it.seeds) - len(missing)
+        cost = StudyReport(name, part_of_it, rows).cost()
+        print(f"{len(missing)} runs to train, {kept} in {table}; about {cost} on one core")
+        return 0
+    if not options.report:
+        try:
+            with executor_of(options.on, folder) as executor:
+                left = run_study(part_of_it, folder, table, part=part, executor=executor, **given)
+        except Interrupted:
+            print("stopped; the same command resumes the study.", file=sys.stderr)
+            return 130
+        if left:
+            print(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
+            return 0
+    report = StudyReport(name, study, read_table(table))
+    if not report.rows:
+        raise FileNotFoundError(
+            f"{table} has no results yet; graticule study {options.study} without --report runs it."
+        )
+    print(study.question)
+    for header, *body in (report.means(), report.findings()):
+        if body:
+            print_table(header, body)
+    print_written(*([] if options.report else [table]), *write_report(name, study, table, folder, options.docs))
+    return 0
+
+
+def _selected(study: Study, options: StudyOptions) -> Study:
+    """Return the study with the chosen seeds, choices and variants alone."""
+    choices = options.choices or list(study.choices)
+    variants = options.variants or list(study.variants)
+    for given, known, argument in ((choices, study.choices, "choices"), (variants, study.variants, "variants")):
+        for one in given:
+            known_name(argument, one, known)
+    seeds = options.seeds or list(study.seeds)
+    return dataclasses.replace(
+        study,
+        choices={name: study.choices[name] for name in choices},
+        variants={name: study.variants[name] for name in variants},
+        seeds=tuple(seeds[:1] if options.quick else seeds),
+        tests=tuple(pair for pair in study.tested if set(pair) <= set(choices)),
+    )

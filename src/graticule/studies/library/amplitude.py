@@ -1,0 +1,25 @@
+"""The amplitude of a learnable table at the start, with the default joining and with LaPE."""
+
+from graticule.studies.study import Study
+
+
+def study() -> Study:
+    """Three standard deviations of the initial table, times two joinings."""
+    choices = {
+        f"std {std}{label}": {"encoding": f"learnable(std={std})", "joining": joining}
+        for label, joining in (("", "default"), (", LaPE", "lape"))
+        for std in (0.02, 0.2, 1)
+    }
+    return Study(
+        question="How much does the amplitude of a learnable table at the start decide?",
+        recipe="digits_small",
+        choices=choices,
+        sizes=((28, 28), (40, 40)),
+        tests=(
+            ("std 0.2", "std 0.02"),
+            ("std 1", "std 0.02"),
+            *((f"std {std}, LaPE", f"std {std}") for std in (0.02, 0.2, 1)),
+            ("std 0.02, LaPE", "std 1"),
+        ),
+        seconds=30,
+    )

@@ -1,0 +1,25 @@
+"""LaPE's Table 2 in small: CIFAR-10, three kinds of compact transformers, the amplitude controlled for."""
+
+from graticule.studies.study import Study
+
+
+def study() -> Study:
+    """Small forms of ViT-Lite, CVT and CCT on a fifth of the data."""
+    models = {"ViT-Lite-2/4": "vit_lite_2_4_32", "CVT-2/4": "cvt_2_4_32", "CCT-2/3x2": "cct_2_3x2_32"}
+    return Study(
+        question="Does LaPE help compact transformers on CIFAR-10, by more than the amplitude of the table?",
+        recipe="vit_lite_cifar10",
+        choices={
+            "default": {"encoding": "learnable"},
+            "default, std 1": {"encoding": "learnable(std=1)"},
+            "LaPE": {"encoding": "learnable", "joining": "lape"},
+        },
+        variants={name: {"model": model} for name, model in models.items()},
+        base={"limit_train": 10_000, "epochs": 30, "warmup_epochs": 2, "cooldown_epochs": 0},
+        seeds=(121, 122, 123),
+        tests=(("LaPE", "default"), ("LaPE", "default, std 1"), ("default, std 1", "default")),
+        controls="'default, std 1' controls for the amplitude of the table.",
+        follows="LaPE (Yu et al., 2023), Table 2",
+        limits="A fifth of the data and a tenth of the paper's epochs.",
+        seconds=900,
+    )

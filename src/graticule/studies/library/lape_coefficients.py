@@ -1,0 +1,35 @@
+"""The coefficients of LaPE's Eq. 6 and 7 on real tokens: how much of each layer's input is position."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from graticule.studies.study import Endpoint, Measured, Study
+
+
+def measure(run: Any) -> Iterator[Measured]:
+    """Measure the coefficients of every layer over the first 200 test images: means over tokens and images."""
+    import torch
+
+    from graticule.analysis import norm_coefficients
+
+    data = run.data()
+    images, _ = next(iter(data.eval_dataloader(run.recipe().img_size)))
+    found = norm_coefficients(run.model(data, "last"), images[:200])
+    for layer in range(len(found.tokens)):
+        for name in ("tokens", "position", "shift"):
+            value = getattr(found, name)[layer].mean(dtype=torch.float64)
+            yield f"lambda_{name}", f"layer {layer + 1}", round(float(value), 6)
+
+
+def study() -> Study:
+    """The default joining at three amplitudes; with LaPE the stream has no position, so Eq. 6 does not apply."""
+    choices = {f"std {std}": {"encoding": f"learnable(std={std})"} for std in (0.02, 0.2, 1)}
+    return Study(
+        question="How much of what a layer's norm gives to attention is position, with the default joining?",
+        recipe="digits_small",
+        choices={**choices, "sinusoidal 2-D": {"encoding": "sinusoidal_2d"}},
+        endpoint=Endpoint(metric="lambda_position", at="layer 1", minus="layer 4"),
+        follows="LaPE (Yu et al., 2023), Eq. 6 and 7",
+        seconds=30,
+        measure=measure,
+    )

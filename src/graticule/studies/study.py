@@ -1,0 +1,162 @@
+"""A study: a question, the runs that answer it, and how the answer is tested; a short Python file each."""
+
+from __future__ import annotations
+
+import dataclasses
+import pkgutil
+import runpy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from graticule.names import known_name
+
+#: A score of a run: its metric, at what it was measured, and its value.
+Measured = tuple[str, str, float]
+#: At what the score of the last epoch of training is measured.
+TRAINED = "trained"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The number of a run that a study is decided by: a score, or the difference of two scores of the same run.
+
+    metric: of the scores; None for that of the recipe.
+    at: at what it is measured: 'trained', or a mode and a size, such as 'canvas 40'.
+    minus: at what the score is measured that is subtracted; None for none.
+    """
+
+    metric: str | None = None
+    at: str = TRAINED
+    minus: str | None = None
+
+    def __str__(self) -> str:
+        """Name it in a table."""
+        name = self.metric or "score"
+        return f"{name} ({self.at})" + (f" - {name} ({self.minus})" if self.minus else "")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, and the runs that answer it: every choice in every variant with every seed.
+
+    question: one sentence.
+    recipe: the name of a recipe.
+    choices: label -> fields of the recipe that are changed; what is compared.
+    seconds: estimated wall time of a run on one core, or variant -> that of its runs.
+    variants: label -> further changed fields; settings in which the choices are compared, such as epochs.
+    base: fields of the recipe that are changed for all.
+    seeds: the same for every choice and variant.
+    sizes: (height, width) of the images that the last weights are also tested at.
+    modes: what becomes of the images there, zoom or canvas.
+    tests: (choice, the choice it is tested against); all against the first by default.
+    endpoint: what is tested, decided before the runs.
+    controls: which choices are controls, and for what; a sentence.
+    follows: the paper and table that it repeats on a small scale.
+    limits: what the result does not show; a sentence.
+    measure: further scores of a finished run.
+    """
+
+    question: str
+    recipe: str
+    choices: Mapping[str, Mapping[str, Any]]
+    seconds: float | Mapping[str, float]
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    base: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    sizes: tuple[tuple[int, int], ...] = ()
+    modes: tuple[Literal["zoom", "canvas"], ...] = ("zoom",)
+    tests: tuple[tuple[str, str], ...] = ()
+    endpoint: Endpoint = field(default_factory=Endpoint)
+    controls: str = ""
+    follows: str = ""
+    limits: str = ""
+    measure: Callable[[Any], Iterable[Measured]] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.choices or not self.variants or not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(
+                f"`choices`, `variants` and `seeds` must not be empty, nor seeds twice, got {list(self.choices)}, "
+                f"{list(self.variants)}, {list(self.seeds)}."
+            )
+        for pair in self.tests:
+            for name in pair:
+                known_name("tests", name, self.choices)
+        if any(self.seconds_of(variant) <= 0 for variant in self.variants):
+            raise ValueError(f"`seconds` must be the time of a run, more than 0, got {self.seconds}.")
+
+    def seconds_of(self, variant: str) -> float:
+        """Return the estimated wall time of a run of a variant, on one core."""
+        return self.seconds[variant] if isinstance(self.seconds, Mapping) else self.seconds
+
+    @property
+    def tested(self) -> tuple[tuple[str, str], ...]:
+        """The pairs of choices that are tested."""
+        first, *others = self.choices
+        return self.tests or tuple((other, first) for other in others)
+
+    @property
+    def cells(self) -> dict[str, tuple[str, str]]:
+        """The name of the runs of every choice in every variant -> (choice, variant)."""
+        return {
+            f"{choice}, {variant}" if variant else choice: (choice, variant)
+            for variant in self.variants
+            for choice in self.choices
+        }
+
+    def recipes(self, *, quick: bool = False, data_root: Path | None = None) -> dict[str, Any]:
+        """Return the recipes of `cells`, with the seed of the base.
+
+        Args:
+            quick: only a few steps each.
+            data_root: folder of the data set.
+
+        Raises:
+            ValueError: for a field that the recipe does not have, or a value that it does not take.
+        """
+        from graticule.recipes import load_recipe
+
+        base = load_recipe(self.recipe)
+        fields = {one.name for one in dataclasses.fields(base)}
+        found: dict[str, Any] = {}
+        for name, (choice, variant) in self.cells.items():
+            changes = {**self.base, **self.variants[variant], **self.choices[choice]}
+            if data_root is not None:
+                changes["data_root"] = data_root
+            for key in changes:
+                known_name("choices", key, fields)
+            recipe = dataclasses.replace(base, **changes)
+            found[name] = recipe.quick() if quick else recipe
+        return found
+
+
+def list_studies() -> dict[str, str]:
+    """List the studies of the package: name -> its question; without importing PyTorch."""
+    return {name: load_study(name).question for name in _names()}
+
+
+def load_study(name: str) -> Study:
+    """Load a study by its name, or from a Python file with a function `study()`.
+
+    Raises:
+        ValueError: for an unknown name, or a file without such a function.
+        FileNotFoundError: for a file that does not exist.
+    """
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise FileNotFoundError(f"`study` must be a name or a Python file, got {name!r}, which does not exist.")
+        build = runpy.run_path(name).get("study")
+    else:
+        known_name("study", name, _names())
+        build = import_module(f"graticule.studies.library.{name}").study
+    found = build() if callable(build) else None
+    if not isinstance(found, Study):
+        raise ValueError(f"{name} must have a function `study()` that returns a graticule.studies.Study.")
+    return found
+
+
+def _names() -> list[str]:
+    folder = Path(__file__).parent / "library"
+    return sorted(module.name for module in pkgutil.iter_modules([str(folder)]))

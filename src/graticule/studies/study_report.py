@@ -1,0 +1,245 @@
+"""What the table of a study says: means, tests, a figure, and a text for the docs, all made from its rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+from graticule.files import write_text
+from graticule.metric import METRICS
+from graticule.studies.comparison import format_seconds
+from graticule.studies.comparison_files import latex_table
+from graticule.studies.significance import LEVEL, PairedTest, finding, format_p, holm, paired_test
+from graticule.studies.study import TRAINED, Study
+from graticule.studies.study_table import Row
+from graticule.studies.tables import Rows, markdown
+
+#: A choice in a variant -> seed -> value.
+Values = dict[tuple[str, str], dict[int, float]]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The test of a choice against another one in a variant.
+
+    adjusted: p adjusted by Holm's method for all tests of the study; None where there is no test.
+    seeds: how many both have.
+    """
+
+    choice: str
+    reference: str
+    variant: str
+    test: PairedTest | None
+    adjusted: float | None
+    seeds: int
+
+    @property
+    def supported(self) -> bool:
+        """Whether there is a difference beyond chance."""
+        return self.adjusted is not None and self.adjusted < LEVEL
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """The results of a study.
+
+    name: of the study.
+    study: what was asked.
+    rows: of its table.
+    """
+
+    name: str
+    study: Study
+    rows: Sequence[Row]
+
+    @property
+    def metric(self) -> str:
+        """The metric of the endpoint."""
+        return self.study.endpoint.metric or next((row.metric for row in self.rows if row.at == TRAINED), "score")
+
+    @property
+    def endpoint(self) -> str:
+        """The name of the endpoint."""
+        end, name = self.study.endpoint, _title(self.metric)
+        return f"{name}, {end.at}" if end.minus is None else f"{name}, {end.at} - {end.minus}"
+
+    def values(self, at: str, metric: str | None = None) -> Values:
+        """Return what was measured at `at`."""
+        wanted = metric or self.metric
+        found: Values = {}
+        for row in self.rows:
+            if (row.metric, row.at) == (wanted, at) and row.choice in self.study.choices:
+                found.setdefault((row.choice, row.variant), {})[row.seed] = row.value
+        return found
+
+    def endpoints(self) -> Values:
+        """Return the endpoint of every run that has it."""
+        end = self.study.endpoint
+        found = self.values(end.at)
+        if end.minus is None:
+            return found
+        less = self.values(end.minus)
+        return {
+            cell: {seed: value - less[cell][seed] for seed, value in by.items() if seed in less.get(cell, {})}
+            for cell, by in found.items()
+        }
+
+    def tests(self) -> list[Tested]:
+        """Test the endpoint of the pairs of the study, in every variant, over the seeds that both have."""
+        values = self.endpoints()
+        found = []
+        for variant in self.study.variants:
+            for choice, reference in self.study.tested:
+                ours, theirs = values.get((choice, variant), {}), values.get((reference, variant), {})
+                seeds = sorted(ours.keys() & theirs.keys())
+                test = paired_test([ours[s] for s in seeds], [theirs[s] for s in seeds]) if seeds else None
+                found.append((choice, reference, variant, test, len(seeds)))
+        adjusted = holm([None if test is None else test.p for *_, test, _ in found])
+        return [
+            Tested(choice, reference, variant, test, p, seeds)
+            for (choice, reference, variant, test, seeds), p in zip(found, adjusted, strict=True)
+        ]
+
+    def means(self) -> Rows:
+        """Return a header, then a row per choice: mean and standard deviation over seeds in each variant and place."""
+        places = dict.fromkeys(row.at for row in self.rows if row.metric == self.metric)
+        columns = [(variant, at) for variant in self.study.variants for at in places]
+        tables = {at: self.values(at) for at in places}
+        header = [" ".join(filter(None, (variant, at if len(places) > 1 else ""))) for variant, at in columns]
+        rows: Rows = [("choice", "seeds", "parameters", *(name or _title(self.metric) for name in header))]
+        parameters = {(row.choice, row.variant): row.parameters for row in self.rows}
+        for choice in self.study.choices:
+            cells = [tables[at].get((choice, variant), {}) for variant, at in columns]
+            if any(cells):
+                counts = sorted({len(cell) for cell in cells if cell})
+                sizes = sorted({parameters[choice, v] for v in self.study.variants if (choice, v) in parameters})
+                rows.append((choice, _range(counts), _range(sizes), *[_spread(list(cell.values())) for cell in cells]))
+        return rows
+
+    def findings(self) -> Rows:
+        """Return a header, then a row per test: difference with interval, effect size, p, p adjusted, finding."""
+        rows: Rows = [
+            ("choice", "against", "seeds", "difference", "95 % interval", "Hedges' g", "p", "p (Holm)", "finding")
+        ]
+        for one in self.tests():
+            if not one.seeds:
+                continue
+            test, name = one.test, f"{one.choice}, {one.variant}" if one.variant else one.choice
+            if test is None:
+                rows.append((name, one.reference, str(one.seeds), "-", "-", "-", "-", "-", "not tested"))
+                continue
+            said = "a difference beyond chance" if one.supported else "no difference within error"
+            interval = f"{test.low:+.2f} to {test.high:+.2f}"
+            p = (format_p(test.p), format_p(one.adjusted))
+            values = (f"{test.difference:+.2f}", interval, f"{test.effect:+.1f}", *p, said)
+            rows.append((name, one.reference, str(one.seeds), *values))
+        return rows
+
+    def sentences(self) -> list[str]:
+        """Say what each test shows, a sentence each."""
+        return [
+            f"{one.choice} against {one.reference}{f', {one.variant}' if one.variant else ''}: "
+            + (f"{one.test.difference:+.2f}, " if one.test else "")
+            + f"{finding(one.test, one.adjusted, 2)}."
+            for one in self.tests()
+            if one.seeds
+        ]
+
+    def markdown(self, figure: str | None = None) -> str:
+        """Return the text for the docs: question, command, where the numbers come from, tables, figure, limits."""
+        study = self.study
+        asked = f"**{study.question}**" + (f" After {study.follows}." if study.follows else "")
+        command = f"`graticule study {self.name}`"
+        if not self.rows:
+            return f"{asked}\n\n{command}: not run. It takes about {self.cost()} on one core."
+        text = [asked, f"{command}: {self.provenance()}"]
+        if study.controls:
+            text.append(study.controls)
+        text += [f"{_title(self.metric)}, mean and standard deviation over seeds.", markdown(self.means())]
+        if len(rows := self.findings()) > 1:
+            count = sum(one.test is not None for one in self.tests())
+            text += [
+                f"Endpoint, fixed before the runs: {self.endpoint}. p is that of a paired t-test over seeds, then "
+                f"adjusted by Holm's method for {count} test{'s' * (count != 1)}.",
+                markdown(rows),
+            ]
+        if figure:
+            text.append(f"![{self.endpoint} of every choice and seed]({figure})")
+        if study.limits:
+            text.append(study.limits)
+        return "\n\n".join(text)
+
+    def latex(self) -> str:
+        """Return both tables for LaTeX with the package booktabs."""
+        tables = [table for table in (self.means(), self.findings()) if len(table) > 1]
+        return "\n".join(latex_table(columns, rows) for columns, *rows in tables)
+
+    def provenance(self) -> str:
+        """Say how many runs there are, from when, and with which versions and machine."""
+        runs = {row.cell: row for row in self.rows}
+        dates, versions, machines = (
+            sorted({of(row) for row in runs.values()})
+            for of in (
+                lambda row: row.date,
+                lambda row: f"torch {row.torch}, timm {row.timm}",
+                lambda row: f"{row.machine}, {row.threads} thread{'s' * (row.threads != 1)}",
+            )
+        )
+        wanted = len(self.study.cells) * len(self.study.seeds)
+        there = len(runs) if len(runs) >= wanted else f"{len(runs)} of {wanted}"
+        when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        took = format_seconds(fmean(row.seconds for row in runs.values()))
+        return f"{there} runs, {when}, {took} per run, {'; '.join(machines)}; {'; '.join(versions)}."
+
+    def cost(self) -> str:
+        """Return an estimate of the wall time of the runs that the table lacks, on one core."""
+        took: dict[str, list[float]] = {}
+        for row in {row.cell: row for row in self.rows}.values():
+            took.setdefault(row.variant, []).append(row.seconds)
+        kept = {row.cell for row in self.rows}
+        left = sum(
+            fmean(took[variant]) if variant in took else self.study.seconds_of(variant)
+            for choice, variant in self.study.cells.values()
+            for seed in self.study.seeds
+            if (choice, variant, seed) not in kept
+        )
+        return format_seconds(left)
+
+    def figure_scores(self) -> dict[str, list[float]]:
+        """Return the endpoint over seeds by the name of choice and variant, for `graticule.analysis.score_plot`."""
+        values = self.endpoints()
+        return {name: list(values[cell].values()) for name, cell in self.study.cells.items() if values.get(cell)}
+
+
+def insert(page: Path, name: str, text: str) -> bool:
+    """Replace what stands between the markers of a study in a page by `text`; returns whether it has them.
+
+    The markers are `<!-- study NAME -->` and `<!-- end of study NAME -->`.
+    """
+    begin, end = f"<!-- study {name} -->", f"<!-- end of study {name} -->"
+    found = page.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", flags=re.DOTALL)
+    if not pattern.search(found):
+        return False
+    replaced = pattern.sub(lambda _: f"{begin}\n\n{text}\n\n{end}", found)
+    if replaced != found:
+        write_text(page, replaced)
+    return True
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def _range(numbers: Iterable[int]) -> str:
+    found = [f"{number:,}" for number in numbers]
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else "-"
+
+
+def _title(key: str) -> str:
+    return next((metric.title for metric in METRICS if metric.key == key), key)

@@ -1,0 +1,151 @@
+"""The runs of a study: what its table lacks is trained, measured and added to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from graticule.analysis import save_figure, score_plot
+from graticule.files import write_text
+from graticule.studies.comparison_runs import PlannedRun, check_choices, plan
+from graticule.studies.execution import Submits, train_runs
+from graticule.studies.study import TRAINED, Measured, Study
+from graticule.studies.study_report import StudyReport, insert
+from graticule.studies.study_table import Row, origin, read_table, recipe_hash, write_table
+from graticule.tasks import check_sizes, evaluate
+from graticule.training import Run
+
+
+def missing_runs(
+    study: Study, rows: Sequence[Row], folder: Path, *, quick: bool = False, data_root: Path | None = None
+) -> list[PlannedRun]:
+    """List the runs that a table lacks, seed by seed.
+
+    Raises:
+        ValueError: if the table has scores of another recipe.
+    """
+    recipes = study.recipes(quick=quick, data_root=data_root)
+    hashes = {study.cells[name]: recipe_hash(recipe) for name, recipe in recipes.items()}
+    for row in rows:
+        now = hashes.get((row.choice, row.variant))
+        if now is not None and now != row.recipe:
+            raise ValueError(
+                f"`study` must have the recipes of its table, got another one for {row.choice!r}"
+                f"{f', {row.variant}' if row.variant else ''}, seed {row.seed}: recipe {now}, not {row.recipe}; move "
+                "the table away, or remove these rows."
+            )
+    kept = {row.cell for row in rows}
+    return [
+        one for one in plan(recipes, study.seeds, folder) if (*study.cells[one.choice], one.recipe.seed) not in kept
+    ]
+
+
+def run_study(
+    study: Study,
+    folder: Path,
+    table: Path,
+    *,
+    part: tuple[int, int] | None = None,
+    quick: bool = False,
+    data_root: Path | None = None,
+    executor: Submits | None = None,
+    progress: bool = True,
+) -> int:
+    """Train and measure what `table` lacks, and write it after every seed; returns how many runs are left.
+
+    Finished runs in `folder` are measured and not trained again, so an interrupted study resumes where it stopped.
+
+    Args:
+        study: what to run.
+        folder: of the runs.
+        table: the CSV file of the results.
+        part: (k, n): train only the k-th of n parts of the runs, and leave the table to who finds all finished.
+        quick: only a few steps per run.
+        data_root: folder of the data set.
+        executor: trains the runs, as in `compare`.
+        progress: whether progress is printed.
+
+    Raises:
+        ValueError: if a choice cannot be built, or the table has scores of another recipe; before any work.
+    """
+    missing = missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root)
+    recipes = {one.choice: one.recipe for one in missing}
+    parameters, _ = check_choices(recipes, missing)
+    for recipe in recipes.values() if study.sizes else ():
+        check_sizes(_untrained(recipe), study.sizes)
+    if part is not None:
+        train_runs(missing[part[0] - 1 :: part[1]], executor, progress=progress)
+        if left := sum(not Run(one.folder).finished for one in missing):
+            return left
+    seeds = list(dict.fromkeys(one.recipe.seed for one in missing))
+    for seed in seeds:
+        wanted = [one for one in missing if one.recipe.seed == seed]
+        # an executor gets all at once, so that no worker waits for the last run of a seed
+        train_runs(wanted if executor is None else missing, executor, progress=progress)
+        found = [row for one in wanted for row in measured_rows(study, one, parameters[one.choice])]
+        write_table(table, [*read_table(table), *found])
+    return 0
+
+
+def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[Row]:
+    """Measure a finished run."""
+    run = Run(planned.folder)
+    choice, variant = study.cells[planned.choice]
+    result = run.result()
+    common: dict[str, Any] = {
+        "choice": choice,
+        "variant": variant,
+        "seed": planned.recipe.seed,
+        "parameters": parameters,
+        "seconds": round(result["seconds"], 1),
+        **origin(run),
+    }
+    scores = [(planned.recipe.metric.key, TRAINED, result[f"last_{planned.recipe.metric.key}"])]
+    scores += [*_at_sizes(study, run), *(study.measure(run) if study.measure else ())]
+    return [Row(metric=metric, at=at, value=value, **common) for metric, at, value in scores]
+
+
+def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path | None = None) -> list[Path]:
+    """Write text, LaTeX and figure of a study from its table into `folder`, or into the pages of `docs`.
+
+    Raises:
+        ValueError: if no page of `docs` has the markers of the study.
+    """
+    report = StudyReport(name, study, read_table(table))
+    scores = report.figure_scores()
+    figure = None if docs is None and not scores else (docs / "figures" if docs else folder) / f"study_{name}.png"
+    written = []
+    if figure is not None and scores:
+        written.append(save_figure(score_plot(scores, report.endpoint), figure))
+    shown = None if figure is None or not scores else figure.relative_to(docs or folder).as_posix()
+    text = report.markdown(shown)
+    if docs is None:
+        written.append(write_text(folder / f"study_{name}.md", text + "\n"))
+        return [*written, write_text(folder / f"study_{name}.tex", report.latex())] if report.rows else written
+    pages = [page for page in sorted(docs.glob("*.md")) if insert(page, name, text)]
+    if not pages:
+        raise ValueError(
+            f"`docs` must have a page with the markers <!-- study {name} --> and <!-- end of study {name} -->, got "
+            f"{str(docs)!r}."
+        )
+    return [*written, *pages]
+
+
+def _at_sizes(study: Study, run: Run) -> Iterator[Measured]:
+    """Measure the last weights at the sizes of the study."""
+    if not study.sizes:
+        return
+    data = run.data()
+    model = run.model(data, "last")
+    for mode in study.modes:
+        for score in evaluate(model, data, study.sizes, mode=mode, measure_cost=False, progress=False):
+            at = f"{mode} {score.size[0]}" + (f"x{score.size[1]}" if score.size[1] != score.size[0] else "")
+            yield "top1", at, score.top1
+            yield "loss", at, round(score.loss, 5)
+
+
+def _untrained(recipe: Any) -> Any:
+    from graticule.training import build_model
+
+    return build_model(recipe, num_classes=10)

@@ -1,0 +1,274 @@
+"""A study resumes where it stopped, and its table, tests and text are made from its rows."""
+
+import csv
+import dataclasses
+import shutil
+
+import pytest
+
+from commands import run_command
+from graticule.recipes import load_recipe
+from graticule.studies import Endpoint, Study, StudyReport, list_studies, load_study, run_study, write_report
+from graticule.studies.study_report import insert
+from graticule.studies.study_table import Row, read_table, recipe_hash, write_table
+
+TINY = {
+    "model_kwargs": ("depth=1", "embed_dim=8", "num_heads=1"),
+    "limit_train": 20,
+    "limit_test": 10,
+    "batch_size": 20,
+    "epochs": 1,
+    "warmup_epochs": 0,
+    "accelerator": "cpu",
+}
+SMALL = Study(
+    question="Does it run?",
+    recipe="digits_quick",
+    choices={"none": {"encoding": "none"}, "learnable": {"encoding": "learnable"}},
+    base=TINY,
+    variants={"": {}},
+    seeds=(0, 1),
+    sizes=((28, 28), (32, 36)),
+    modes=("canvas",),
+    endpoint=Endpoint(metric="top1", at="canvas 32x36", minus="trained"),
+    seconds=1,
+)
+FILE = f"""
+from graticule.studies import Study
+
+def study():
+    return Study(
+        question="Does it run from a file?",
+        recipe="digits_quick",
+        choices={{"none": {{"encoding": "none"}}, "learnable": {{"encoding": "learnable"}}}},
+        base={TINY!r},
+        seeds=(0,),
+        seconds=2,
+    )
+"""
+
+
+def rows(values, variant="", metric="top1", at="trained"):
+    """One row for each choice and seed, as a table has them."""
+    origin = {"recipe": "x", "date": "2026-01-02", "graticule": "1", "torch": "2", "timm": "3", "machine": "m"}
+    return [
+        Row(choice, variant, seed, metric, at, value, parameters=10, seconds=4.0, threads=1, **origin)
+        for choice, scores in values.items()
+        for seed, value in enumerate(scores)
+    ]
+
+
+def study(**kwargs):
+    return Study(
+        **{"question": "Is b better?", "recipe": "digits_quick", "choices": {"a": {}, "b": {}, "c": {}}, "seconds": 60}
+        | kwargs
+    )
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished study, its folder and its table."""
+    folder = tmp_path_factory.mktemp("study")
+    table = folder / "study_small.csv"
+    assert run_study(SMALL, folder, table, progress=False) == 0
+    return folder, table
+
+
+def test_the_table_has_a_row_for_every_score_of_every_run_and_says_where_it_is_from(done):
+    found = read_table(done[1])
+    places = [("top1", "trained"), *((m, f"canvas {at}") for at in ("28", "32x36") for m in ("top1", "loss"))]
+    expected = [(name, seed, *place) for seed in (0, 1) for name in ("none", "learnable") for place in places]
+    assert [(row.choice, row.seed, row.metric, row.at) for row in found] == expected
+    recipes = SMALL.recipes()
+    for row in found:
+        assert row.recipe == recipe_hash(recipes[row.choice]) and row.torch and row.timm and row.date > "2026"
+        if row.at == "canvas 28":  # nothing changes at the size of the training
+            here = next(r for r in found if r.cell == row.cell and r.at == "trained")
+            assert row.metric == "loss" or row.value == here.value
+
+
+def test_what_is_in_the_table_is_not_trained_again_and_what_is_trained_is_measured(done, tmp_path, monkeypatch):
+    folder = shutil.copytree(done[0], tmp_path / "copy")
+    table = folder / "study_small.csv"
+    kept = read_table(table)
+    monkeypatch.setattr("graticule.studies.study_runs.train_runs", lambda runs, *_, **__: trained.extend(runs))
+    trained = []
+    run_study(SMALL, folder, table, progress=False)
+    assert trained == [] and read_table(table) == kept
+    write_table(table, [row for row in kept if row.cell != ("learnable", "", 1)])
+    run_study(SMALL, folder, table, progress=False)
+    assert [(one.choice, one.recipe.seed) for one in trained] == [("learnable", 1)]
+    assert sorted(map(str, read_table(table))) == sorted(map(str, kept))
+
+
+def test_scores_of_another_recipe_are_not_mixed_with_new_ones(done, tmp_path):
+    table = shutil.copy(done[1], tmp_path / "study_small.csv")
+    other = dataclasses.replace(SMALL, base={**TINY, "lr": 0.5})
+    with pytest.raises(ValueError, match=r"`study` must have the recipes of its table, got another one for 'none'"):
+        run_study(other, tmp_path, table, progress=False)
+
+
+def test_parts_train_every_run_once_and_leave_the_table_to_the_last(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr("graticule.studies.study_runs.train_runs", lambda runs, *_, **__: trained.extend(runs))
+    for number in (1, 2, 3):
+        assert run_study(SMALL, tmp_path, tmp_path / "x.csv", part=(number, 3), progress=False) == 4
+    assert sorted((one.choice, one.recipe.seed) for one in trained) == sorted(
+        (c, s) for c in SMALL.choices for s in (0, 1)
+    )
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_the_hash_of_a_recipe_is_of_what_decides_its_result():
+    recipe = load_recipe("digits_quick")
+    assert recipe_hash(recipe) == recipe_hash(dataclasses.replace(recipe, seed=5, workers=1, checkpoint_steps=7))
+    assert recipe_hash(recipe) != recipe_hash(dataclasses.replace(recipe, lr=1.0))
+    assert recipe_hash(recipe) == recipe_hash(type(recipe).from_dict(recipe.to_dict()))
+
+
+def test_differences_are_tested_in_pairs_over_the_seeds_that_both_have():
+    values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0, 99.0], "c": [70.0, 71.5, 70.5, 0.0]}
+    first, second = StudyReport("x", study(), rows(values)).tests()
+    # differences 1, 2, 3: mean 2, s.d. 1, t = 2 sqrt(3), the 95 % quantile with 2 degrees of freedom 4.3027
+    assert (first.choice, first.reference, first.seeds) == ("b", "a", 3)
+    assert first.test.difference == pytest.approx(2)
+    assert (first.test.low, first.test.high) == pytest.approx((2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5), abs=1e-4)
+    assert first.test.effect == pytest.approx(2 * (1 - 3 / 7))
+    assert first.adjusted == pytest.approx(2 * first.test.p) and first.test.p == pytest.approx(0.0742, abs=1e-4)
+    assert second.test.difference == pytest.approx(0) and second.adjusted == pytest.approx(1)
+
+
+def test_no_difference_within_error_is_said_as_such_and_one_beyond_chance_too():
+    values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0], "c": [90.0, 91.1, 91.0]}
+    report = StudyReport("x", study(), rows(values))
+    assert [row[-1] for row in report.findings()[1:]] == ["no difference within error", "a difference beyond chance"]
+    assert (
+        "b against a: +2.00, 95 % interval -0.48 to +4.48, p = 0.074: no difference within error." in report.sentences()
+    )
+    assert report.markdown().count("no difference within error") == 1
+
+
+def test_an_endpoint_may_be_the_difference_of_two_scores_of_a_run():
+    small, large = (
+        rows({"a": [90.0, 80.0], "b": [90.0, 90.0]}),
+        rows({"a": [50.0, 45.0], "b": [70.0, 80.0]}, at="zoom 40"),
+    )
+    report = StudyReport("x", study(endpoint=Endpoint(at="zoom 40", minus="trained")), [*small, *large])
+    assert report.endpoints() == {("a", ""): {0: -40.0, 1: -35.0}, ("b", ""): {0: -20.0, 1: -10.0}}
+    assert report.means()[0] == ("choice", "seeds", "parameters", "trained", "zoom 40")
+    assert report.means()[1] == ("a", "2", "10", "85.00 ± 7.07", "47.50 ± 3.54")
+
+
+def test_a_variant_is_a_column_and_its_tests_are_of_one_family():
+    values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0]}
+    both = study(variants={"10 epochs": {}, "40 epochs": {}}, tests=(("b", "a"),))
+    one = StudyReport("x", both, rows(values, "10 epochs"))
+    assert one.means()[0][3:] == ("10 epochs", "40 epochs") and one.means()[1][3:] == ("70.67 ± 0.58", "")
+    assert one.tests()[0].adjusted == one.tests()[0].test.p  # where there are no runs there is no test
+    report = StudyReport("x", both, [*rows(values, "10 epochs"), *rows(values, "40 epochs")])
+    assert report.tests()[0].adjusted == pytest.approx(2 * one.tests()[0].test.p)
+    assert one.cost() == "15 min 36 s"  # 9 runs of 4 s, as the others of 10 epochs took, and 15 of 60 s by the estimate
+
+
+def test_the_text_says_the_command_or_that_nothing_was_run(tmp_path):
+    assert (
+        StudyReport("x", study(), [])
+        .markdown()
+        .endswith("`graticule study x`: not run. It takes about 15 min 0 s on one core.")
+    )
+    text = StudyReport("x", study(seeds=(0, 1)), rows({"a": [70.0, 71.0], "b": [71.0, 73.0]})).markdown("a.png")
+    assert "`graticule study x`: 4 of 6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3." in text
+    assert "![top-1 (%), trained of every choice and seed](a.png)" in text
+
+
+def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text("before\n\n<!-- study small -->\nold\n<!-- end of study small -->\n\nafter\n")
+    written = write_report("small", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
+    assert written == [tmp_path / "figures" / "study_small.png", page]
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert "| none | 2 | " in text and "(figures/study_small.png)" in text
+    write_report("small", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
+    assert page.read_text() == text
+    assert not insert(page, "other", "x")
+    with pytest.raises(ValueError, match="`docs` must have a page with the markers <!-- study other -->"):
+        write_report("other", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
+
+
+def test_every_study_of_the_package_can_be_planned_and_tests_what_it_has():
+    found = list_studies()
+    assert len(found) >= 10
+    for name, question in found.items():
+        one = load_study(name)
+        assert question.endswith("?") and one.tested, name
+        recipes = one.recipes()
+        assert len({recipe_hash(recipe) for recipe in recipes.values()}) == len(recipes), (
+            f"{name}: two choices are equal"
+        )
+        assert StudyReport(name, one, []).cost(), name
+
+
+def test_what_is_wrong_in_a_study_is_said_before_any_work(tmp_path):
+    wrong = [
+        (lambda: study(seeds=(1, 1)), "`choices`, `variants` and `seeds` must not be empty, nor seeds twice"),
+        (lambda: study(tests=(("b", "d"),)), "`tests` must be one of a, b, c; got 'd'"),
+        (lambda: study(seconds=0), "`seconds` must be the time of a run, more than 0, got 0"),
+        (lambda: study(base={"epoch": 3}).recipes(), "`choices` must be one of .*; got 'epoch'; did you mean 'epochs'"),
+        (lambda: load_study("amplitud"), "`study` must be one of .*; got 'amplitud'; did you mean 'amplitude'"),
+    ]
+    for make, said in wrong:
+        with pytest.raises(ValueError, match=said):
+            make()
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"bad.csv must be the table of a study: it must have the columns choice"):
+        read_table(tmp_path / "bad.csv")
+    write_table(tmp_path / "bad.csv", rows({"a": [1.0]}))
+    (tmp_path / "bad.csv").write_text((tmp_path / "bad.csv").read_text().replace(",10,", ",many,"))
+    with pytest.raises(ValueError, match=r"bad.csv must be the table of a study: .*'many'"):
+        read_table(tmp_path / "bad.csv")
+
+
+def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FILE)
+    code, out, _ = run_command(capsys, "study", "mine.py", "--dry-run")
+    assert code == 0 and "2 runs to train, 0 in runs/study-mine/study_mine.csv; about 4.0 s on one core" in out
+    code, out, err = run_command(capsys, "study", "mine.py", "--choices", "none")
+    assert code == 0, err
+    assert "Does it run from a file?" in out and "\nnone " in out
+    folder = tmp_path / "runs" / "study-mine"
+    for kind in ("csv", "md", "tex", "png"):
+        assert (folder / f"study_mine.{kind}").is_file()
+    code, out, _ = run_command(capsys, "study", "mine.py", "--list")
+    assert code == 0 and "1 runs to train, 1 in" in out and "learnable" in out
+    before = (folder / "study_mine.md").read_bytes()
+    (folder / "study_mine.md").unlink()
+    code, _, _ = run_command(capsys, "study", "mine.py", "--report")
+    assert code == 0 and (folder / "study_mine.md").read_bytes() == before
+    with (folder / "study_mine.csv").open(newline="") as file:
+        assert [row["choice"] for row in csv.DictReader(file)] == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["amplitud"], "did you mean 'amplitude'"),
+        (["mine.py"], "`study` must be a name or a Python file, got 'mine.py', which does not exist"),
+        (["amplitude", "--choices", "std 2"], "`choices` must be one of std 0.02"),
+        (["amplitude", "--part", "3/2"], "`part` must be K/N"),
+        (["amplitude", "--report"], "has no results yet"),
+        (["amplitude", "--quick", "--docs", "docs"], "`docs` must be left out with --quick"),
+        (["amplitude", "--on", "nowhere"], "`on` must be here"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(capsys, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run_command(capsys, "study", *arguments)
+    assert code == 1 and err.startswith("graticule: error: ") and said in err and err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_studies_are_listed_by_name_and_question(capsys):
+    code, out, _ = run_command(capsys, "study")
+    assert code == 0 and out.splitlines()[0].startswith("amplitude ") and "lape_joinings" in out
