@@ -2,6 +2,7 @@
 # make test   runs the tests
 # make lint   checks format, style and types
 # make wheel  builds the package, installs it beside nothing else of this folder, and runs its demo
+# make docs   builds the site into docs/_build/html, checks its links and runs its slow examples
 # make tables writes the tables of encodings, models and what goes with what, after a method was added
 # Each makes .venv and installs what it needs; PYTHON names another interpreter (3.11 to 3.14).
 
@@ -9,7 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-lowest wheel lint format tables clean
+.PHONY: demo test test-lowest wheel docs lint format tables clean
 
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
@@ -35,6 +36,12 @@ wheel: $(VENV)/.installed
 	cd .venv-wheel && bin/python -c 'import graticule as g, sys; assert g.__file__.startswith(sys.prefix), g.__file__'
 	cd .venv-wheel && bin/graticule demo --quick --seeds 0 --output demo && test -s demo/report.html
 
+# Warnings are errors. The pages of encodings, commands and the API are written anew each time.
+docs: $(VENV)/.docs
+	rm -rf docs/_build docs/gallery docs/api docs/commands
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python -m pytest -q docs/_ext
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -49,11 +56,15 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-wheel .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-wheel .pytest_cache .mypy_cache .ruff_cache docs/_build docs/gallery docs/api docs/commands
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else "graticule needs Python 3.11 to 3.14; say which with PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
 	$(BIN)/python -m pip install -e ".[dev]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install -e ".[docs]"
 	touch $@

@@ -1,5 +1,6 @@
 """Crops: patches that know where they are in a larger image."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -296,10 +297,9 @@ def test_rotary_encodings_and_absolute_formulas_take_crops():
 
 
 def test_the_example_of_the_docs_runs():
-    page = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
-    section = page.partition("## Crops of a larger image")[2].partition("\n## ")[0]
-    code = "\n".join(line.removeprefix("    ") for line in section.splitlines() if line.startswith("    "))
+    page = (Path(__file__).parents[1] / "docs" / "sizes.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python crops\n(.*?)```", page, flags=re.DOTALL)
     shown = {}
-    exec(compile(code, "extending.md", "exec"), shown)
+    exec(compile(code, "sizes.md", "exec"), shown)
     assert shown["logits"].shape == (2, 1000)
     assert Crop.of_pixels((448, 448), (224, 0, 224, 224), (16, 16)) == Crop((28, 28), (14, 0, 14, 14))

@@ -10,7 +10,7 @@ import torch
 import graticule
 from graticule.encodings import ENCODINGS
 from graticule.joining import JOININGS
-from graticule.studies.matrix import SMALL, build, combinations, encodings_table, initials, table
+from graticule.studies.matrix import SMALL, build, choices_table, combinations, encodings_table, initials, table
 from tiny import fields, takes
 
 BETWEEN = {"pre", "before", "after"}
@@ -106,5 +106,6 @@ def test_the_generated_tables_are_those_in_the_docs(found):
     """`python -m graticule.studies.matrix` writes them."""
     root = Path(__file__).parents[1]
     assert (root / "docs" / "matrix.md").read_text(encoding="utf-8") == table(found)
-    assert encodings_table() in (root / "README.md").read_text(encoding="utf-8")
+    assert encodings_table() in (root / "docs" / "encodings.md").read_text(encoding="utf-8")
+    assert choices_table() in (root / "README.md").read_text(encoding="utf-8")
     assert len(set(initials().values())) == len(JOININGS)

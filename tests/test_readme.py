@@ -1,6 +1,7 @@
 """What README and docs show is what happens."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,21 +20,33 @@ COMMANDS = [line for page in PAGES for line in re.findall(r"^    (graticule .*)"
 def test_the_ten_lines_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    more = re.findall(r"```python continued\n(.*?)```", README, flags=re.DOTALL)
-    assert len(more) == 6
-    exec(compile(block + "".join(more), "README.md", "exec"), {})
+    exec(compile(block, "README.md", "exec"), {})
     assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_it_fits_a_screen_and_a_half():
+    assert len(README.splitlines()) <= 110
+
+
+def test_its_table_of_extras_names_every_one():
+    extras = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert re.findall(r"^\| `(\w+)` \| [^|]+ \|$", README, flags=re.MULTILINE) == [
+        one for one in extras if one != "dev"
+    ]
+
+
 def test_the_table_of_joinings_names_every_one():
-    section = README.partition("## Joinings\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE)
+    page = (TOP / "docs" / "joinings.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
     assert rows == graticule.list_joinings()
 
 
-def test_every_file_that_it_points_to_is_there():
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if not link.startswith("http")]
-    assert links and all((TOP / link).exists() for link in links), links
+def test_every_file_that_a_page_points_to_is_there():
+    for path in (TOP / "README.md", TOP / "CONTRIBUTING.md", *(TOP / "docs").glob("*.md")):
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("http", "#"))]
+        missing = [link for link in links if not (path.parent / link.partition("#")[0]).exists()]
+        assert not missing, f"{path.name}: {missing}"
 
 
 def test_every_recipe_in_a_command_exists(my_methods):

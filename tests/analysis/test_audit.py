@@ -275,7 +275,7 @@ def test_the_other_looks_take_models_by_name(capsys, pictures, tmp_path):
 
 
 def test_the_example_of_the_guide_runs(capsys):
-    guide = (Path(__file__).parents[2] / "docs" / "surgery.md").read_text()
-    code = guide.partition("\n## Audit\n")[2].partition("```python\n")[2].partition("```")[0]
-    exec(compile(code, "docs/surgery.md", "exec"), {})
+    guide = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    code = guide.partition("```python\n")[2].partition("```")[0]
+    exec(compile(code, "docs/audit.md", "exec"), {})
     assert capsys.readouterr().out.count("(4, 4)") == 2

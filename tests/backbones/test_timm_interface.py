@@ -1,5 +1,6 @@
 """What timm's tools ask of a model: registry, configuration, groups of parameters, checkpointing, sizes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -303,8 +304,7 @@ def test_pretrained_weights_of_another_task_can_be_loaded_by_timm(tmp_path):
 
 def test_the_feature_extractor_of_the_docs_gives_tokens_and_logits():
     page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
-    section = page.partition("## Features with torch.fx")[2].partition("\n## ")[0]
-    code = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
+    (code,) = re.findall(r"```python features\n(.*?)```", page, flags=re.DOTALL)
     shown = {}
     exec(compile(code, "extending.md", "exec"), shown)
     model, images = shown["model"], torch.randn(1, 1, 28, 36)

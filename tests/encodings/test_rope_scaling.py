@@ -146,3 +146,9 @@ def test_a_model_scales_at_another_size_folded_or_set(kind):
     torch.testing.assert_close(graticule.fold(model, (64, 72))(large), before, rtol=0, atol=1e-12)
     graticule.unfold(model).set_input_size((64, 72))
     torch.testing.assert_close(model(large), before, rtol=0, atol=1e-12)
+
+
+def test_a_model_with_ntk_is_built_on_the_meta_device():
+    with torch.device("meta"):
+        model = graticule.create_model("vit_nano_patch4_28", encoding="rope(scaling='ntk')", depth=1)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}

@@ -1,4 +1,4 @@
-"""The code of docs/surgery.md does what the page says."""
+"""The code of the guides to surgery does what they say."""
 
 import re
 from pathlib import Path
@@ -8,15 +8,16 @@ import torch
 
 import graticule
 
-PAGE = (Path(__file__).parents[2] / "docs" / "surgery.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("convert.md", "sizes.md", "export.md"))
 
 
 def run(kind):
     """Run the blocks of code of a section, one after another; returns their names."""
     names = {"torch": torch, "graticule": graticule}
-    blocks = re.findall(rf"```python {kind}\n(.*?)```", PAGE, flags=re.DOTALL)
+    blocks = re.findall(rf"```python {kind}\n(.*?)```", PAGES, flags=re.DOTALL)
     for block in blocks:
-        exec(compile(block, "docs/surgery.md", "exec"), names)
+        exec(compile(block, "docs", "exec"), names)
     return names, len(blocks)
 
 
@@ -50,13 +51,13 @@ def test_models_are_resized_and_folded_for_every_size():
 
 
 def test_a_run_is_opened_as_the_page_says():
-    (block,) = re.findall(r"```python load\n(.*?)```", PAGE, flags=re.DOTALL)
+    (block,) = re.findall(r"```python load\n(.*?)```", PAGES, flags=re.DOTALL)
     opened = []
 
     class Load:
         load = staticmethod(lambda source, **options: opened.append((source, options)))
 
-    exec(compile(block.replace("import graticule\n", ""), "docs/surgery.md", "exec"), {"graticule": Load})
+    exec(compile(block.replace("import graticule\n", ""), "docs", "exec"), {"graticule": Load})
     assert opened == [
         ("runs/digits", {}),
         ("runs/digits", {"checkpoint": "last"}),

@@ -126,7 +126,7 @@ def test_the_rows_of_every_resampling_matrix_sum_to_one():
 
 
 #: Resampler, side in between, and the largest relative change of a table of 14 x 14: any, and one whose waves are at
-#: least 7 patches long. docs/surgery.md states them.
+#: least 7 patches long. docs/sizes.md states them.
 ROUND_TRIPS = [
     ("bicubic", 28, 0.77, 0.041),
     ("bicubic", 16, 0.84, 0.033),

@@ -162,8 +162,11 @@ class FixedRotary(PlaneRotary):
         self.layout = layout
         self.scaling = scaling.at(grid)
         self._check_scaling()
-        if scaling.scaling == "ntk" and len(self.vectors().norm(dim=-1).unique()) < 2:
-            raise ValueError("`scaling` must not be 'ntk' with one frequency; use heads of more channels.")
+        if scaling.scaling == "ntk":
+            with torch.device("cpu"):  # a model that is measured on the meta device has no numbers
+                frequencies = self.vectors().norm(dim=-1).unique()
+            if len(frequencies) < 2:
+                raise ValueError("`scaling` must not be 'ntk' with one frequency; use heads of more channels.")
         wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.register_buffer("table", self._formula(grid).to(wide), persistent=False)
         self.table: Tensor

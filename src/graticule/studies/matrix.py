@@ -1,7 +1,7 @@
 """Tables for the docs, made from what is registered and from what can be built.
 
 `python -m graticule.studies.matrix` writes docs/matrix.md, which says which family takes which encoding with which
-joining, and README's table of encodings.
+joining, the table of docs/encodings.md, and README's table of what can be chosen.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from graticule.backbones import create_model
+from graticule.backbones import create_model, list_language_models, list_models
 from graticule.backbones.registry import take_position
 from graticule.encodings import (
     ENCODINGS,
     AbsoluteEncoding,
     BiasEncoding,
-    NoEncoding,
+    Encoding,
     RotaryEncoding,
     TokenMixing,
 )
@@ -132,28 +132,59 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+#: What a table calls the encodings of each kind, the class that they extend, and what they do.
+GROUPS: tuple[tuple[str, type, str], ...] = (
+    ("absolute", AbsoluteEncoding, "one vector per token, which a joining brings to the layers"),
+    ("bias", BiasEncoding, "a number per pair of tokens, added to the logits of attention"),
+    ("rotary", RotaryEncoding, "rotates queries and keys by their positions"),
+    ("token mixing", TokenMixing, "the weights by which a gated MLP or a mixer mixes tokens"),
+    ("other", Encoding, "convolutions of the tokens, a scale of the queries, or nothing"),
+)
+
+
 def encodings_table() -> str:
-    """Write README's table of encodings: name and options, first line of the docstring, reference, file."""
+    """Write the table of encodings: name and options, first line of the docstring, reference, file."""
     lines = ["| encoding | what it does | reference | file |", "| --- | --- | --- | --- |"]
     for name in _ordered():
         kind = ENCODINGS[name]
         options = ", ".join(f"{option}={each.default!r}" for option, each in kind.option_types().items())
-        about = (inspect.getdoc(kind) or "").partition("\n")[0]
         file = f"encodings/{kind.__module__.rpartition('.')[2]}.py"
         shown = f"`{name}({options})`" if options else f"`{name}`"
-        lines.append(f"| {shown} | {about} | {_reference(kind)} | [{file}](src/graticule/{file}) |")
+        lines.append(f"| {shown} | {summary(kind)} | {reference(kind)} | [{file}](../src/graticule/{file}) |")
     return "\n".join(lines) + "\n"
 
 
+def choices_table() -> str:
+    """Write README's table of what can be chosen: the names of encodings by group, of joinings, and of families."""
+    lines = ["| choice | what it is | names |", "| --- | --- | --- |"]
+    for group, _, about in GROUPS:
+        names = [name for name in _ordered() if group_of(name) == group]
+        lines.append(f"| `encoding`: {group} | {about} | {_code(names)} |")
+    lines.append(f"| `joining` | how an absolute encoding reaches each layer | {_code(list_joinings())} |")
+    families = ", ".join(dict.fromkeys(family.partition(", ")[0] for family in SMALL))
+    about = f"{len(list_models())} models in these families, and {len(list_language_models())} language models"
+    lines.append(f"| `model` | {about} | {families} |")
+    return "\n".join(lines) + "\n"
+
+
+def group_of(name: str) -> str:
+    """Return the name of the group of an encoding, a key of `GROUPS`."""
+    return next(group for group, base, _ in GROUPS if issubclass(ENCODINGS[name], base))
+
+
+def summary(kind: type) -> str:
+    """Return the first line of the docstring of a class."""
+    return (inspect.getdoc(kind) or "").partition("\n")[0]
+
+
+def _code(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def _ordered() -> list[str]:
-    """List the encodings by kind, absolute, bias, rotary, from the tokens, token mixing, none; then by name."""
-    kinds: tuple[Any, ...] = (AbsoluteEncoding, BiasEncoding, RotaryEncoding)
-
-    def kind(name: str) -> int:
-        found = next((i for i, base in enumerate(kinds) if issubclass(ENCODINGS[name], base)), len(kinds))
-        return found + issubclass(ENCODINGS[name], TokenMixing) + 2 * issubclass(ENCODINGS[name], NoEncoding)
-
-    return sorted(list_encodings(), key=lambda name: (kind(name), name))
+    """List the encodings by group, then by name; `none` is the last."""
+    groups = [group for group, _, _ in GROUPS]
+    return sorted(list_encodings(), key=lambda name: (name == "none", groups.index(group_of(name)), name))
 
 
 def initials() -> dict[str, str]:
@@ -161,7 +192,7 @@ def initials() -> dict[str, str]:
     return {name: "".join(word[0] for word in name.split("_")) for name in list_joinings()}
 
 
-def _reference(kind: type) -> str:
+def reference(kind: type) -> str:
     """Return the first reference in the docstring of a class or of those it extends."""
     for each in kind.__mro__:
         text = " ".join((each.__doc__ or "").split())
@@ -171,13 +202,20 @@ def _reference(kind: type) -> str:
 
 
 def write_tables(root: Path) -> None:
-    """Write both tables into the checkout of the repository at `root`."""
+    """Write all tables into the checkout of the repository at `root`."""
     (root / "docs" / "matrix.md").write_text(table(combinations()), encoding="utf-8")
-    readme = root / "README.md"
-    found = re.sub(
-        r"(?<=## Encodings\n\n)(\|.*\n)+", lambda _: encodings_table(), readme.read_text(encoding="utf-8"), count=1
+    _replace_table(root / "docs" / "encodings.md", "## All encodings", encodings_table())
+    _replace_table(root / "README.md", "## What can be chosen", choices_table())
+
+
+def _replace_table(path: Path, heading: str, written: str) -> None:
+    """Replace the first table after a heading of a page."""
+    before, found, after = path.read_text(encoding="utf-8").partition(f"{heading}\n")
+    if not found:
+        raise ValueError(f"`path` must be a page with the heading {heading!r}, got {str(path)!r}.")
+    path.write_text(
+        before + found + re.sub(r"(^\|.*\n)+", lambda _: written, after, count=1, flags=re.M), encoding="utf-8"
     )
-    readme.write_text(found, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,222 @@
+"""Draws the figures of docs/concepts.md: `python docs/_ext/drawings.py` writes docs/figures/concepts/*.svg."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from says import says_at_center
+
+from graticule.files import write_bytes
+from graticule.grid import Grid
+
+FOLDER = Path(__file__).parents[1] / "figures" / "concepts"
+
+INK = "#1f2933"
+BLUE, ORANGE, GREEN, GRAY = "#dbe9f6", "#fde5cc", "#dcefdc", "#eceff1"
+DARK_BLUE, DARK_ORANGE, DARK_GREEN = "#1f5f99", "#a34d00", "#256b2a"
+
+
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return an empty figure whose unit is an inch, with y upwards."""
+    figure = Figure(figsize=(width, height), facecolor="white")
+    ax = figure.add_axes((0, 0, 1, 1))
+    ax.set(xlim=(0, width), ylim=(0, height), aspect="equal")
+    ax.set_axis_off()
+    return figure, ax
+
+
+def box(ax: Axes, x: float, y: float, text: str, width: float = 1.3, height: float = 0.4, color: str = GRAY) -> None:
+    """Draw a rounded box with its center at (x, y)."""
+    corner = (x - width / 2 + 0.05, y - height / 2 + 0.05)
+    style = "round,pad=0.05,rounding_size=0.06"
+    ax.add_patch(
+        FancyBboxPatch(corner, width - 0.1, height - 0.1, boxstyle=style, facecolor=color, edgecolor=INK, lw=0.8)
+    )
+    ax.text(x, y, text, ha="center", va="center", fontsize=9, color=INK)
+
+
+def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], color: str = INK, bend: float = 0.0) -> None:
+    """Draw an arrow."""
+    style = {"arrowstyle": "-|>", "mutation_scale": 10, "lw": 1.1, "color": color, "shrinkA": 0, "shrinkB": 0}
+    ax.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", **style))
+
+
+def label(ax: Axes, x: float, y: float, text: str, color: str = INK, size: float = 9, **more: object) -> None:
+    """Write text, centered."""
+    ax.text(x, y, text, color=color, fontsize=size, **{"ha": "center", "va": "center", **more})
+
+
+def grid() -> Figure:
+    """Draw a grid of 3 x 5 patches with one prefix token: indices, and coordinates."""
+    shown = Grid(3, 5, prefix=1)
+    figure, ax = canvas(7.2, 2.9)
+    columns = shown.width
+    for n in range(shown.patches):
+        row, column = divmod(n, columns)
+        corner = (1.9 + 0.66 * column, 1.75 - 0.66 * row)
+        ax.add_patch(Rectangle(corner, 0.62, 0.62, facecolor=BLUE, edgecolor=INK, lw=0.8))
+        y, x = (int(value) for value in shown.coordinates()[n])
+        label(ax, corner[0] + 0.31, corner[1] + 0.40, str(shown.prefix + n), size=11)
+        label(ax, corner[0] + 0.31, corner[1] + 0.15, f"({y}, {x})", size=7.5, color=DARK_BLUE)
+    ax.add_patch(Rectangle((0.45, 1.75), 0.62, 0.62, facecolor=ORANGE, edgecolor=INK, lw=0.8))
+    label(ax, 0.76, 2.15, "0", size=11)
+    label(ax, 0.76, 1.9, "class", size=7.5, color=DARK_ORANGE)
+    label(ax, 0.76, 2.6, "prefix token")
+    label(ax, 3.55, 2.6, "3 x 5 patches")
+    arrow(ax, (1.7, 2.3), (1.7, 0.5))
+    label(ax, 1.55, 1.4, "y", size=11)
+    arrow(ax, (1.95, 0.28), (5.1, 0.28))
+    label(ax, 3.5, 0.13, "x", size=11)
+    label(ax, 6.2, 2.06, "index in the\nflattened sequence", size=8)
+    label(ax, 6.2, 1.4, "(row, column)", size=8, color=DARK_BLUE)
+    label(ax, 6.2, 0.75, f"N = {shown.tokens} tokens", size=8)
+    return figure
+
+
+def encoding() -> Figure:
+    """Draw four kinds of encodings at the center token of 7 x 11 patches."""
+    titles = {
+        "sinusoidal_2d": "absolute: similarity\nof vectors",
+        "alibi": "bias: added to the\nlogits of attention",
+        "rope": "rotary: similarity of equal\nqueries and keys, rotated",
+        "peg": "from the tokens: reach\nof a convolution",
+    }
+    figure = Figure(figsize=(9.2, 2.3), facecolor="white", layout="constrained")
+    for ax, (name, title) in zip(figure.subplots(1, 4), titles.items(), strict=True):
+        shown = says_at_center(name, Grid(7, 11))[0]
+        ax.imshow(shown.values, cmap="viridis")
+        ax.add_patch(Rectangle((4.5, 2.5), 1, 1, fill=False, edgecolor="black", lw=1.5))
+        ax.set_title(f"{name}\n{title}", fontsize=9, color=INK)
+        ax.set(xticks=[], yticks=[])
+    return figure
+
+
+def joining() -> Figure:
+    """Draw how a table reaches three layers by four joinings."""
+    figure, ax = canvas(10.4, 3.9)
+    for column, (name, about) in enumerate(
+        {
+            "default": "w is added once,\nto the token embedding",
+            "shared": "the same w before\nevery layer",
+            "unshared": "each layer has\na table of its own",
+            "lape": "each layer gets w through\na LayerNorm of its own",
+        }.items()
+    ):
+        left = 1.75 + 2.6 * column
+        label(ax, left - 0.35, 3.68, name, size=11, family="monospace")
+        label(ax, left - 0.35, 3.28, about, size=8.5)
+        for layer in range(3):
+            box(ax, left, 0.95 + 0.72 * layer, f"layer {layer}", color=BLUE)
+            arrow(ax, (left, 0.43 + 0.72 * layer), (left, 0.75 + 0.72 * layer))
+        label(ax, left, 0.28, "tokens")
+        x = left - 1.15
+        if name == "default":
+            box(ax, x, 0.55, "w", 0.4, color=ORANGE)
+            arrow(ax, (x + 0.2, 0.55), (left - 0.03, 0.55), DARK_ORANGE)
+        elif name == "shared":
+            box(ax, x, 0.55, "w", 0.4, color=ORANGE)
+            for layer in range(3):
+                y = 0.55 + 0.72 * layer
+                arrow(ax, (x + 0.2, 0.55 if not layer else y), (left - 0.03, y), DARK_ORANGE)
+            ax.plot([x + 0.2, x + 0.2], [0.55, 1.99], color=DARK_ORANGE, lw=1.1)
+        elif name == "unshared":
+            for layer in range(3):
+                y = 0.55 + 0.72 * layer
+                box(ax, x, y, f"$w_{layer}$", 0.4, color=ORANGE)
+                arrow(ax, (x + 0.2, y), (left - 0.03, y), DARK_ORANGE)
+        else:
+            box(ax, x, 0.3, "w", 0.4, color=ORANGE)
+            for layer in range(3):
+                y = 0.95 + 0.72 * layer
+                box(ax, x, y, "LN", 0.44, 0.36, color=GREEN)
+                arrow(ax, (x, y - 0.5 if layer else 0.5), (x, y - 0.18), DARK_ORANGE)
+                arrow(ax, (x + 0.22, y), (left - 0.65, y), DARK_ORANGE)
+    return figure
+
+
+def layer_position() -> Figure:
+    """Draw where the fields of a LayerPosition enter a block."""
+    figure, ax = canvas(10.4, 3.5)
+    y = 1.7
+    label(ax, 0.35, y + 0.2, "tokens", size=9)
+    ax.plot([0.1, 10.1], [y, y], color=INK, lw=1.1, zorder=0)
+    parts = {1.55: "norm", 3.15: "queries, keys,\nvalues", 5.0: "logits", 6.55: "mixed values", 8.2: "MLP"}
+    for x, text in parts.items():
+        box(ax, x, y, text, 1.25 if "\n" in text or " " in text else 0.85, 0.52, color=BLUE)
+    arrow(ax, (9.7, y), (10.2, y))
+    label(ax, 9.75, y + 0.2, "tokens", size=9)
+    above = {
+        0.7: "pre\nbefore",
+        2.2: "inner, inputs\nqueries_keys",
+        4.15: "rotary\nquery_scale",
+        5.0: "bias, token_bias\nkey_bias",
+        5.85: "positional",
+        6.55: "value_bias",
+        9.1: "after",
+    }
+    for index, (x, text) in enumerate(above.items()):
+        high = index % 2 == 1
+        tip, end = (y + 0.95, y + 0.04) if high else (y - 0.85, y - 0.04)
+        if x in parts:
+            end = y + 0.27 if high else y - 0.27
+        arrow(ax, (x, tip), (x, end), DARK_ORANGE)
+        label(
+            ax,
+            x,
+            tip + (0.06 if high else -0.06),
+            text,
+            DARK_ORANGE,
+            9,
+            va="bottom" if high else "top",
+            family="monospace",
+        )
+    label(ax, 5.2, 3.3, "a block of attention; every field may be None", size=9.5)
+    label(ax, 5.2, 0.15, "in gated MLPs and mixers instead of attention:   mixing, gate", size=9)
+    return figure
+
+
+def fold() -> Figure:
+    """Draw what folding replaces."""
+    figure, ax = canvas(9.2, 2.9)
+    label(ax, 2.3, 2.7, "as trained: computed in every forward pass", size=9.5)
+    label(ax, 7.2, 2.7, "folded: constants for this grid", size=9.5)
+    box(ax, 0.75, 0.6, "parameters", 1.1, color=ORANGE)
+    box(ax, 0.75, 1.3, "grid", 1.1, color=ORANGE)
+    for layer in range(3):
+        y = 0.5 + 0.8 * layer
+        box(ax, 2.55, y, "LN, resample,\nlook up, ...", 1.3, 0.5, color=GREEN)
+        arrow(ax, (1.32, 0.95), (1.88, y), DARK_ORANGE)
+        arrow(ax, (3.22, y), (3.68, y), DARK_ORANGE)
+        box(ax, 4.2, y, f"layer {layer}", 1.0, color=BLUE)
+        box(ax, 6.5, y, "(N, D)", 0.9, color=ORANGE)
+        arrow(ax, (6.97, y), (7.52, y), DARK_ORANGE)
+        box(ax, 8.05, y, f"layer {layer}", 1.0, color=BLUE)
+    arrow(ax, (5.0, 1.5), (5.85, 1.5))
+    label(ax, 5.42, 1.68, "fold", size=9.5, family="monospace")
+    arrow(ax, (5.85, 1.1), (5.0, 1.1))
+    label(ax, 5.42, 0.92, "unfold", size=9.5, family="monospace")
+    return figure
+
+
+DRAWINGS = {each.__name__: each for each in (grid, encoding, joining, layer_position, fold)}
+
+
+def main() -> None:
+    """Write all drawings."""
+    import io
+
+    matplotlib.rcParams["svg.hashsalt"] = "graticule"
+    for name, draw in DRAWINGS.items():
+        np.random.seed(0)
+        buffer = io.BytesIO()
+        draw().savefig(buffer, format="svg", metadata={"Date": None})
+        print(f"wrote {write_bytes(FOLDER / f'{name}.svg', buffer.getvalue())}")
+
+
+if __name__ == "__main__":
+    main()

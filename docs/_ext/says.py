@@ -1,0 +1,175 @@
+"""What an encoding says about position at the center token of a grid, as maps to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graticule.analysis.correlation import cosine_similarity
+from graticule.analysis.rotary_similarity import similarity_of
+from graticule.displacement import Displacements
+from graticule.encodings import Position
+from graticule.factory import build_position
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition, bias_of
+from graticule.token_mlp import TokenMlp
+
+#: Sizes of the layers that encodings are built for: D, layers, heads or groups.
+DIM, DEPTH, HEADS = 96, 2, 3
+#: The grid that encodings are built for; they are evaluated at any.
+BUILT = Grid(7, 7)
+#: Maps of this many heads or groups are drawn at most.
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map over the grid.
+
+    title: what the values are.
+    values: (H, W).
+    signed: whether 0 is the middle of the colors.
+    lowest, highest: the range of the colors.
+    """
+
+    title: str
+    values: NDArray[np.float64]
+    signed: bool = False
+    lowest: float | None = None
+    highest: float | None = None
+
+    @property
+    def colors(self) -> str:
+        """The color map of matplotlib."""
+        return "RdBu_r" if self.signed else "viridis"
+
+
+def build(name: str) -> tuple[Position, bool]:
+    """Build the position of an encoding for `BUILT`; returns it, and whether its parameters had to be drawn.
+
+    Encodings that start at zero would say nothing, so their parameters are drawn from a normal distribution.
+    """
+    torch.manual_seed(0)
+    position = build_position(BUILT, dim=DIM, depth=DEPTH, num_heads=HEADS, encoding=name).eval()
+    with torch.no_grad():
+        drawn = any(parameter.requires_grad for parameter in position.parameters())
+        blank = drawn and all(np.ptp(each.values) < 1e-9 for each in _maps(position, BUILT))
+        if blank:
+            for parameter in position.parameters():
+                parameter.normal_(std=0.5)
+    return position, blank
+
+
+def says_at_center(name: str, grid: Grid, position: Position | None = None) -> list[Map]:
+    """Return what an encoding, built for `BUILT`, gives the token at the center of `grid`.
+
+    One map per head or group of channels where they differ, with a common scale.
+    """
+    position = build(name)[0] if position is None else position
+    with torch.no_grad():
+        return common_scale(_maps(position, grid))
+
+
+def common_scale(maps: list[Map]) -> list[Map]:
+    """Give maps one range of values, symmetric around 0 where there are values on both sides of it."""
+    if not maps:
+        return []
+    lowest, highest = (float(f([f(each.values) for each in maps])) for f in (np.min, np.max))
+    signed = lowest < 0 < highest and maps[0].signed
+    if signed:
+        highest = max(-lowest, highest)
+        lowest = -highest
+    return [replace(each, lowest=lowest, highest=highest, signed=signed) for each in maps]
+
+
+def _maps(position: Position, grid: Grid) -> list[Map]:
+    """Read the maps of the first layer that gets something."""
+    for given in position(grid):
+        if any(value is not None for value in given):
+            return _of_layer(given, grid)
+    return []
+
+
+def _of_layer(given: LayerPosition, grid: Grid) -> list[Map]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randn(1, grid.tokens, DIM, generator=generator)
+    heads = torch.randn(1, HEADS, grid.tokens, DIM // HEADS, generator=generator)
+    center = grid.center
+    maps: list[Map] = []
+    for table in (given.pre, given.inner, given.queries_keys):
+        if table is not None:
+            maps.append(
+                _map(
+                    "cosine of its vector with all",
+                    torch.from_numpy(cosine_similarity(table.double().numpy()))[center],
+                    grid,
+                )
+            )
+    if given.bias is not None:
+        random = callable(given.bias)
+        title = "bias for a random query" if random else "bias of attention"
+        maps += _rows(title, bias_of(given.bias, heads), center, grid, signed=True)
+    if given.token_bias is not None:
+        maps += _rows("bias for random tokens", given.token_bias(tokens).table(), center, grid, signed=True)
+    if given.key_bias is not None:
+        maps += _rows("bias for random keys", given.key_bias(heads), center, grid, signed=True)
+    if given.positional is not None:
+        maps += _rows("attention by position", given.positional.weights, center, grid)
+    if given.rotary is not None:
+        similarity = torch.from_numpy(similarity_of(given.rotary, grid, DIM // HEADS))
+        maps.append(_map("similarity of equal queries and keys, rotated", similarity[center], grid))
+    if given.query_scale is not None:
+        scale = given.query_scale if given.query_scale.ndim == 1 else given.query_scale.mean(0)
+        maps.append(_map("factor of the queries", scale, grid))
+    for function in (given.before, given.after):
+        if function is not None:
+            maps.append(_map("reach of each token", _reach(function, tokens, center, residual=True), grid))
+    if given.inputs is not None:
+        query = partial(_first, given.inputs)
+        maps.append(_map("reach of each token", _reach(query, tokens, center), grid))
+    if isinstance(given.mixing, TokenMlp):
+        maps.append(_map("reach of each token", _reach(given.mixing.mix, tokens, center), grid))
+    elif given.mixing is not None:
+        weights = given.mixing.matrix() if isinstance(given.mixing, Displacements) else given.mixing
+        maps += _rows("weight of each token", weights, center, grid, signed=bool((weights < 0).any()))
+    return maps
+
+
+def _rows(title: str, pairs: Tensor, center: int, grid: Grid, signed: bool = False) -> list[Map]:
+    """Return the row of the center of each head or group; one if all are alike."""
+    rows = pairs.reshape(-1, *pairs.shape[-2:])[:SHOWN, center]
+    if len(rows) == 1 or torch.allclose(rows, rows[:1].expand_as(rows)):
+        return [_map(title, rows[0], grid, signed)]
+    return [_map(f"{title}, {n + 1} of {HEADS}", row, grid, signed) for n, row in enumerate(rows)]
+
+
+def _map(title: str, row: Tensor, grid: Grid, signed: bool = False) -> Map:
+    return Map(title, row[grid.prefix :].double().reshape(grid.shape).numpy(), signed)
+
+
+def _reach(function: Callable[[Tensor], Tensor], tokens: Tensor, center: int, residual: bool = False) -> Tensor:
+    """Return by how much a change of each token changes what the center gets, (N,); 1 is as much as the change itself.
+
+    Args:
+        function: of tokens (B, N, D).
+        tokens: (1, N, D).
+        center: index of the token that is looked at.
+        residual: whether the tokens themselves are part of the result, which is taken out.
+    """
+    change = torch.randn(tokens.shape[-1], generator=torch.Generator().manual_seed(2))
+    changed = tokens + torch.eye(tokens.shape[1])[:, :, None] * change  # (N, N, D): one with each token changed
+    moved = function(changed)[:, center] - function(tokens)[:, center]  # (N, D)
+    if residual:
+        moved[center] -= change
+    reach: Tensor = moved.norm(dim=-1) / change.norm()
+    return reach
+
+
+def _first(function: Callable[[Tensor], tuple[Tensor, ...]], tokens: Tensor) -> Tensor:
+    return function(tokens)[0]

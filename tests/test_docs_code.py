@@ -1,0 +1,69 @@
+"""The code of the pages in docs/ runs; pages with tests of their own are named here, slow ones run in `make docs`."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+DOCS = Path(__file__).parents[1] / "docs"
+#: Pages whose blocks of Python run here, one after another in one namespace.
+RUN = ("backbones", "concepts", "convert", "encodings", "export", "joinings", "start", "texts")
+#: Those of them that build large models and look at no numbers.
+SHAPES = ("backbones", "encodings", "joinings")
+#: Page -> the test that runs its blocks.
+ELSEWHERE = {
+    "audit": "analysis/test_audit.py",
+    "dense": "dense/data/test_dense_docs.py",
+    "dense_models": "dense/test_models_docs.py",
+    "extending": "test_recipes.py",
+}
+#: The word after `python` where a block begins -> the test that runs it.
+NAMED = {
+    "attach": "surgery/test_guide.py",
+    "certificate": "surgery/test_fits.py",
+    "continued": "dense/test_models_docs.py",
+    "crops": "test_crops.py",
+    "features": "backbones/test_timm_interface.py",
+    "load": "surgery/test_guide.py",
+    "resize": "surgery/test_guide.py",
+    "serve": "../docs/_ext/test_pages.py",
+    "start": "../docs/_ext/test_pages.py",
+    "testing": "test_plugins.py",
+}
+
+
+def page(name):
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def blocks(text, word=""):
+    """Return the blocks of Python of a page whose first line is "```python WORD"."""
+    return re.findall(rf"^```python{' ' + word if word else ''}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    found = blocks(page(name))
+    assert found
+    with torch.device("meta" if name in SHAPES else "cpu"):
+        for block in found:
+            exec(compile(block, f"{name}.md", "exec"), names)
+    if name == "convert":
+        assert type(names["back"]).__name__ == "Eva"
+    if name == "export":
+        files = {path.name for path in (tmp_path / "published").iterdir()}
+        assert files == {"README.md", "config.json", "model.safetensors"}
+
+
+def test_every_block_of_python_is_run_by_a_test():
+    tests = Path(__file__).parent
+    for path in sorted(DOCS.glob("*.md")):
+        for word in re.findall(r"^```python *(\S*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            if word:
+                assert word in NAMED and (tests / NAMED[word]).exists(), f"{path.name}: no test runs `python {word}`"
+            elif path.stem not in RUN:
+                assert path.stem in ELSEWHERE, f"{path.name}: no test runs its code"
+                assert path.name in (tests / ELSEWHERE[path.stem]).read_text(encoding="utf-8"), path.name
