@@ -17,7 +17,7 @@ from graticule.data.dense_augmentation import DenseAugmentation
 from graticule.data.dense_transforms import DenseTransform, Evaluation, Training, plain
 from graticule.data.images import Split
 from graticule.data.registry import DATASETS, loaded
-from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, Key, drawing
+from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, GroupSampler, Key, drawing
 from graticule.names import known_name
 
 #: What belongs to boxes, besides the boxes themselves.
@@ -118,7 +118,8 @@ class DenseModule:
         sizes = self.images["train"].sizes
         sampler = EpochSampler(len(chosen), self.seed)
         if self.by_shape and sizes is not None:
-            sampler = ShapeSampler(sizes[chosen][:, 1] > sizes[chosen][:, 0], self.batch_size, self.seed)
+            tall = sizes[chosen][:, 1] <= sizes[chosen][:, 0]
+            sampler = GroupSampler(tall.astype(np.int64), self.batch_size, self.seed)
         return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
@@ -195,32 +196,6 @@ class Examples(Dataset[tuple[Tensor, Target]]):
         if index < 0:
             target["image_id"] = PADDING
         return plain(image), {name: plain(value) for name, value in target.items()}
-
-
-class ShapeSampler(EpochSampler):
-    """An order whose batches have only wide or only tall images, but for one that may have the rest of both.
-
-    Args:
-        wide: (n,), whether an image is wider than high.
-        batch_size: images per step.
-        seed: decides the order.
-    """
-
-    def __init__(self, wide: np.ndarray, batch_size: int, seed: int) -> None:
-        super().__init__(len(wide), seed)
-        self.wide = wide
-        self.batch_size = batch_size
-
-    def indices(self, epoch: int) -> np.ndarray:
-        """Return the order of an epoch: full batches of either shape in a random order, then the rest: (length,)."""
-        order = super().indices(epoch)
-        groups = [order[self.wide[order] == shape] for shape in (True, False)]
-        cuts = [len(group) // self.batch_size * self.batch_size for group in groups]
-        full = np.concatenate([group[:cut] for group, cut in zip(groups, cuts, strict=True)])
-        rest = np.concatenate([group[cut:] for group, cut in zip(groups, cuts, strict=True)])
-        batches = full.reshape(-1, self.batch_size)
-        shuffled = batches[np.random.default_rng([self.seed, epoch, 1]).permutation(len(batches))]
-        return np.concatenate([shuffled.reshape(-1), rest])
 
 
 def _lists(examples: list[tuple[Tensor, Target]]) -> tuple[list[Tensor], list[Target]]:

@@ -6,6 +6,7 @@ import io
 import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -49,6 +50,10 @@ class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
         """The broken images that were met, in this process or in a worker of it."""
         return [self.place(index) for index in self._broken.nonzero().flatten().tolist()]
 
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Return the (height, width) that an image says it has, without decoding it; None if it cannot be read."""
+        return stated_size(io.BytesIO(self.read(index)))
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -72,6 +77,15 @@ class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
                 self._broken[candidate] = True
                 log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
         raise ValueError(f"no image of class {label} can be read, the last of them {self.place(index)}.")
+
+
+def stated_size(file: BinaryIO) -> tuple[int, int] | None:
+    """Return the (height, width) in the header of an image, or None if it has none that Pillow can read."""
+    try:
+        with Image.open(file, formats=_FORMATS) as image:
+            return image.height, image.width
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None
 
 
 def decode(content: bytes) -> Image.Image:

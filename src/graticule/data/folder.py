@@ -10,7 +10,7 @@ import numpy as np
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from graticule.data.encoded import LARGEST, EncodedImages
+from graticule.data.encoded import LARGEST, EncodedImages, stated_size
 from graticule.data.images import DatasetInfo, Split
 from graticule.files import check_plain, read_bytes
 
@@ -37,6 +37,13 @@ class FolderImages(EncodedImages):
             ValueError: if it is no plain file any more, or too large for an image.
         """
         return read_bytes(self.files[index][0], LARGEST)
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Return the (height, width) that the header of a file states; no more of it is read."""
+        path = self.files[index][0]
+        check_plain(path)
+        with path.open("rb") as file:
+            return stated_size(file)
 
     def place(self, index: int) -> Path:
         """Return the path of a file."""

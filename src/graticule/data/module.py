@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from timm.data.mixup import Mixup
 from torch.utils.data import DataLoader, Subset
 
 from graticule.data import own  # noqa: F401 - registers the data sets of the package
+from graticule.data.aspects import aspect_groups, stated_sizes
 from graticule.data.augmentation import Augmentation
 from graticule.data.canvas import CanvasImages, Mode
 from graticule.data.dense import DenseInfo
@@ -22,6 +24,7 @@ from graticule.data.sampling import (
     BatchOrder,
     EpochSampler,
     EvaluationOrder,
+    GroupSampler,
     SeededImages,
     SizedImages,
     TensorImages,
@@ -95,6 +98,8 @@ class DataModule(L.LightningDataModule):
         limit_test: use so many test images only, balanced over the classes.
         drop_last: leave out a last training batch that is not full, as mixing in pairs needs.
         repeats: repeated augmentation: every training image comes so many times in turn, in epochs as long as without.
+        group_by_aspect: each training batch has images of similar aspect ratio, at the nearest of `train_sizes`, and
+            random crops vary around that ratio.
     """
 
     info: DatasetInfo
@@ -117,6 +122,7 @@ class DataModule(L.LightningDataModule):
         drop_last: bool = False,
         repeats: int = 1,
         train_sizes: Sequence[tuple[int, int]] = (),
+        group_by_aspect: bool = False,
     ) -> None:
         super().__init__()
         if drop_last and batch_size % 2:
@@ -136,6 +142,8 @@ class DataModule(L.LightningDataModule):
         self.limits = {"train": limit_train, "test": limit_test}
         self.drop_last = drop_last
         self.repeats = repeats
+        self.group_by_aspect = group_by_aspect
+        self._groups: tuple[np.ndarray, tuple[tuple[int, ...], ...]] | None = None
         self._images: dict[Split, Any] = {}
         self._train: Any = None
 
@@ -152,6 +160,13 @@ class DataModule(L.LightningDataModule):
             if limit is not None:
                 images = _Chosen(images, balanced_subset(images.labels, limit))
             self._images[split] = images
+        if self.group_by_aspect:
+            if self.info.size is not None:
+                raise ValueError(
+                    "`group_by_aspect` must be off where all images have one shape, which those of "
+                    f"{self.dataset!r} have: {self.info.size[0]} x {self.info.size[1]}."
+                )
+            self._groups = aspect_groups(stated_sizes(self._images["train"]), self.train_sizes)
         if len(self._images["train"]) < self.batch_size and self.drop_last:
             raise ValueError(
                 f"`batch_size` must not exceed the number of training images, {len(self._images['train'])}, where "
@@ -176,14 +191,19 @@ class DataModule(L.LightningDataModule):
                 f"`batch_size` must give every one of {shares} processes and parts an even number of images where they "
                 f"are mixed in pairs, got {self.batch_size}."
             )
+        sampler, sizes_of = EpochSampler(len(images), self.seed, repeats=self.repeats), ()
+        if self._groups is not None:
+            groups, sizes_of = self._groups
+            sampler = GroupSampler(groups, self.batch_size, self.seed)
         return BatchOrder(
-            EpochSampler(len(images), self.seed, repeats=self.repeats),
+            sampler,
             self.batch_size,
             rank=rank,
             world_size=world_size,
             parts=accumulate,
             drop_last=self.drop_last,
             sizes=len(self.train_sizes) if len(self.train_sizes) > 1 else None,
+            sizes_of=sizes_of,
         )
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
@@ -202,7 +222,11 @@ class DataModule(L.LightningDataModule):
         if shifts_only(self.augmentation) and in_memory:
             transform = evaluation_transform(self.info, size, self.augmentation)
             return ShiftedImages(images, transform, self.augmentation, self.info, self.seed)
-        return SeededImages(images, training_transform(self.info, size, self.augmentation), self.seed)
+        augmentation = self.augmentation
+        if self.group_by_aspect:
+            low, high = (ratio * size[1] / size[0] for ratio in augmentation.ratio)
+            augmentation = dataclasses.replace(augmentation, ratio=(low, high))
+        return SeededImages(images, training_transform(self.info, size, augmentation), self.seed)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Batches of the test images at the training size."""

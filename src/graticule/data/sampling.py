@@ -70,6 +70,32 @@ class EpochSampler(Sampler[Key]):
         return iter(self.keys(self.epoch, np.arange(self.length)))
 
 
+class GroupSampler(EpochSampler):
+    """An order whose batches have images of one group, but for the last ones, which have the rest, group by group.
+
+    Args:
+        groups: (n,), the group of every image, counted from 0, such as its shape.
+        batch_size: images per step.
+        seed: decides the order.
+    """
+
+    def __init__(self, groups: np.ndarray, batch_size: int, seed: int) -> None:
+        super().__init__(len(groups), seed)
+        self.groups = groups
+        self.batch_size = batch_size
+
+    def indices(self, epoch: int) -> np.ndarray:
+        """Return the order of an epoch: full batches of each group in a random order, then the rest: (length,)."""
+        order = super().indices(epoch)
+        members = [order[self.groups[order] == group] for group in range(int(self.groups.max()) + 1)]
+        cuts = [len(group) // self.batch_size * self.batch_size for group in members]
+        full = np.concatenate([group[:cut] for group, cut in zip(members, cuts, strict=True)])
+        rest = np.concatenate([group[cut:] for group, cut in zip(members, cuts, strict=True)])
+        batches = full.reshape(-1, self.batch_size)
+        shuffled = batches[np.random.default_rng([self.seed, epoch, 1]).permutation(len(batches))]
+        return np.concatenate([shuffled.reshape(-1), rest])
+
+
 class BatchOrder(Sampler[list[Key]]):
     """The training batches of one process, cut from global batches that do not depend on how many processes there are.
 
@@ -87,6 +113,8 @@ class BatchOrder(Sampler[list[Key]]):
         drop_last: leave out a last batch that is not full.
         sizes: number of image sizes, of which each step has one, a function of seed, epoch and step; its index is then
             the last entry of the keys that are yielded. None for a single size.
+        sizes_of: with a `GroupSampler`, the indices of the sizes that each group has: a step has one of those of the
+            image in its middle.
     """
 
     def __init__(
@@ -99,6 +127,7 @@ class BatchOrder(Sampler[list[Key]]):
         parts: int = 1,
         drop_last: bool = False,
         sizes: int | None = None,
+        sizes_of: Sequence[Sequence[int]] = (),
     ) -> None:
         shares = world_size * parts
         if batch_size % shares:
@@ -112,6 +141,7 @@ class BatchOrder(Sampler[list[Key]]):
         self.world_size = world_size
         self.parts = parts
         self.sizes = sizes
+        self.sizes_of = sizes_of
         full, rest = divmod(len(sampler), batch_size)
         self.steps = full + (not drop_last and rest >= shares)
         if not self.steps:
@@ -146,19 +176,28 @@ class BatchOrder(Sampler[list[Key]]):
         """Return the keys of batch `number` of an epoch."""
         return self.sampler.keys(epoch, self.places(number))
 
-    def size(self, epoch: int, number: int) -> int:
-        """Return the index of the size of batch `number`; the batches of a step have the same in all processes."""
+    def size(self, epoch: int, number: int, indices: np.ndarray | None = None) -> int:
+        """Return the index of the size of batch `number`; the batches of a step have the same in all processes.
+
+        `indices` is the order of the epoch, where it is at hand.
+        """
         if self.sizes is None:
             return 0
-        draw = np.random.SeedSequence([self.sampler.seed, epoch, number // self.parts, _SIZES])
-        return int(np.random.default_rng(draw).integers(self.sizes))
+        step = number // self.parts
+        known: Sequence[int] = range(self.sizes)
+        if isinstance(self.sampler, GroupSampler) and self.sizes_of:
+            indices = self.sampler.indices(epoch) if indices is None else indices
+            images = indices[step * self.batch_size : (step + 1) * self.batch_size]
+            known = self.sizes_of[int(self.sampler.groups[images[len(images) // 2]])]
+        draw = np.random.SeedSequence([self.sampler.seed, epoch, step, _SIZES])
+        return known[int(np.random.default_rng(draw).integers(len(known)))]
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch, first, self._first = self.sampler.epoch, self._first, 0
         indices = self.sampler.indices(epoch)
         for number in range(first, len(self)):
             keys = self.sampler.keys(epoch, self.places(number), indices)
-            yield keys if self.sizes is None else [(*key, self.size(epoch, number)) for key in keys]
+            yield keys if self.sizes is None else [(*key, self.size(epoch, number, indices)) for key in keys]
 
 
 #: The label of an image that only fills a batch up, and is not counted.

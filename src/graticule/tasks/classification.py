@@ -94,6 +94,8 @@ class Recipe(TrainingRecipe):
     """height and width of the images, multiples of the patch"""
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""
+    group_by_aspect: Flag = False
+    """each step has images of similar aspect ratio, at the nearest of `train_sizes`; for images of many shapes"""
     patch_size: Side | None = None
     """side of a patch (default: the backbone's)"""
     global_pool: Literal["token", "avg"] | None = None
@@ -119,6 +121,17 @@ class Recipe(TrainingRecipe):
         sizes = parse_sizes(self.train_sizes, "train_sizes")
         if len(set(sizes)) < len(sizes):
             raise ValueError(f"`train_sizes` must be different sizes, got {' '.join(self.train_sizes)}.")
+        if self.group_by_aspect and len({height / width for height, width in sizes}) < 2:
+            given = " ".join(self.train_sizes) or "none"
+            raise ValueError(
+                "`train_sizes` must have two aspect ratios or more where `group_by_aspect` is on, such as 192x256 "
+                f"224x224 256x192, got {given}."
+            )
+        if self.group_by_aspect and self.aug_repeats > 1:
+            raise ValueError(
+                f"`aug_repeats` must be 1 where `group_by_aspect` is on, which groups whole steps, got "
+                f"{self.aug_repeats}."
+            )
 
     def quick(self) -> Self:
         """Return a recipe of the same code path: two epochs of some tens of images, on the CPU."""
@@ -170,6 +183,7 @@ class Classification(Task[Recipe, "DataModule"]):
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
             repeats=recipe.aug_repeats,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
+            group_by_aspect=recipe.group_by_aspect,
         )
         data.setup("fit")
         if run is not None:
