@@ -191,7 +191,8 @@ class DataModule(L.LightningDataModule):
                 f"`batch_size` must give every one of {shares} processes and parts an even number of images where they "
                 f"are mixed in pairs, got {self.batch_size}."
             )
-        sampler, sizes_of = EpochSampler(len(images), self.seed, repeats=self.repeats), ()
+        sampler = EpochSampler(len(images), self.seed, repeats=self.repeats)
+        sizes_of: tuple[tuple[int, ...], ...] = ()
         if self._groups is not None:
             groups, sizes_of = self._groups
             sampler = GroupSampler(groups, self.batch_size, self.seed)
