@@ -7,8 +7,9 @@ from torchvision import tv_tensors
 
 from graticule.data import DenseAugmentation
 from graticule.data.dense import IGNORED, boxes_target
-from graticule.data.dense_module import DenseModule, Examples, ShapeSampler
+from graticule.data.dense_module import DenseModule, Examples
 from graticule.data.dense_transforms import Evaluation, Training, cropped, fitted, flipped, padded, resized
+from graticule.data.sampling import GroupSampler
 from graticule.data.scenes import SIZE, scenes
 
 #: Rectangles (left, top, right, bottom) in an image of 24 x 40.
@@ -206,7 +207,7 @@ def test_what_is_drawn_for_an_image_is_a_function_of_seed_and_key_and_leaves_the
 
 def test_batches_by_shape_have_each_image_once_and_one_shape_but_the_last_ones():
     wide = np.random.RandomState(0).rand(103) < 0.7
-    sampler = ShapeSampler(wide, 8, seed=1)
+    sampler = GroupSampler(wide.astype(int), 8, seed=1)
     order = sampler.indices(2)
     assert sorted(order) == list(range(103))
     batches = [wide[order[n : n + 8]] for n in range(0, 96, 8)]
