@@ -12,7 +12,8 @@ from commands import run_command
 from graticule.data import load_dataset
 from graticule.recipes import load_recipe
 from graticule.studies import try_resamplers
-from graticule.studies.resamplers import ResamplerStudy, candidates, with_resampler
+from graticule.studies.resamplers import ResamplerStudy, candidates
+from graticule.surgery.resampler import with_resampler
 from graticule.tasks import Recipe
 from graticule.training import train
 

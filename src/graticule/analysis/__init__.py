@@ -20,6 +20,7 @@ from graticule.analysis.correlation import (
 )
 from graticule.analysis.effect import Effect
 from graticule.analysis.equivariance import Translation, translation_error, whole_patches
+from graticule.analysis.larger_image import PASSES, check_larger, logits_of_passes
 from graticule.analysis.length_plots import length_plot
 from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
 from graticule.analysis.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, parts_sheet, sheet_layers
@@ -39,6 +40,7 @@ from graticule.analysis.timm_view import TimmView
 from graticule.analysis.view import ModelView, Unavailable
 
 __all__ = [
+    "PASSES",
     "AttentionMap",
     "Audit",
     "BackboneView",
@@ -64,6 +66,7 @@ __all__ = [
     "bias_map_sheet",
     "bias_maps",
     "bias_sheet",
+    "check_larger",
     "convergence_plot",
     "correlation_sheet",
     "cosine_similarity",
@@ -71,6 +74,7 @@ __all__ = [
     "length_plot",
     "locality",
     "locality_plot",
+    "logits_of_passes",
     "mixing_maps",
     "mixing_parts",
     "mixing_sheet",

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from graticule.analysis.attention_map import AttentionMap
@@ -22,6 +23,7 @@ from graticule.analysis.view import (
     evaluating,
     nearest,
     permutation,
+    repeated,
 )
 from graticule.backbones import Backbone
 from graticule.encodings import FoldedPosition, NoPosition, Position
@@ -106,6 +108,23 @@ class BackboneView(ModelView):
             raise Unavailable(str(error)) from None
         return BackboneView(self.model, self.img_size, partial(self._placed_at, img_size))
 
+    def repeated_from(self, img_size: Size) -> BackboneView:
+        """Return a view in which each patch has the position of the patch of a smaller image that it lies in.
+
+        Functions of the tokens, such as a PEG, stay as they are.
+        """
+        return BackboneView(self.model, self.img_size, partial(self._repeated_from, self.model.grid_at(img_size)))
+
+    def with_query_scale(self, factor: float) -> BackboneView:
+        """Return a view in which the queries of all layers are multiplied by `factor`.
+
+        Raises:
+            Unavailable: if the layers have no queries to be multiplied.
+        """
+        if "query_scale" not in self.model.takes:
+            raise Unavailable(f"{type(self.model).__name__} cannot multiply its queries")
+        return BackboneView(self.model, self.img_size, partial(self._with_query_scale, factor, self.change))
+
     def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
         """Compute the attention weights of chosen layers, all by default, beside the forward pass."""
         attentions = [block.attn for block in self.blocks if hasattr(block, "attn")]
@@ -170,15 +189,37 @@ class BackboneView(ModelView):
         return [placed(one, _shuffling(at, seed)) for one, at in zip(given, grids, strict=True)]
 
     def _placed_at(self, img_size: Size, position: Position, grid: Grid) -> list[LayerPosition]:
-        larger = self.model.grid_at(img_size)
-        own, other = position(grid), position(larger)
+        return self._from(self.model.grid_at(img_size), nearest, position, grid)
+
+    def _repeated_from(self, smaller: Grid, position: Position, grid: Grid) -> list[LayerPosition]:
+        return self._from(smaller, repeated, position, grid)
+
+    def _from(
+        self, source: Grid, index: Callable[[Grid, Grid], Tensor], position: Position, grid: Grid
+    ) -> list[LayerPosition]:
+        """Give each patch the position of the patch of `source` that `index` says."""
+        own, other = position(grid), position(source)
         found = []
-        for there, here, at, wide in zip(other, own, self._each(grid), self._each(larger), strict=True):
+        for there, here, at, wide in zip(other, own, self._each(grid), self._each(source), strict=True):
             window = None
             if at.windows:
-                window = Places(nearest(at.within, wide.within), wide.within)
-            found.append(placed(there, Places(nearest(at, wide), wide, window), here))
+                window = Places(index(at.within, wide.within), wide.within)
+            found.append(placed(there, Places(index(at, wide), wide, window), here))
         return found
+
+    def _with_query_scale(
+        self, factor: float, change: Change | None, position: Position, grid: Grid
+    ) -> list[LayerPosition]:
+        given = position(grid) if change is None else change(position, grid)
+        found = []
+        for one, at in zip(given, self._each(grid), strict=True):
+            scale = torch.full((at.within.tokens,), factor, device=self._device)
+            found.append(one.merge(LayerPosition(query_scale=scale)))
+        return found
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     def _each(self, grid: Grid) -> list[Grid]:
         """Return the grid of each layer, `grid` being the first stage's."""

@@ -152,10 +152,27 @@ def nearest(grid: Grid, larger: Grid) -> Tensor:
     """
     if larger.height < grid.height or larger.width < grid.width:
         raise Unavailable(f"a grid of {larger.shape} patches is smaller than {grid.shape} on some side")
+    return _nearest(grid, larger)
+
+
+def repeated(grid: Grid, smaller: Grid) -> Tensor:
+    """Return the index of the patch of `smaller` that each patch of `grid` lies in, by its center, (H * W,).
+
+    Both cover the same rectangle.
+
+    Raises:
+        Unavailable: if `smaller` has a larger side, so that some of its patches would be left out.
+    """
+    if smaller.height > grid.height or smaller.width > grid.width:
+        raise Unavailable(f"a grid of {smaller.shape} patches is larger than {grid.shape} on some side")
+    return _nearest(grid, smaller)
+
+
+def _nearest(grid: Grid, other: Grid) -> Tensor:
     rows, columns = (
-        ((torch.arange(side) + 0.5) * whole / side).long() for side, whole in zip(grid.shape, larger.shape, strict=True)
+        ((torch.arange(side) + 0.5) * whole / side).long() for side, whole in zip(grid.shape, other.shape, strict=True)
     )
-    return (rows[:, None] * larger.width + columns).flatten()
+    return (rows[:, None] * other.width + columns).flatten()
 
 
 def chosen_layers(layers: Sequence[int] | None, depth: int) -> list[int]:

@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
     assert opened.info is not None
     from graticule.data.pictures import Pictures
     from graticule.studies import try_resamplers
-    from graticule.studies.resamplers import resampled_modules
+    from graticule.surgery.resampler import resampled_modules
     from graticule.tasks import check_sizes
 
     model: Any = opened.model

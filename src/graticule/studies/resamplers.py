@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
@@ -13,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from graticule.files import write_json
-from graticule.resampling import RESAMPLERS, Resampler, build_resampler
-from graticule.specs import Spec
+from graticule.resampling import RESAMPLERS
 from graticule.studies.significance import holm, paired_p
+from graticule.surgery.resampler import resampled_modules, with_resampler
 
 Size = tuple[int, int]
 
@@ -85,35 +84,6 @@ def candidates() -> list[str]:
         name for name in RESAMPLERS if not any(o.default is Parameter.empty for o in RESAMPLERS.options(name).values())
     ]
     return [*names, *_VARIANTS]
-
-
-def resampled_modules(model: nn.Module) -> list[Any]:
-    """Return the modules of a model whose tables are resampled, and by a resampler of choice.
-
-    Raises:
-        ValueError: if there are none.
-    """
-    found = [module for module in model.modules() if isinstance(getattr(module, "resampler", None), Resampler)]
-    if not found:
-        raise ValueError(
-            "`model` must have an encoding that is resampled, as learnable, factorized or relative_bias; nothing of "
-            "this one is: its position is computed for every size, or it has none."
-        )
-    return found
-
-
-def with_resampler(model: nn.Module, name: str) -> nn.Module | None:
-    """Return a copy of `model` that resamples by `name` every table that it can; None if there are none.
-
-    Parameters are shared with `model`.
-    """
-    memo: dict[int, Any] = {id(value): value for value in [*model.parameters(), *model.buffers()]}
-    changed = copy.deepcopy(model, memo)
-    kind = RESAMPLERS[Spec.parse(name).name]
-    able = [module for module in resampled_modules(changed) if _table(module) in kind.takes]
-    for module in able:
-        module.resampler = build_resampler(name, _table(module))
-    return changed if able else None
 
 
 @torch.no_grad()
@@ -189,11 +159,6 @@ def _column(table: Mapping[str, Mapping[Size, Sequence[float]]], size: Size, dec
         alike = fmean(each) == fmean(values[best]) if p is None else p >= 0.05
         cells[name] = f"{fmean(each):.{decimals}f} ± {error:.{decimals}f}{'*' if alike else ' '}"
     return cells
-
-
-def _table(module: Any) -> Any:
-    """Return what a module holds: a table of positions or of displacements."""
-    return getattr(module, "holds", "positions")
 
 
 def _text(size: Size) -> str:

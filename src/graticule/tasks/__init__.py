@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from graticule.tasks.coco_scores import CocoScores
     from graticule.tasks.detection import Detection, DetectionRecipe
     from graticule.tasks.distillation import Distillation
+    from graticule.tasks.image_causes import Causes, size_causes
     from graticule.tasks.image_evaluation import ImageEvaluation
     from graticule.tasks.image_scores import Score, check_sizes, evaluate, set_windows
     from graticule.tasks.language import LanguageModeling, TextRecipe, tokenizer_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from graticule.tasks.text_scores import TextScore, check_lengths, evaluate_text
 
 __all__ = [
+    "Causes",
     "Classification",
     "CocoScores",
     "Detection",
@@ -45,10 +47,12 @@ __all__ = [
     "evaluate",
     "evaluate_text",
     "set_windows",
+    "size_causes",
     "tokenizer_of",
 ]
 
 _HOMES = {
+    "Causes": "image_causes",
     "Classification": "classification",
     "CocoScores": "coco_scores",
     "Detection": "detection",
@@ -72,6 +76,7 @@ _HOMES = {
     "evaluate": "image_scores",
     "evaluate_text": "text_scores",
     "set_windows": "image_scores",
+    "size_causes": "image_causes",
     "tokenizer_of": "language",
 }
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

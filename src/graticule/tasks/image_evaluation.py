@@ -25,14 +25,24 @@ class ImageEvaluation(Evaluation["Score"]):
     """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
     mode: Literal["zoom", "canvas"] = "zoom"
     """of images: at other sizes, zoom scales the content; canvas keeps its scale, with more room around it"""
+    causes: bool = False
+    """of images: split the difference of each larger size into its causes: tokens, content, values of the encoding"""
     windows: list[int] = field(default_factory=list)
     """of images: side of the windows of every stage of a PosMLP, in patches (default: those of the run)"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes, and set the windows of the model."""
+        from graticule.analysis import check_larger
         from graticule.tasks.image_scores import check_sizes, set_windows
 
         check_sizes(model, self._sizes(task))
+        if self.causes:
+            if self.mode != "zoom" or self.windows:
+                raise ValueError(
+                    "`causes` must be left out with --mode canvas and --windows: they are those of a zoom."
+                )
+            for size in self._sizes(task):
+                check_larger(model, data.size, size)
         if self.windows:
             set_windows(model, self.windows)
 
@@ -40,10 +50,24 @@ class ImageEvaluation(Evaluation["Score"]):
         """Score a model at every size."""
         from graticule.tasks.image_scores import evaluate
 
-        return evaluate(model, data, self._sizes(task), device=device, progress=progress, mode=self.mode)
+        scores = evaluate(model, data, self._sizes(task), device=device, progress=progress, mode=self.mode)
+        if not self.causes:
+            return scores
+        from graticule.tasks.image_causes import size_causes
+
+        return [
+            score
+            if score.size == data.size
+            else dataclasses.replace(
+                score, causes=size_causes(model, data, score.size, device=device, progress=progress)
+            )
+            for score in scores
+        ]
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> Table:
         """Return a row for each run and size, with the difference from the training size and windows."""
+        if self.causes:
+            return _causes_table(evaluated)
         rows, records = [], []
         given = {"windows": self.windows} if self.windows else {}
         for run in evaluated:
@@ -83,3 +107,29 @@ class ImageEvaluation(Evaluation["Score"]):
 
     def _sizes(self, task: Any) -> list[tuple[int, int]]:
         return parse_sizes(self.sizes) or [task.recipe.img_size]
+
+
+def _causes_table(evaluated: Sequence[Evaluated[Score]]) -> Table:
+    """Return a row for each run and larger size, with the parts of the difference in top-1 and the controls."""
+    from graticule.tasks.image_causes import CONTROLS, PARTS
+
+    names = (*PARTS, *CONTROLS)
+    rows, records = [], []
+    for run in evaluated:
+        for score in run.scores:
+            records.append({"run": run.folder, "mode": "zoom", **dataclasses.asdict(score)})
+            if score.causes is None:
+                continue
+            before, after = score.causes.top1
+            found = {**score.causes.parts, **score.causes.controls}
+            cells = [f"{found[n].top1:+.1f} ± {found[n].top1_error:.1f}" if n in found else "-" for n in names]
+            size = f"{score.size[0]}x{score.size[1]}"
+            rows.append([run.label, size, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}", *cells])
+    notes = [
+        "difference = tokens + content + values, of top-1 in percent, standard errors over images. tokens: the same "
+        "content on more tokens; content: what the larger image shows in each patch; values: the position that the "
+        "encoding has there, instead of a repeated one",
+        "controls, from the score at the size: log_n, attention as sharp as in training; bilinear, tables resampled "
+        "bilinearly; canvas, content at the scale of the training on a larger canvas",
+    ]
+    return Table(("run", "size", "trained", "top-1 (%)", "difference", *names), rows, notes, records)

@@ -18,6 +18,7 @@ from graticule.analysis import view_of
 from graticule.backbones import Backbone
 from graticule.data import DataModule, Mode
 from graticule.surgery import fold, unfold
+from graticule.tasks.image_causes import Causes
 from graticule.training.cost import inference_cost
 
 
@@ -28,6 +29,7 @@ class Score:
     top1, top5: percent (top-5 only where there are more than 5 classes); loss: nats; images: how many were scored.
     images_per_second, memory: of inference alone, on batches of `batch` images; memory in bytes an image (`Cost`);
     None where it was not measured.
+    causes: of the difference from the size of the training; None where they were not looked for.
     """
 
     size: tuple[int, int]
@@ -38,6 +40,7 @@ class Score:
     batch: int | None = None
     images_per_second: float | None = None
     memory: float | None = None
+    causes: Causes | None = None
 
 
 def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:

@@ -1,0 +1,45 @@
+"""The resampler of a model's tables, found and replaced."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from graticule.resampling import RESAMPLERS, Resampler, build_resampler
+from graticule.specs import Spec
+
+
+def resampled_modules(model: nn.Module) -> list[Any]:
+    """Return the modules of a model whose tables are resampled, and by a resampler of choice.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    found = [module for module in model.modules() if isinstance(getattr(module, "resampler", None), Resampler)]
+    if not found:
+        raise ValueError(
+            "`model` must have an encoding that is resampled, as learnable, factorized or relative_bias; nothing of "
+            "this one is: its position is computed for every size, or it has none."
+        )
+    return found
+
+
+def with_resampler(model: nn.Module, name: str) -> nn.Module | None:
+    """Return a copy of `model` that resamples by `name` every table that it can; None if there are none.
+
+    Parameters are shared with `model`.
+    """
+    memo: dict[int, Any] = {id(value): value for value in [*model.parameters(), *model.buffers()]}
+    changed = copy.deepcopy(model, memo)
+    kind = RESAMPLERS[Spec.parse(name).name]
+    able = [module for module in resampled_modules(changed) if _table(module) in kind.takes]
+    for module in able:
+        module.resampler = build_resampler(name, _table(module))
+    return changed if able else None
+
+
+def _table(module: Any) -> Any:
+    """Return what a module holds: a table of positions or of displacements."""
+    return getattr(module, "holds", "positions")

@@ -1,0 +1,118 @@
+r"""The causes of a difference in accuracy between the size of the training and a larger one.
+
+The difference is the sum of three parts, each the change of one thing in its order (`graticule.analysis.PASSES`):
+tokens (the same content on more tokens), content (what the larger image shows in each patch: objects of a larger scale,
+in more detail), and values (the position that the encoding has for the larger grid instead of a repeated one). Three
+controls change one thing of the last pass: the log N temperature, which makes attention as sharp as in training; tables
+resampled bilinearly; and content at the scale of training on a larger canvas. Where a table is resampled, `values` is
+what its resampler gives beyond repeated entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from graticule.analysis import PASSES, check_larger, logits_of_passes
+from graticule.data import DataModule
+from graticule.surgery.resampler import with_resampler
+
+Size = tuple[int, int]
+#: The parts of the difference, and the controls.
+PARTS = PASSES[1:]
+CONTROLS = ("log_n", "bilinear", "canvas")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A mean difference over images and its standard error: of top-1 in percent, and of the loss in nats."""
+
+    top1: float
+    top1_error: float
+    loss: float
+    loss_error: float
+
+
+@dataclass(frozen=True)
+class Causes:
+    """The parts of the difference between the size of the training and `size`, and what the controls change.
+
+    size: (height, width) in pixels.
+    top1: at the size of the training and at `size`, in percent.
+    parts: 'tokens', 'content' and 'values'; they add up to the whole difference.
+    controls: of 'log_n', 'bilinear' and 'canvas' those that the model has, as changes from the score at `size`.
+    """
+
+    size: Size
+    top1: tuple[float, float]
+    parts: dict[str, Change]
+    controls: dict[str, Change]
+
+
+@torch.inference_mode()
+def size_causes(
+    model: Any, data: DataModule, size: Size, *, device: torch.device | str = "cpu", progress: bool = True
+) -> Causes:
+    """Find the causes of the difference between the test images at the size of the training and at a larger one.
+
+    Args:
+        model: a backbone of one stage.
+        data: the test images.
+        size: (height, width) in pixels, no smaller than that of the training on any side.
+        device: where the model runs.
+        progress: whether to show a bar.
+
+    Raises:
+        ValueError: for another model or size, before any work.
+    """
+    trained_at = data.size
+    check_larger(model, trained_at, size)
+    model = model.to(device).eval()
+    bilinear = _bilinear(model)
+    losses: dict[str, list[Tensor]] = {}
+    right: dict[str, list[Tensor]] = {}
+    loaders = [data.eval_dataloader(at) for at in (trained_at, size)] + [data.eval_dataloader(size, mode="canvas")]
+    batches = zip(*loaders, strict=True)
+    for (images, labels), (larger, _), (canvas, _) in tqdm(
+        batches, f"causes at {size[0]}x{size[1]}", disable=not progress
+    ):
+        images, larger, canvas, labels = (x.to(device) for x in (images, larger, canvas, labels))
+        found = {**logits_of_passes(model, images, larger), "canvas": model(canvas)}
+        if bilinear is not None:
+            found["bilinear"] = bilinear(larger)
+        for name, logits in found.items():
+            losses.setdefault(name, []).append(F.cross_entropy(logits.double(), labels, reduction="none").cpu())
+            right.setdefault(name, []).append((logits.argmax(-1) == labels).double().cpu() * 100)
+    whole = {name: (torch.cat(right[name]), torch.cat(losses[name])) for name in right}
+    pairs = zip(PASSES[1:], PASSES[:-1], strict=True)
+    return Causes(
+        size,
+        (float(whole["trained"][0].mean()), float(whole["values"][0].mean())),
+        {name: _change(whole[name], whole[before]) for name, before in pairs},
+        {name: _change(whole[name], whole["values"]) for name in CONTROLS if name in whole},
+    )
+
+
+def _change(after: Sequence[Tensor], before: Sequence[Tensor]) -> Change:
+    """Return mean and standard error of the differences, of top-1 and of the loss."""
+    return Change(*_moments([new - old for new, old in zip(after, before, strict=True)]))
+
+
+def _moments(differences: Sequence[Tensor]) -> Iterator[float]:
+    for values in differences:
+        yield float(values.mean())
+        yield float(values.std() / len(values) ** 0.5) if len(values) > 1 else float("nan")
+
+
+def _bilinear(model: nn.Module) -> nn.Module | None:
+    """Return a copy that resamples its tables bilinearly; None if it has none."""
+    try:
+        return with_resampler(model, "bilinear")
+    except ValueError:
+        return None
