@@ -33,6 +33,7 @@ def test_the_names_are_listed():
         "image_folder",
         "mask_folder",
         "scenes",
+        "scenes_sides",
         "voc_detection",
         "voc_segmentation",
     }

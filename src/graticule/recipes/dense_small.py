@@ -64,6 +64,29 @@ def scenes_segmentation() -> graticule.SegmentationRecipe:
     )
 
 
+@graticule.register_recipe(
+    "scenes_sides", "A small ViT says which half of a scene a digit is in, which it cannot without position."
+)
+def scenes_sides() -> graticule.SegmentationRecipe:
+    """Train with Segmenter's linear decoder, which sees one patch at a time: no padding tells it where that is."""
+    return graticule.SegmentationRecipe(
+        model="vit_nano_patch4_28",
+        patch_size=8,
+        decoder="segmenter_linear",
+        dataset="scenes_sides",
+        img_size=(96, 96),
+        fit=(96, 96),
+        batch_size=16,
+        eval_batch_size=25,
+        epochs=4,
+        lr=2e-3,
+        min_lr=2e-5,
+        warmup_steps=100,
+        weight_decay=0.05,
+        clip_grad=1.0,
+    )
+
+
 def _camvid(**others: Any) -> graticule.SegmentationRecipe:
     """Return a run on the 367 training images of CamVid at half their size, 180 x 240."""
     return graticule.SegmentationRecipe(

@@ -40,7 +40,7 @@ class DenseRecipe(TrainingRecipe):
     model_kwargs: tuple[str, ...] = ()
     """arguments of the backbone, such as depth=4"""
     dataset: str = "scenes"
-    """data set: scenes, coco, voc_detection, ade20k, camvid, voc_segmentation, mask_folder, or a registered one"""
+    """data set: scenes, scenes_sides, coco, ade20k, camvid, mask_folder, voc_detection, ..., or a registered one"""
     img_size: tuple[Side, Side] = (96, 96)
     """height and width that the position information of the backbone is held for"""
     fit: tuple[Side, Side] = (96, 96)

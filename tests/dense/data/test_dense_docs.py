@@ -18,7 +18,7 @@ def test_the_example_runs(capsys):
 
 def test_the_data_sets_recipes_and_options_that_are_named_exist():
     table = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.M))
-    assert table <= set(list_datasets()) and len(table) == 8
+    assert table <= set(list_datasets()) and len(table) == 9
     assert set(re.findall(r"graticule train ([a-z]\w+)", PAGE)) <= set(list_recipes())
     known = {name for kind in (DetectionRecipe, SegmentationRecipe) for name in kind.__dataclass_fields__}
     known |= {"sizes", "per_class", "threshold", "help"}
