@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from graticule.checkpoints.load import misfits
 from graticule.checkpoints.names import rename_published
 from graticule.checkpoints.read import read_state
+from graticule.checkpoints.released_rcnn import rcnn_heads
 from graticule.checks import checked
 
 #: Published names and ours, tried in this order; {features} is where the feature maps are in the model. Names of the
@@ -39,10 +40,10 @@ _TABLE = re.compile(r"backbone\.pos_embed\d?$")
 def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> nn.Module:
     """Load the weights of public code for dense prediction into `model`, whole or not at all; returns the model.
 
-    Those of RetinaNet in mmdetection (with PVT, Twins' PCPVT and others of the backbones here), of ViT-Adapter, UperNet
-    and Semantic FPN in mmsegmentation, and of Segmenter. Position tables are resampled as for a backbone alone; the row
-    of a class token that the model has not is left out; a layer scale that the model has not is
-    multiplied into the layer before it.
+    Those of RetinaNet, Faster and Mask R-CNN in mmdetection (with PVT, Twins' PCPVT, ViT-Adapter and others of the
+    backbones here), of ViT-Adapter, UperNet and Semantic FPN in mmsegmentation, and of Segmenter. Position tables are
+    resampled as for a backbone alone; the row of a class token that the model has not is left out; a layer scale that
+    the model has not is multiplied into the layer before it.
 
     Args:
         model: a model of `create_detector` or `create_segmenter`.
@@ -74,7 +75,7 @@ def renamed(published: Mapping[str, Tensor], features: str, own: Mapping[str, Te
         features: what precedes the names of the feature maps in the model.
         own: the state dict of the model.
     """
-    given = dict(published)
+    given = rcnn_heads(published)
     for name in [name for name in given if re.search(r"\.gamma[12]$", name)]:
         scale, block = given.pop(name), name.rpartition(".")[0]
         if f"{features}backbone.blocks.0.ls1.gamma" in own:

@@ -2,27 +2,66 @@
 
 from __future__ import annotations
 
+from abc import ABC
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from torch import Tensor
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.rpn import RPNHead
-from torchvision.ops import MultiScaleRoIAlign
 
 from graticule.checks import checked
-from graticule.dense.detector import Detector, register_head
+from graticule.dense.detector import Detector, Target, register_head
 from graticule.dense.features import Features
+from graticule.dense.region_pool import RegionPool
+from graticule.dense.region_sampler import RegionSampler
 from graticule.dense.torchvision_parts import Anchors
 
 _RATIOS = (0.5, 1.0, 2.0)
 
 
+class RegionDetector(Detector, ABC):
+    """A detector of two stages, which learns from regions that are drawn.
+
+    Args:
+        features: images to feature maps.
+        num_classes: number of classes of objects.
+        model: the detector of torchvision, whose samplers are replaced.
+    """
+
+    neck_options: ClassVar = {"extra": "pool"}
+    first_class = 1
+
+    def __init__(self, features: Features, num_classes: int, model: Any) -> None:
+        super().__init__(features, num_classes, model)
+        for stream, part in enumerate((model.rpn, model.roi_heads)):
+            replaced = part.fg_bg_sampler
+            part.fg_bg_sampler = RegionSampler(replaced.batch_size_per_image, replaced.positive_fraction, stream)
+
+    def forward(
+        self, images: Sequence[Tensor], targets: Sequence[Target] | None = None
+    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+        """Return losses in training, detections otherwise.
+
+        Targets may have a `seed`, an integer, that decides which regions of the image are drawn.
+
+        Raises:
+            ValueError: for targets that are missing or wrong.
+        """
+        seeded = self.training and targets is not None and all("seed" in target for target in targets)
+        seeds = [int(target["seed"]) for target in targets] if seeded and targets is not None else None
+        for part in (self.model.rpn, self.model.roi_heads):
+            part.fg_bg_sampler.seeds = seeds
+        return super().forward(images, targets)
+
+
 @register_head("faster_rcnn")
-class FasterRcnn(Detector):
+class FasterRcnn(RegionDetector):
     """Proposes regions, then classifies what the feature maps have in them.
 
-    torchvision's, with mmdetection's anchors (`Anchors`). It differs from mmdetection in the regions: torchvision reads
-    them half a cell of the map further to the bottom right, at four points per cell of a region, and its box regression
-    has rows for the background.
+    torchvision's, with mmdetection's anchors (`Anchors`) and regions (`RegionPool`), so it can take those weights. In
+    training the losses of boxes are smooth near zero, as in torchvision, where mmdetection's are absolute, and the
+    second stage learns from up to 2,000 proposals, where mmdetection has 1,000.
 
     Reference: Faster R-CNN (Ren et al., 2015); with a feature pyramid (Lin et al., 2017).
 
@@ -33,9 +72,6 @@ class FasterRcnn(Detector):
         nms: of two boxes of a class that overlap more (IoU), the one of the lower score is left out.
         most: how many detections of an image are kept.
     """
-
-    neck_options: ClassVar = {"extra": "pool"}
-    first_class = 1
 
     @checked
     def __init__(
@@ -51,10 +87,11 @@ class FasterRcnn(Detector):
 
 
 @register_head("mask_rcnn")
-class MaskRcnn(Detector):
+class MaskRcnn(RegionDetector):
     """Faster R-CNN that also predicts a mask of 28 x 28 in each region, for each class.
 
-    torchvision's; see `FasterRcnn` for how it differs from mmdetection.
+    torchvision's; see `FasterRcnn` for how it differs from mmdetection. Masks are pasted into the image as torchvision
+    does, which can differ by a pixel at their border.
 
     Reference: Mask R-CNN (He et al., 2017).
 
@@ -66,8 +103,6 @@ class MaskRcnn(Detector):
         most: how many detections of an image are kept.
     """
 
-    neck_options: ClassVar = {"extra": "pool"}
-    first_class = 1
     masks = True
 
     @checked
@@ -96,13 +131,6 @@ def _parts(features: Features, score: float, nms: float, most: int) -> dict[str,
     }
 
 
-def _regions(features: Features, side: int) -> MultiScaleRoIAlign:
-    """Return what reads regions from all maps but those that were added, as maps of `side` x `side`.
-
-    Raises:
-        ValueError: if a stride is no power of two, which torchvision needs.
-    """
-    strides = features.strides[: len(features.strides) - features.extra]
-    if any(stride & (stride - 1) for stride in strides):
-        raise ValueError(f"`patch_size` must be such that the strides of the maps are powers of two, got {strides}.")
-    return MultiScaleRoIAlign([str(level) for level in range(len(strides))], output_size=side, sampling_ratio=2)
+def _regions(features: Features, side: int) -> RegionPool:
+    """Return what reads regions from all maps but those that were added, as maps of `side` x `side`."""
+    return RegionPool(features.strides[: len(features.strides) - features.extra], side)

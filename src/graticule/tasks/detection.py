@@ -67,7 +67,10 @@ class Detection(DenseTask[DetectionRecipe]):
         import torch
 
         images, targets = batch
-        losses = model(images, [_objects(target, images[0].dtype) for target in targets])
+        each = [_objects(target, images[0].dtype) for target in targets]
+        for given, target in zip(each, targets, strict=True):  # decides which regions a detector of two stages learns
+            given["seed"] = image_seed(self.recipe.seed, epoch, int(target["image_id"]))
+        losses = model(images, each)
         return torch.stack(list(losses.values())).sum()
 
     def start_validation(self) -> None:
@@ -135,7 +138,14 @@ def _corners(boxes: list[dict[str, Any]]) -> Tensor:
     return torch.cat([sides[:, :2], sides[:, :2] + sides[:, 2:]], 1)
 
 
-def _objects(target: Target, dtype: Any) -> dict[str, Tensor]:
+def image_seed(seed: int, epoch: int, image: int) -> int:
+    """Return the seed of what is drawn for an image in an epoch, whatever process and batch it is in."""
+    import numpy as np
+
+    return int(np.random.SeedSequence([seed, epoch, image]).generate_state(1)[0])
+
+
+def _objects(target: Target, dtype: Any) -> dict[str, Any]:
     """Return the objects of an image as detectors take them: classes count from 1."""
     objects = {"boxes": target["boxes"].to(dtype), "labels": target["labels"] + 1}
     if "masks" in target:

@@ -1,0 +1,180 @@
+"""Two-stage detectors: what they read of regions, which regions they learn from, and mmdetection's weights."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dense_regions import published_heads
+
+import graticule
+from graticule.dense import load_published
+from graticule.dense.region_pool import RegionPool
+from graticule.dense.region_sampler import RegionSampler
+from graticule.tasks import DetectionRecipe
+from graticule.tasks.detection import image_seed
+from graticule.training import task_of
+
+IMAGES = [torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(n)) for n in range(2)]
+SMALL = {
+    "num_classes": 3,
+    "neck": "simple_pyramid(channels=8)",
+    "depth": 1,
+    "embed_dim": 16,
+    "num_heads": 2,
+    "patch_size": 16,
+    "in_chans": 3,
+    "img_size": (64, 96),
+}
+
+
+@pytest.fixture(scope="module")
+def mask_rcnn():
+    torch.manual_seed(0)
+    return graticule.create_detector("vit_nano_patch4_28", head="mask_rcnn(score=0.0, most=5)", **SMALL)
+
+
+def test_a_region_of_a_map_that_is_linear_in_pixels_has_the_values_at_the_centers_of_its_bins():
+    strides = (8, 16, 24)
+    maps = {}
+    for level, stride in enumerate(strides):
+        y, x = (((torch.arange(side // stride, dtype=torch.float64)) + 0.5) * stride for side in (480, 720))
+        maps[str(level)] = torch.stack([y[:, None].expand(-1, len(x)), x.expand(len(y), -1)])[None]
+    boxes = torch.tensor([[40.0, 50, 133, 90], [30, 70, 260, 300], [33, 44, 610, 440]], dtype=torch.float64)
+    pool = RegionPool(strides, 7)
+    assert pool.levels(boxes).tolist() == [0, 1, 2]  # 61, 230 and 478 pixels, of 112 and 224
+    read = pool(maps, [boxes], [(480, 720)])
+    bins = (torch.arange(7, dtype=torch.float64) + 0.5) / 7
+    for found, (left, top, right, bottom) in zip(read, boxes, strict=True):
+        y, x = top + bins * (bottom - top), left + bins * (right - left)
+        torch.testing.assert_close(found[0], y[:, None].expand(7, 7), rtol=0, atol=1e-9)
+        torch.testing.assert_close(found[1], x.expand(7, 7), rtol=0, atol=1e-9)
+
+
+def test_a_region_of_224_pixels_is_read_at_stride_16_as_in_the_paper():
+    sides = torch.tensor([1.0, 55, 56, 111, 112, 223, 224, 447, 448, 5000])
+    boxes = torch.stack([0 * sides, 0 * sides, sides / 2, 2 * sides], 1)  # of this area, not square
+    assert RegionPool((4, 8, 16, 32), 7).levels(boxes).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_regions_are_read_from_the_maps_of_their_own_images_and_have_gradients():
+    maps = {"0": torch.arange(2.0)[:, None, None, None].expand(2, 3, 8, 8).clone().requires_grad_()}
+    boxes = [torch.tensor([[0.0, 0, 20, 20]]), torch.tensor([[4.0, 4, 30, 20], [0, 0, 9, 9]])]
+    read = RegionPool((4,), 2)(maps, boxes, [(32, 32)] * 2)
+    assert read.shape == (3, 3, 2, 2) and read.flatten(1).mean(1).tolist() == [0, 1, 1]
+    read.sum().backward()
+    assert maps["0"].grad.sum() == pytest.approx(36)  # each value is a mean
+
+
+def test_what_is_drawn_of_an_image_depends_on_its_seed_alone():
+    sampler = RegionSampler(20, 0.25, stream=0)
+    matched = [torch.randint(-1, 3, (100,), generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    sampler.seeds = [7, 8, 9]
+    whole = sampler(matched)
+    sampler.seeds = [9, 7]
+    torch.rand(5)
+    part = sampler([matched[2], matched[0]])
+    for kind in (0, 1):
+        assert torch.equal(part[kind][0], whole[kind][2]) and torch.equal(part[kind][1], whole[kind][0])
+    objects, background = (torch.stack(masks) for masks in whole)
+    assert objects.sum(1).tolist() == [5] * 3 and background.sum(1).tolist() == [15] * 3
+    assert not objects[torch.stack(matched) < 1].any() and not background[torch.stack(matched) != 0].any()
+    sampler.seeds = [1, 2, 3]
+    assert not torch.equal(sampler(matched)[1][0], whole[1][0])
+    other = RegionSampler(20, 0.25, stream=1)
+    other.seeds = [7, 8, 9]
+    assert not torch.equal(other(matched)[1][0], whole[1][0])
+    few = torch.tensor([1, 0, 0, -1])
+    sampler.seeds = [1]
+    assert [masks[0].tolist() for masks in sampler([few])] == [[1, 0, 0, 0], [0, 1, 1, 0]]
+
+
+def test_without_seeds_regions_are_drawn_from_the_random_numbers_of_the_process(mask_rcnn):
+    sampler, matched = RegionSampler(10, 0.5, stream=0), [torch.zeros(100)]
+    torch.manual_seed(3)
+    first, second = sampler(matched), sampler(matched)
+    torch.manual_seed(3)
+    again = sampler(matched)
+    assert torch.equal(first[1][0], again[1][0]) and not torch.equal(first[1][0], second[1][0])
+
+
+def test_several_processes_and_a_resumed_run_draw_the_regions_of_one_process(mask_rcnn):
+    task = task_of(DetectionRecipe(seed=5, head="mask_rcnn"))
+    model = mask_rcnn.train()
+    target = {
+        "boxes": torch.tensor([[4.0, 8, 60, 50], [30, 20, 90, 60]], dtype=torch.float64),
+        "labels": torch.tensor([0, 2]),
+        "masks": torch.ones(2, 64, 96, dtype=torch.uint8),
+    }
+    targets = [{**target, "image_id": 40 + n} for n in range(2)]
+    drawn = []
+    inner = RegionSampler.__call__
+
+    def outer(self, matched):
+        found = inner(self, matched)
+        drawn.append([torch.stack(masks) for masks in zip(*found, strict=True)])
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RegionSampler, "__call__", outer)
+        for chosen, epoch in (([0, 1], 3), ([0], 3), ([1], 3), ([1], 3), ([1], 4)):
+            torch.rand(3)
+            with torch.no_grad():
+                task.loss(model, ([IMAGES[n] for n in chosen], [targets[n] for n in chosen]), epoch)
+    whole, first, second, again, later = drawn[::2]  # those of the first stage
+    assert torch.equal(whole[0], first[0]) and torch.equal(whole[1], second[0])
+    assert torch.equal(second[0], again[0]) and not torch.equal(second[0], later[0])
+    assert [len(one) for one in drawn] == [2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+    whole, first, second, again, later = drawn[1::2]  # of the second, whose proposals may differ by rounding
+    assert torch.equal(second[0], again[0])
+    assert len({image_seed(*key) for key in ((5, 3, 40), (5, 3, 41), (5, 4, 40), (6, 3, 40))}) == 4
+
+
+def test_mask_rcnn_with_mmdetections_weights_computes_its_formulas(mask_rcnn):
+    weights = published_heads(mask_rcnn, classes=3, channels=8)
+    model = load_published(copy.deepcopy(mask_rcnn), weights).double().eval()
+    weights = {name: value.double() for name, value in weights.items()}
+    heads = model.model.roi_heads
+    regions = torch.randn(6, 8, 7, 7, dtype=torch.float64)
+
+    def layer(name, x):
+        return F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    x = regions.flatten(1)
+    for name in ("shared_fcs.0", "shared_fcs.1"):
+        x = layer(f"roi_head.bbox_head.{name}", x).relu()
+    logits, moves = heads.box_predictor(heads.box_head(regions))
+    expected = layer("roi_head.bbox_head.fc_cls", x).softmax(1)  # of three classes and the background
+    torch.testing.assert_close(logits.softmax(1)[:, 1:], expected[:, :3], rtol=0, atol=1e-12)
+    torch.testing.assert_close(logits.softmax(1)[:, 0], expected[:, 3], rtol=0, atol=1e-12)
+    torch.testing.assert_close(moves[:, 4:], layer("roi_head.bbox_head.fc_reg", x), rtol=0, atol=1e-12)
+    assert heads.box_coder.weights == (10.0, 10.0, 5.0, 5.0)  # mmdetection's deviations 0.1, 0.1, 0.2 and 0.2
+
+    def conv(name, x, padding=1):
+        return F.conv2d(x, weights[f"{name}.weight"], weights[f"{name}.bias"], padding=padding)
+
+    y = torch.randn(2, 8, 14, 14, dtype=torch.float64)
+    found = heads.mask_predictor(heads.mask_head(y))
+    for index in range(4):
+        y = conv(f"roi_head.mask_head.convs.{index}.conv", y).relu()
+    up = "roi_head.mask_head.upsample"
+    y = F.conv_transpose2d(y, weights[f"{up}.weight"], weights[f"{up}.bias"], stride=2).relu()
+    torch.testing.assert_close(found[:, 1:], conv("roi_head.mask_head.conv_logits", y, 0), rtol=0, atol=1e-12)
+
+    z = torch.randn(1, 8, 5, 6, dtype=torch.float64)
+    objectness, deltas = model.model.rpn.head([z])
+    hidden = conv("rpn_head.rpn_conv", z).relu()
+    torch.testing.assert_close(objectness[0], conv("rpn_head.rpn_cls", hidden, 0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(deltas[0], conv("rpn_head.rpn_reg", hidden, 0), rtol=0, atol=1e-12)
+
+
+def test_weights_of_mmdetection_that_do_not_fit_leave_the_model_as_it_was(mask_rcnn):
+    weights = published_heads(mask_rcnn, classes=4, channels=8)
+    before = {name: value.clone() for name, value in mask_rcnn.state_dict().items()}
+    with pytest.raises(ValueError, match="does not fit MaskRcnn"):
+        load_published(mask_rcnn, weights)
+    weights = published_heads(mask_rcnn, classes=3, channels=8)
+    del weights["roi_head.mask_head.upsample.bias"]
+    with pytest.raises(ValueError, match=r"conv5_mask\.bias"):
+        load_published(mask_rcnn, weights)
+    assert all(torch.equal(mask_rcnn.state_dict()[name], value) for name, value in before.items())
