@@ -11,16 +11,12 @@ import numpy as np
 
 from graticule.analysis.audit import AttentionSummary, Audit
 from graticule.analysis.audit_plots import attention_plot, effect_plot, probe_plot
-from graticule.analysis.bias_map_sheet import bias_map_sheet
-from graticule.analysis.correlation import Correlations
 from graticule.analysis.effect import Effect
-from graticule.analysis.plots import correlation_sheet, translation_plot
+from graticule.analysis.plots import translation_plot
 from graticule.analysis.position_maps import StageMaps
+from graticule.analysis.position_sheets import position_sheets
 from graticule.analysis.probe import Probe
 from graticule.analysis.report import Report
-
-#: Layers whose heads are drawn in a sheet of biases, at most.
-_SHEET_LAYERS = 6
 
 
 def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) -> Report:
@@ -53,7 +49,9 @@ def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         report.table(columns, rows, found.translation.verdict())
     if found.attention is not None:
         _attention(report, found.attention)
-    _sheets(report, found, title)
+    if found.maps:
+        report.heading("Position maps")
+        position_sheets(report, found.maps, title)
     if found.unavailable:
         report.heading("Not measured")
         report.table(("analysis", "reason"), sorted(found.unavailable.items()))
@@ -249,39 +247,6 @@ def _attention(report: Report, summary: AttentionSummary) -> None:
         rows.append((str(layer + 1), *spans, f"{summary.uniform[index]:.2f}"))
     columns = ("layer", "distance (patches)", "entropy (nats)", "share on prefix tokens", "distance if uniform")
     report.table(columns, rows, "Range over the heads, mean over images")
-
-
-def _sheets(report: Report, found: Audit, title: str) -> None:
-    if not found.maps:
-        return
-    report.heading("Position maps")
-    for number, maps in enumerate(found.maps, start=1):
-        of = f", stage {number}" if len(found.maps) > 1 else ""
-        if maps.correlations is not None:
-            said = f"Position correlations{of}: the cosine of what each layer sees of two positions (LaPE, Eq. 12)"
-            report.figure(correlation_sheet(maps.correlations, title), said, f"Position correlations{of}")
-        if maps.rotary is not None:
-            said = f"Similarity of two positions under the rotation of queries and keys alone, mean over heads{of}"
-            rotary, same = _once(maps.rotary)
-            said += "; the same in all layers that rotate" * same
-            report.figure(correlation_sheet(rotary, title), said, f"Similarity under rotation{of}")
-        if maps.biases is not None:
-            biases, said = maps.biases, f"The bias that each head adds to its attention logits{of}"
-            if len(biases.layers) > _SHEET_LAYERS:
-                chosen = np.linspace(0, len(biases.layers) - 1, _SHEET_LAYERS).round().astype(int)
-                kept = tuple(biases.layers[i] for i in chosen)
-                said += f"; {_SHEET_LAYERS} of {len(biases.layers)} layers"
-                biases = dataclasses.replace(biases, layers=kept, bias=biases.bias[chosen])
-            report.figure(bias_map_sheet(biases, title), said, f"Biases of the heads{of}")
-
-
-def _once(rotary: Correlations) -> tuple[Correlations, bool]:
-    """Return one layer alone if all that rotate are the same, and whether they are."""
-    rotating = [index for index, source in enumerate(rotary.sources) if source is not None]
-    first = rotary.similarity[rotating[0]]
-    if len(rotating) == 1 or any(not np.array_equal(rotary.similarity[index], first) for index in rotating):
-        return rotary, False
-    return dataclasses.replace(rotary, similarity=first[None], sources=(rotary.sources[rotating[0]],)), True
 
 
 def _map_record(maps: StageMaps) -> dict[str, Any]:

@@ -18,7 +18,8 @@ class Predict:
 
     It is written as JSON too: boxes.json and masks.json are results in COCO's format, images.json has the numbers of
     the images. Without images, a detector or a segmentation model is reported on in report.html: held-out images with
-    truth beside predictions, scores of the classes, and which of them are taken for which.
+    truth beside predictions, scores of the classes, which of them are taken for which, and what the layers of the
+    backbone see of position.
     """
 
     run: tyro.conf.Positional[Path]

@@ -1,4 +1,4 @@
-"""A page on a detector or a segmentation model: predictions beside truth, scores of classes, and their confusion."""
+"""A page on a detector or a segmentation model: predictions beside truth, scores, and position in its backbone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 
 from graticule.analysis import Report
 from graticule.analysis.pictures import confusion_figure, picture
+from graticule.analysis.position_maps import position_maps
+from graticule.analysis.position_sheets import position_sheets
 from graticule.data.dense_transforms import plain
 from graticule.tasks.dense_results import DetectionScore, PixelScore
 from graticule.training.prediction import above
@@ -63,7 +65,20 @@ def dense_report(
         else "Pixels of each class by row, as what they were found."
     )
     report.figure(confusion_figure(score.confusion, rows, columns), what, "confusion of classes")
+    _position(report, model.backbone, task.recipe)
     return report
+
+
+def _position(report: Report, backbone: Any, recipe: Any) -> None:
+    """Add what the layers of the backbone see of position, at the size that it is held for."""
+    report.heading("Position in the backbone")
+    report.text(f"{recipe.model}, encoding {recipe.encoding or 'its own'}, joining {recipe.joining}.")
+    try:
+        stages = position_maps(backbone)
+    except ValueError as error:
+        report.text(f"Not drawn: {error}")
+        return
+    position_sheets(report, stages, recipe.model)
 
 
 def _summary(score: DetectionScore | PixelScore) -> tuple[list[str], list[list[str]]]:

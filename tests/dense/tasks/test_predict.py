@@ -10,6 +10,7 @@ from PIL import Image
 
 from commands import run_command
 from graticule.analysis.pictures import color, picture
+from graticule.studies.dense_report import dense_report
 from graticule.tasks import Recipe
 from graticule.training import train
 from graticule.training.prediction import Found, Prediction, above, image_ids
@@ -80,9 +81,22 @@ def test_without_images_a_report_shows_truth_beside_predictions(runs, kind, tmp_
     code, _, err = run_command(capsys, "predict", runs[kind].folder, "--count", "1", "--output", tmp_path)
     assert code == 0, err
     page = (tmp_path / "report.html").read_text()
-    for wanted in ("Truth and prediction", "image 0", "Which class is taken for which", ">7</td>"):
+    for wanted in (
+        "Truth and prediction",
+        "image 0",
+        "Which class is taken for which",
+        ">7</td>",
+        "Position correlations",
+    ):
         assert wanted in page
-    assert page.count("<img") == 2
+    assert page.count("<img") == 3  # an image, the confusion, and what the layers see of position
+
+
+def test_a_report_on_a_backbone_without_position_says_that_there_is_nothing_to_draw(tmp_path):
+    small = {"limit_train": 4, "limit_test": 2, "epochs": 1, "encoding": "peg", "joining": "default"}
+    run = train(segmenter(**small), tmp_path / "run", progress=False)
+    page = dense_report(run, count=1, progress=False).html()
+    assert "Position in the backbone" in page and "Not drawn: " in page and page.count("<img") == 2
 
 
 def test_what_cannot_be_predicted_is_said_in_a_line(runs, photos, tmp_path, capsys):
