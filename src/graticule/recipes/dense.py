@@ -1,8 +1,10 @@
 """Detectors on COCO and segmentation models on ADE20K, as LaPE, CPVT and PosMLP report them.
 
 Reproduces: LaPE (Yu et al., 2023), Tables 3 and 4; CPVT (Chu et al., 2023), Table 13; PosMLP (Wang et al., 2022),
-    Tables 8 and 9. What the papers leave out is from the configurations that they name: of ViT-Adapter (Chen et al.,
-    2023), Segmenter (Strudel et al., 2021) and PVT (Wang et al., 2021).
+    Tables 8 and 9. Few values are printed there; each recipe names those that are, and the public configuration that
+    the others stand for: of ViT-Adapter (Chen et al., 2023), Segmenter (Strudel et al., 2021) and PVT (Wang et al.,
+    2021). They were written down from knowledge of these files and not compared with a copy of them: compare them
+    before you rely on a comparison with the printed results.
 Command: graticule train vit_adapter_tiny_mask_rcnn_coco --data-root COCO --start-from RUN [--joining lape]
     graticule train seg_tiny_mask_ade20k --data-root ADE --start-from RUN [--joining lape]
     graticule train coco_pvt_tiny_retinanet --data-root COCO --start-from RUN [--model pvt_tiny_peg]
@@ -16,11 +18,13 @@ Result: not measured.
 The published batch of detectors is two images on each of eight GPUs. Epochs stand for steps: 160,000 steps of 16 images
 are 126.7 epochs of ADE20K's 20,210 images, and 127 are trained; 40,000 of 32 are 63.3, and 64 are trained.
 
-Differences from the configurations: images without objects are trained on, as background, where mmdetection leaves
-them out; norms and biases do not decay in PVT's runs either; all sixteen images of a step are wide or all are tall
-(there the two of a GPU); the random crop to 1024 x 1024 after the resize is left out of Mask R-CNN with ViT-Adapter.
-PosMLP has no released configuration of detection; its paper gives rate, decay, batch and sizes, and the rest is
-mmdetection's 1x schedule. "3x" is that of mmdetection: 36 epochs, a tenth of the rate after 27 and 33 of them.
+Differences from the configurations, as far as they are known: images without objects are trained on, as background,
+where mmdetection leaves them out; norms and biases do not decay in PVT's runs either; all sixteen images of a step are
+wide or all are tall (there the two of a GPU); the random crop to 1024 x 1024 after the resize is left out of Mask R-CNN
+with ViT-Adapter.
+
+"1x" and "3x" are mmdetection's schedules: 12 epochs, a tenth of the rate after 8 and 11 of them (PosMLP prints the 12),
+and 36 epochs, a tenth after 27 and 33. So are 500 steps of warm-up from a thousandth of the rate, and flips.
 """
 
 from __future__ import annotations
@@ -70,7 +74,11 @@ def _coco(epochs: tuple[int, tuple[int, ...]], **others: Any) -> graticule.Detec
     drop_path_rate=0.2,
 )
 def adapter_detection(model: str, drop_path_rate: float) -> graticule.DetectionRecipe:
-    """Train as ViT-Adapter's configurations of Mask R-CNN with DeiT do."""
+    """Train as ViT-Adapter's configurations of Mask R-CNN with DeiT do.
+
+    Printed by LaPE (section 4.2): Mask R-CNN on COCO 2017 with mmdetection, "the same official settings", five seeds,
+    121 to 125. From ViT-Adapter's configurations mask_rcnn_deit_adapter_{tiny,small}_fpn_3x_coco: all values.
+    """
     return _coco(
         THREE,
         model=model,
@@ -94,7 +102,11 @@ def adapter_detection(model: str, drop_path_rate: float) -> graticule.DetectionR
     sizes=tuple(f"{side}x1333" for side in (640, 672, 704, 736, 768, 800)),
 )
 def pvt_detection(epochs: tuple[int, tuple[int, ...]], sizes: tuple[str, ...] = ()) -> graticule.DetectionRecipe:
-    """Train as PVT's configuration of RetinaNet does; the sizes of 3x are PVT's, 640 to 800."""
+    """Train as PVT's configuration of RetinaNet does; the sizes of 3x are PVT's, 640 to 800.
+
+    Printed by CPVT (B.6 and Table 13): RetinaNet on COCO, 1x, and 3x with multi-scale training. From PVT's
+    configuration retinanet_pvt_t_fpn_1x_coco: rate, decay and sizes.
+    """
     return _coco(
         epochs,
         model="pvt_tiny",
@@ -129,7 +141,12 @@ def pvt_detection(epochs: tuple[int, tuple[int, ...]], sizes: tuple[str, ...] = 
     head="retinanet",
 )
 def posmlp_detection(model: str, head: str) -> graticule.DetectionRecipe:
-    """Train with the values of section 5.5 of PosMLP."""
+    """Train with the values of section 5.5 of PosMLP.
+
+    Printed there: mmdetection, 12 epochs, two images per GPU, 800 x 1333, AdamW with a rate of 1e-4 and a decay of
+    0.067. Not printed, and no configuration is public: the number of GPUs (eight here, as in mmdetection's), the steps
+    of the schedule, and stochastic depth, 0.1 here, a choice of this file.
+    """
     return _coco(
         ONE,
         model=model,
@@ -169,7 +186,11 @@ def _ade20k(**others: Any) -> graticule.SegmentationRecipe:
     drop_path_rate=0.2,
 )
 def adapter_segmentation(model: str, drop_path_rate: float) -> graticule.SegmentationRecipe:
-    """Train as ViT-Adapter's configurations of UperNet with DeiT do."""
+    """Train as ViT-Adapter's configurations of UperNet with DeiT do.
+
+    Printed by LaPE (section 4.3): UperNet on ADE20K with mmsegmentation, five seeds, 121 to 125. From ViT-Adapter's
+    configurations upernet_deit_adapter_{tiny,small}_512_160k_ade20k: all values.
+    """
     return _ade20k(
         model=model,
         neck="adapter(added='each')",
@@ -202,7 +223,11 @@ def adapter_segmentation(model: str, drop_path_rate: float) -> graticule.Segment
     model="deit_small_patch16_224",
 )
 def segmenter(model: str) -> graticule.SegmentationRecipe:
-    """Train as Segmenter's code does on ADE20K: plain gradient descent, 64 epochs."""
+    """Train as Segmenter's code does on ADE20K: gradient descent with momentum, 64 epochs.
+
+    Printed by LaPE (section 4.3): the mask transformer, patches of 16, ADE20K, five seeds, 121 to 125. From Segmenter's
+    config.yml, sections ade20k and mask_transformer, and its options: all values.
+    """
     return _ade20k(
         model=model,
         decoder="segmenter_mask(drop=0.1)",
@@ -225,7 +250,10 @@ def segmenter(model: str) -> graticule.SegmentationRecipe:
     "PVT-tiny with Semantic FPN on ADE20K: 35.7; 38.0 with PEG, 38.8 with PEG and average pooling before.",
 )
 def semantic_fpn() -> graticule.SegmentationRecipe:
-    """Train as PVT's configuration of Semantic FPN does: 40,000 steps of 32 images."""
+    """Train as PVT's configuration of Semantic FPN does: 40,000 steps of 32 images.
+
+    Printed by CPVT (B.6): Semantic FPN on ADE20K. From PVT's configuration fpn_pvt_t_ade20k_40k: all values.
+    """
     return _ade20k(
         model="pvt_tiny",
         decoder="fpn",
