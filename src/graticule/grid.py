@@ -247,7 +247,7 @@ class Grid:
     def pyramid(self, stages: int, prefix: int = 0, pad: bool = False) -> list[Grid]:
         """Return this grid and those of half the sides each, `stages` in all; the last has `prefix` prefix tokens.
 
-        Each has the windows of its stage and of those after it.
+        Each has the windows of its stage and of those after it. Prefix tokens of this grid are in every stage.
 
         Args:
             stages: how many.
@@ -267,7 +267,7 @@ class Grid:
         height, width = self.shape
         crop = self.crop
         for stage in range(stages):
-            ahead = prefix if stage == stages - 1 else 0
+            ahead = max(self.prefix, prefix if stage == stages - 1 else 0)
             grids.append(Grid(height, width, ahead, windows=self.windows[stage:], crop=crop))
             height, width = ceiling(height, 2), ceiling(width, 2)
             crop = crop.halved() if crop is not None and stage < stages - 1 else None
@@ -301,6 +301,16 @@ class Grid:
             raise ValueError(f"`window_size` must be a whole number of at least 1, got {side}.")
         rows, columns = (side if holds(side <= most) else min(side, most) for most in self.shape)
         return Grid(rows, columns)
+
+    def pooled(self, step: int) -> Grid:
+        """Return the grid of every `step`-th row and column, from the first on, with the same prefix tokens."""
+        return self if step == 1 else Grid(ceiling(self.height, step), ceiling(self.width, step), self.prefix)
+
+    def every(self, step: int, device: torch.device | str | None = None) -> Tensor:
+        """Return the index of each token of `pooled(step)` among the tokens of this grid, (N',), int64."""
+        y, x = (step * torch.arange(side, device=device) for side in self.pooled(step).shape)
+        patches = (y[:, None] * self.width + x).flatten() + self.prefix
+        return torch.cat([torch.arange(self.prefix, device=device), patches])
 
     def cropped(self, crop: Crop | None) -> Grid:
         """Return this grid as a part of a larger image; this grid if None."""

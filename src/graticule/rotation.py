@@ -164,3 +164,31 @@ class PatchRotation(NamedTuple):
     def take(self, tokens: Tensor) -> PatchRotation:
         """Return the rotation of the tokens of these indices, (n,), of which the first are the `prefix` ones."""
         return PatchRotation(self.rotation.take(tokens[self.prefix :] - self.prefix), self.prefix)
+
+
+class PooledRotation(NamedTuple):
+    """Rotates queries and keys that are of different tokens.
+
+    queries: the rotation of the tokens that are queries.
+    keys: that of the tokens that are keys.
+    """
+
+    queries: Rotation
+    keys: Rotation
+
+    @property
+    def channels(self) -> int | None:
+        """Channels per head that it returns; None for as many as it takes."""
+        return self.queries.channels
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform queries (B, h, N, d) and keys (B, h, M, d), each by its own rotation."""
+        return self.queries(queries, queries)[0], self.keys(keys, keys)[1]
+
+    def part(self, start: int, stop: int) -> PooledRotation:
+        """Return the rotation of the tokens from `start` to `stop`, of queries and of keys."""
+        return PooledRotation(self.queries.part(start, stop), self.keys.part(start, stop))
+
+    def take(self, tokens: Tensor) -> PooledRotation:
+        """Return the rotation of the tokens of these indices, (n,), of queries and of keys."""
+        return PooledRotation(self.queries.take(tokens), self.keys.take(tokens))

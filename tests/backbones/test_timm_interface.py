@@ -61,7 +61,7 @@ def test_models_are_listed_by_pattern():
 def test_the_data_configuration_is_that_of_timms_model_of_the_name(name):
     size = MODELS[name].img_size
     small = {"embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 5}
-    if name.startswith(("convit", "twins")):
+    if name.startswith(("convit", "twins", "mvitv2")):
         small = {"num_classes": 5}
     elif name.startswith("swin"):
         small = {"embed_dim": 24, "depths": (1, 1), "num_heads": (3, 3), "num_classes": 5}

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from graticule.analysis.attention_map import AttentionMap
 from graticule.analysis.placed import Places, placed
@@ -131,13 +131,13 @@ class BackboneView(ModelView):
         if not attentions:
             raise Unavailable(f"`model` must have attention, which {type(self.model).__name__} has not.")
         chosen = chosen_layers(layers, len(attentions))
-        found: dict[int, tuple[Tensor, Grid | None]] = {}
+        found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None]] = {}
         with ExitStack() as hooks:
             for layer in set(chosen):
                 hook = attentions[layer].register_forward_pre_hook(partial(_keep, found, layer), with_kwargs=True)
                 hooks.callback(hook.remove)
             grids = [grid for _, grid in self.run(images).layers]
-        return [_map(layer, *found[layer], grids[layer], attentions[layer]) for layer in chosen]
+        return [_map(layer, *found[layer], grids[layer]) for layer in chosen]
 
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
         """Return forward passes with position information computed, folded into constants, and without any."""
@@ -211,20 +211,17 @@ class BackboneView(ModelView):
         self, factor: float, change: Change | None, position: Position, grid: Grid
     ) -> list[LayerPosition]:
         given = position(grid) if change is None else change(position, grid)
-        found = []
-        for one, at in zip(given, self._each(grid), strict=True):
-            scale = torch.full((at.within.tokens,), factor, device=self._device)
-            found.append(one.merge(LayerPosition(query_scale=scale)))
-        return found
+        scale = LayerPosition(query_scale=torch.full((1,), factor, device=self._device))  # of all queries
+        return [one.merge(scale) for one in given]
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
     def _each(self, grid: Grid) -> list[Grid]:
-        """Return the grid of each layer, `grid` being the first stage's."""
+        """Return the grid of the tokens that enter each layer, `grid` being the first stage's."""
         stages = self.model.position_grids(grid)
-        return [at for at, depth in zip(stages, self.model.depths, strict=True) for _ in range(depth)]
+        return [stages[stage] for stage in self.model.entered_stages()]
 
 
 class _ChangedPosition(Position):
@@ -277,17 +274,22 @@ def _shuffling(grid: Grid, seed: int) -> Places:
 
 
 def _keep(
-    found: dict[int, tuple[Tensor, Grid | None]], layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None]],
+    layer: int,
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
-    """Keep the weights of a layer, and the grid of its windows if it has some."""
-    window = next((given.window for given in args if isinstance(given, Windows)), None)
-    found[layer] = module.weights(*args, **kwargs), window
+    """Keep the weights of a layer, and the grids of its queries and keys if it says them."""
+    seen = None
+    for given in args:
+        if isinstance(given, Windows):
+            seen = given.window, given.window
+        elif isinstance(given, Grid) and hasattr(module, "seen_grids"):
+            seen = module.seen_grids(given)
+    found[layer] = module.weights(*args, **kwargs), seen
 
 
-def _map(layer: int, weights: Tensor, window: Grid | None, grid: Grid, attention: nn.Module) -> AttentionMap:
-    """Name the grids of queries and keys from what the layer is."""
-    reduction = cast("int", getattr(attention, "reduction", 1))
-    queries = keys = grid if window is None else window
-    if reduction > 1:
-        keys = Grid(grid.height // reduction, grid.width // reduction)
-    return AttentionMap(layer, weights.double().cpu().numpy(), queries, keys)
+def _map(layer: int, weights: Tensor, seen: tuple[Grid, Grid] | None, grid: Grid) -> AttentionMap:
+    """Name the grids of queries and keys: those that are seen, or that of the layer."""
+    return AttentionMap(layer, weights.double().cpu().numpy(), *(seen or (grid, grid)))

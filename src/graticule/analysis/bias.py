@@ -106,9 +106,9 @@ class BiasMaps:
 def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0) -> BiasMaps | None:
     """Read the bias that every layer adds to its attention logits, as it is after LaPE's norm if that joins it.
 
-    Of an encoding that depends on the queries, too (Shaw's, iRPE), there is no such map; beside
-    another, that other's is read. Prefix tokens, which get no bias, are left out. In a language model the keys after a
-    query are not seen.
+    Of an encoding that depends on the queries, too (Shaw's, iRPE), there is no such map; beside another, that other's
+    is read. Nor is there one of a layer whose queries or keys are pooled. Prefix tokens, which get no bias, are left
+    out. In a language model the keys after a query are not seen.
 
     The model is left as it is; it may be folded.
 
@@ -134,7 +134,7 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
         if index != stage:
             continue
         bias = position.bias.constant if isinstance(position.bias, BiasSum) else position.bias
-        if isinstance(bias, Tensor | LowRank):
+        if isinstance(bias, Tensor | LowRank) and _pairs(bias) == (at.within.tokens, at.within.tokens):
             where = at.within
             found.setdefault(id(bias), (bias, []))[1].append(layer)  # layers that share a bias share the tensor
         layer += 1
@@ -146,6 +146,13 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
     if isinstance(model, LanguageModel):
         each[..., ~np.tri(where.patches, dtype=bool)] = np.nan
     return BiasMaps(Grid(*where.shape), tuple(tuple(group) for _, group in found.values()), each)
+
+
+def _pairs(bias: Tensor | LowRank) -> tuple[int, int]:
+    """Return the number of queries and of keys."""
+    if isinstance(bias, LowRank):
+        return bias.queries.shape[-2], bias.keys.shape[-2]
+    return bias.shape[-2], bias.shape[-1]
 
 
 def _softmax(logits: Array) -> Array:

@@ -368,16 +368,22 @@ def _norms(model: nn.Module) -> list[tuple[nn.Parameter, float, Tensor]]:
 
 
 def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable[[Tensor], Tensor] | None]]:
-    """Yield the grid, stage and block of every layer, and what w goes through as it enters its stage."""
+    """Yield the grid, stage and block of every layer, and what w goes through as it enters its stage.
+
+    A block that pools its tokens belongs to the stage of those that enter it.
+    """
     if not hasattr(model, "depths"):
         for block in model.blocks:
             yield grid, 0, block, None
         return
     grids = model.position_grids(grid)
-    for stage, (at, depth) in enumerate(zip(grids, model.depths, strict=True)):
-        for index in range(depth):
-            enter = partial(model.merge_table, stage, grid=grids[stage - 1]) if stage and not index else None
-            yield at, stage, model.block(stage, index), enter
+    blocks = (model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth))
+    before = 0
+    for stage, block in zip(model.entered_stages(), blocks, strict=True):
+        patches = Grid(*grids[before].shape)  # of which w is without rows for prefix tokens
+        enter = partial(model.merge_table, stage, grid=patches) if stage > before else None
+        yield grids[stage], stage, block, enter
+        before = stage
 
 
 def _evaluate(position: nn.Module, grid: Grid) -> tuple[list[LayerPosition], Tensor | None]:

@@ -19,6 +19,7 @@ from graticule.backbones.language import (
 )
 from graticule.backbones.mixer import Mixer, ResMlp
 from graticule.backbones.model_card import Card
+from graticule.backbones.mvit import MultiscaleVisionTransformer
 from graticule.backbones.posmlp import PosMlp
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.registry import MODELS, create_model, list_arguments, list_models, register_backbone
@@ -43,6 +44,7 @@ __all__ = [
     "GfNet",
     "LanguageModel",
     "Mixer",
+    "MultiscaleVisionTransformer",
     "PosMlp",
     "PyramidVisionTransformer",
     "ResMlp",

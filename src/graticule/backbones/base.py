@@ -303,6 +303,10 @@ class Backbone(TokenModel, HubModel):
         """Return a block of a stage."""
         return self.stage_blocks(stage)[index]
 
+    def entered_stages(self) -> list[int]:
+        """Return for each block the stage whose grid and channels the tokens that enter it have."""
+        return [stage for stage, depth in enumerate(self.depths) for _ in range(depth)]
+
     def where(self, stage: int, index: int, grid: Grid) -> tuple[Any, ...]:
         """Return what a block is called with after tokens and position: the `grid` of its stage."""
         return (grid,)

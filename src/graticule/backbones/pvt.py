@@ -238,6 +238,12 @@ class SpatialReductionAttention(nn.Module):
         out: Tensor = self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
         return out
 
+    def seen_grids(self, grid: Grid) -> tuple[Grid, Grid]:
+        """Return the grids of queries and of keys for tokens of `grid`."""
+        if self.reduction == 1:
+            return grid, grid
+        return grid, Grid(grid.height // self.reduction, grid.width // self.reduction)
+
     def weights(self, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:
         """Compute the attention weights, which `forward` never stores, (B, h, N, M), rows summing to 1."""
         q, k, _ = self._project(x, grid)

@@ -88,9 +88,10 @@ class Pyramid(Backbone):
             raise ValueError("`model` must not be folded where stages are removed; call graticule.unfold(model) first.")
         if count == len(self.depths):
             return
-        # the final norm, prefix tokens and classifier are for the channels of the last stage
+        # the final norm and classifier are for the channels of the last stage, and so are tokens that join there
         self.norm = nn.Identity()
-        self.prefix_names, self.num_prefix_tokens = (), 0
+        if not self.grid.prefix:
+            self.prefix_names, self.num_prefix_tokens = (), 0
         self.depths, self.embed_dims = self.depths[:count], self.embed_dims[:count]
         self.num_features = self.head_hidden_size = self.embed_dims[-1]
         self.position.keep(count)
@@ -109,7 +110,7 @@ class Pyramid(Backbone):
         }
 
 
-def padded_grid(image: tuple[int, int], patch: tuple[int, int]) -> Grid:
+def padded_grid(image: tuple[int, int], patch: tuple[int, int], prefix: int = 0) -> Grid:
     """Return the grid of an image that is padded to a multiple of `patch` = (height, width), all in pixels.
 
     Raises:
@@ -117,7 +118,7 @@ def padded_grid(image: tuple[int, int], patch: tuple[int, int]) -> Grid:
     """
     if min(image) < 1:
         raise ValueError(f"`img_size` must be at least 1 x 1, got {image[0]} x {image[1]}.")
-    return Grid(ceiling(image[0], patch[0]), ceiling(image[1], patch[1]))
+    return Grid(ceiling(image[0], patch[0]), ceiling(image[1], patch[1]), prefix)
 
 
 torch.fx.wrap("padded_grid")  # it compares sizes, so torch.fx records the call as one node

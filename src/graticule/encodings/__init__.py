@@ -25,6 +25,7 @@ from graticule.encodings.folded import Folded, FoldedPosition
 from graticule.encodings.folded_sizes import FoldedSizes
 from graticule.encodings.mixing import MixingEncoding
 from graticule.encodings.mixing_position import MixingPosition
+from graticule.encodings.pooled import PooledPosition, PooledPyramid, Pooling
 from graticule.encodings.pyramid import PyramidPosition
 from graticule.encodings.rotary import RotaryEncoding, RotaryPosition
 from graticule.encodings.token_mixing import TokenMixing
@@ -49,6 +50,9 @@ __all__ = [
     "NoEncoding",
     "NoPosition",
     "PatchBias",
+    "PooledPosition",
+    "PooledPyramid",
+    "Pooling",
     "Position",
     "PositionBuilder",
     "PyramidPosition",

@@ -16,6 +16,7 @@ from graticule.encodings.base import register_encoding
 from graticule.encodings.bias import BiasEncoding
 from graticule.grid import Axis, Grid, resize_map
 from graticule.resampling import build_resampler
+from graticule.symbolic import ceiling
 
 
 @register_encoding("decomposed")
@@ -28,9 +29,11 @@ class Decomposed(BiasEncoding):
     SAM alike: only :math:`q \cdot k` is divided by :math:`\sqrt d`. Prefix tokens get no bias. At another grid each
     table is resampled, linearly by default, as in their code. The products are of H + W vectors per query, not of H W.
 
+    Where queries or keys are pooled, as in MViTv2, positions are those in the finer grid of the two, for which the
+    tables are held. The first vector is then for the lowest displacement that occurs, and some of the last are unused.
+
     Reference: MViTv2 (Li et al., 2022), Eq. 4; Segment Anything (Kirillov et al., 2023), in its global layers and
-    windows. MViTv2 has tables for keys that are pooled, which do not occur here, and draws them from a normal of std
-    0.02; SAM's start at zero.
+    windows. MViTv2 draws the tables from a normal of std 0.02; SAM's start at zero.
 
     Args:
         grid: the grid that the encoding is built for.
@@ -66,9 +69,9 @@ class Decomposed(BiasEncoding):
         trunc_normal_(self.rel_pos_h, std=0.02)
         trunc_normal_(self.rel_pos_w, std=0.02)
 
-    def forward(self, grid: Grid) -> Callable[[Tensor], Tensor]:
+    def forward(self, grid: Grid) -> DecomposedBias:
         """Return what makes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
-        return partial(self.bias, grid=grid)
+        return DecomposedBias(self, grid)
 
     def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
         """Make the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
@@ -76,17 +79,35 @@ class Decomposed(BiasEncoding):
         M keys: those of the tokens before `stop`, or of all N.
         """
         stop = grid.tokens if stop is None else stop
-        queries = queries if self.scaled else queries * math.sqrt(self.head_dim)
-        rows, columns = (self._vectors(grid, axis).to(queries.dtype) for axis in (0, 1))
         # offsets of the queries' patches from every row and column
         first = max(start - grid.prefix, 0)
         last = max(start + queries.shape[-2] - grid.prefix, first)
         own = queries[..., queries.shape[-2] - (last - first) :, :]  # (B, h, n, d)
-        y, x = Grid(*grid.shape).coordinates(queries.device)[first:last].unbind(-1)
-        by_row = self._products(own, rows, y, grid.height)  # (B, h, n, H)
-        by_column = self._products(own, columns, x, grid.width)  # (B, h, n, W)
-        bias = (by_row[..., :, None] + by_column[..., None, :]).flatten(-2)[..., : max(stop - grid.prefix, 0)]
+        places = Grid(*grid.shape).coordinates(queries.device)[first:last]
+        bias = self._between(own, places, grid)[..., : max(stop - grid.prefix, 0)]
         return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
+
+    def pooled_bias(self, queries: Tensor, grid: Grid, of_queries: int, of_keys: int) -> Tensor:
+        """Make the bias, (B, h, n, m), from scaled queries, (B, h, n, d), of pooled tokens of `grid`.
+
+        Args:
+            queries: those of every `of_queries`-th row and column, prefix tokens before them.
+            grid: the grid that their positions are counted in.
+            of_queries: the step from query to query, in patches.
+            of_keys: the step from key to key.
+        """
+        places = of_queries * Grid(*grid.shape).pooled(of_queries).coordinates(queries.device)
+        bias = self._between(queries[..., grid.prefix :, :], places, grid, of_keys)
+        return F.pad(bias, (grid.prefix, 0, grid.prefix, 0))
+
+    def _between(self, queries: Tensor, places: Tensor, grid: Grid, step: int = 1) -> Tensor:
+        """Make the bias, (B, h, n, m), of queries (B, h, n, d) at `places`, (n, 2), and every `step`-th key."""
+        queries = queries if self.scaled else queries * math.sqrt(self.head_dim)
+        by_row, by_column = (
+            self._products(queries, self._vectors(grid, axis).to(queries.dtype), places[:, axis], side, step)
+            for axis, side in enumerate(grid.shape)
+        )  # (B, h, n, H) and (B, h, n, W)
+        return (by_row[..., :, None] + by_column[..., None, :]).flatten(-2)
 
     def _vectors(self, grid: Grid, axis: int) -> Tensor:
         """Return the vectors of all displacements along an axis of `grid`, (2H - 1, d)."""
@@ -98,9 +119,11 @@ class Decomposed(BiasEncoding):
         return Axis(displacements.first + whole - 1, displacements.step).sample(table.T, 2 * side - 1).T
 
     @staticmethod
-    def _products(queries: Tensor, table: Tensor, place: Tensor, side: int) -> Tensor:
-        """Products of queries (B, h, n, d) at `place` on an axis, (n,), with the vectors to all `side` places."""
-        offset = place[:, None] - torch.arange(side, device=place.device) + side - 1  # (n, side), query - key
+    def _products(queries: Tensor, table: Tensor, place: Tensor, side: int, step: int = 1) -> Tensor:
+        """Products of queries (B, h, n, d) at `place` on an axis, (n,), with the vectors to every `step`-th place."""
+        keys = step * torch.arange(ceiling(side, step), device=place.device)
+        last = step * (ceiling(side, step) - 1)
+        offset = place[:, None] - keys + last  # query - key, from the lowest on
         return (queries @ table.T).gather(-1, offset.expand(*queries.shape[:2], -1, -1))
 
     def set_grid(self, grid: Grid) -> None:
@@ -124,3 +147,23 @@ class Decomposed(BiasEncoding):
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, head_dim={self.head_dim}, scaled={self.scaled}"
+
+
+class DecomposedBias:
+    """The bias of a grid, as a function of the scaled queries.
+
+    Args:
+        encoding: what makes it.
+        grid: the grid.
+    """
+
+    def __init__(self, encoding: Decomposed, grid: Grid) -> None:
+        self.encoding, self.grid = encoding, grid
+
+    def __call__(self, queries: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Make the bias from scaled queries, as `Decomposed.bias`."""
+        return self.encoding.bias(queries, self.grid, start, stop)
+
+    def pooled(self, queries: int, keys: int) -> Callable[[Tensor], Tensor]:
+        """Return what makes the bias where queries and keys are those of every so many rows and columns."""
+        return partial(self.encoding.pooled_bias, grid=self.grid, of_queries=queries, of_keys=keys)

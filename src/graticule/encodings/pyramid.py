@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ class PyramidPosition(Position):
         merge: for every stage but the first, the function that makes a table of that stage, (N, D), from one of the
             stage before and its grid; None where stages have tables of their own.
         pad: whether odd sides are padded before they are halved.
+        more: what `build` is called with besides, for every stage.
     """
 
     def __init__(
@@ -52,13 +53,14 @@ class PyramidPosition(Position):
         absolute_stages: int | None = None,
         merge: Sequence[Callable[[Tensor, Grid], Tensor]] | None = None,
         pad: bool = False,
+        more: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__()
         self.pad = pad
         self.depths = tuple(depths)
         self.prefix = prefix
         self.merge = merge
-        within: list[dict[str, Any]] = [{} for _ in depths]
+        within: list[dict[str, Any]] = [dict(given) for given in more or [{}] * len(depths)]
         for stage, given in enumerate(within):
             if absolute_stages is not None and stage >= absolute_stages:
                 given["absolute"] = False

@@ -114,6 +114,11 @@ class Attention(nn.Module):
 
         A bias in two factors is not returned: it is in queries and keys, which then have r more channels.
         """
+        q, k, v, of_q = self._projected(x, position)
+        return self._positioned(self.q_norm(q), self.k_norm(k), v, of_q, position)
+
+    def _projected(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, (B, h, N, d) each, and what queries are projected from, (B, N, D)."""
         of_q = x
         if position.inputs is None and position.queries_keys is None:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
@@ -131,7 +136,12 @@ class Attention(nn.Module):
                 y.chunk(3, -1)[i].unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
                 for i, y in enumerate((all_q, all_k, all_v))
             )
-        q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v, of_q
+
+    def _positioned(
+        self, q: Tensor, k: Tensor, v: Tensor, of_q: Tensor, position: LayerPosition
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return queries and keys with the position, values, and the bias, if there is one."""
         if self.logit_scale is not None:
             q = F.normalize(q, dim=-1) * self.logit_scale.clamp(max=math.log(100)).exp().to(q.dtype)
             k = F.normalize(k, dim=-1)

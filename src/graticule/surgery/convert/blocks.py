@@ -34,7 +34,7 @@ def read_blocks(model: Any, kinds: Mapping[type[nn.Module], Describe]) -> dict[s
         for name, value in other.items():
             if value != described[0].get(name):
                 raise refuse(model, f"blocks.{index}", f"{name}={value!r}", f"must have {name}={described[0][name]!r}")
-    return {**described[0], "depth": len(described), "drop_path_rate": _read_rates(model, rates)}
+    return {**described[0], "depth": len(described), "drop_path_rate": read_rates(model, rates)}
 
 
 def pre_norm(*attentions: type[nn.Module]) -> Describe:
@@ -74,7 +74,7 @@ def join_parts(block: nn.Module, norm: str | None, attn: dict[str, Any], mlp: di
     return {**attn, **mlp, "norm_layer": norm, **{name: own is not None for name, own in inner.items()}}
 
 
-def _read_rates(model: nn.Module, rates: list[float]) -> float:
+def read_rates(model: nn.Module, rates: list[float]) -> float:
     """Return the rate of stochastic depth of the last block, to which it grows linearly from 0.
 
     Raises:

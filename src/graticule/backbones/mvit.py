@@ -1,0 +1,442 @@
+"""MViTv2: stages that pool queries, keys and values within attention, with relative positions per axis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from timm.layers import DropPath, Mlp
+from timm.models import register_notrace_module
+from torch import Tensor, nn
+
+from graticule.backbones.pyramid import Pyramid, padded_grid
+from graticule.backbones.registry import Size, register_sizes
+from graticule.checks import checked
+from graticule.encodings import PooledPosition, PooledPyramid, Pooling, PositionBuilder
+from graticule.grid import Crop, Grid
+from graticule.layer_position import LayerPosition
+from graticule.layers.attention import Attention
+
+
+class MultiscaleVisionTransformer(Pyramid):
+    """MViTv2 as published: attention pools its tokens, and the first block of a stage halves the grid in its queries.
+
+    Queries, keys and values are convolved per channel of a head, with strides: keys of the first stage are
+    `key_stride` times as coarse as its tokens, and half that in each later stage, down to 1. The pooled
+    queries are added to what attention mixed. In the first block of a stage, queries have stride 2, the channels
+    double, and the residual connection is projected and max-pooled. The class token, if there is one, is not pooled.
+
+    By default ('decomposed') each block has tables for rows and columns, as published. A bias, a rotation or a scale of
+    the queries is that of the finer grid, of the queries or of the keys; the coarser one has every n-th row and column
+    of it (`PooledPosition`). A bias that is made from the keys or from the attention weights is refused. What is added
+    to tokens (LaPE, a PEG) is for the tokens that enter a block, so the first block of a later stage belongs to the
+    grid before it, and a table reaches the next stage along the residual connection of that block.
+
+    Any image goes in; sides that strides do not divide are rounded up, with zeros around the map. Where sides are
+    not divided, the released code scales and rounds displacements, here they are exact. timm uses tables of one
+    size for all images; here they are resampled linearly, as it does it when it loads them. The names of the
+    parameters are timm's, except those of position; timm's are taken by `load_state_dict`, and so are those
+    of the released checkpoints.
+
+    Reference: MViTv2: Improved Multiscale Vision Transformers for Classification and Detection (Li et al., 2022).
+
+    Args:
+        position: builds the position of a stage.
+        img_size: pixels, a side or (height, width).
+        in_chans: channels of the image.
+        num_classes: 0 for no head.
+        global_pool: 'token', 'avg' or ''; by default 'token' if there is a class token, else 'avg'.
+        class_token: whether there is one, in all stages.
+        embed_dim: D of the first stage; it doubles from stage to stage.
+        depths: blocks of each stage; the last has two at least.
+        num_heads: h of the first stage; it doubles from stage to stage.
+        key_stride: how much coarser than its tokens the keys of the first stage are; a power of 2.
+        mlp_ratio: hidden channels of the MLPs, as a multiple of D.
+        qkv_bias: whether queries, keys and values have a bias.
+        residual_pooling: whether pooled queries are added to what attention mixed.
+        drop_rate: dropout before the head.
+        pos_drop_rate: dropout on the tokens that enter the first block.
+        proj_drop_rate: dropout on the outputs of attention and MLP.
+        attn_drop_rate: dropout on attention weights.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        norm_layer: builds a norm from D.
+    """
+
+    takes = Pyramid.takes | {"inputs", "queries_keys", "bias", "rotary", "query_scale"}
+    takes_why = "Queries and keys are pooled to different grids."
+    prefix_names = ("cls_token",)
+    stage_lists = ("stages",)
+    default_encoding = "decomposed"
+    encoding_options: ClassVar = {"learnable": {"resampler": "bicubic"}}
+    absolute_stages = 1
+    merges = True
+    pads = True
+
+    @checked
+    def __init__(
+        self,
+        position: PositionBuilder,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str | None = None,
+        class_token: bool = False,
+        embed_dim: int = 96,
+        depths: Sequence[int] = (2, 3, 16, 3),
+        num_heads: int = 1,
+        key_stride: int = 4,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        residual_pooling: bool = True,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        norm = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        if key_stride < 1 or key_stride & (key_stride - 1):
+            raise ValueError(f"`key_stride` must be a power of 2, got {key_stride}.")
+        if not depths or min(depths) < 1 or (len(depths) > 1 and depths[-1] < 2):
+            raise ValueError(f"`depths` must be at least 1, and 2 in the last of several stages, got {tuple(depths)}.")
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(f"`embed_dim` must be a multiple of `num_heads`, got {embed_dim} with {num_heads} heads.")
+        dims = [embed_dim << stage for stage in range(len(depths))]
+        super().__init__(
+            img_size=img_size,
+            patch_size=4,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=("token" if class_token else "avg") if global_pool is None else global_pool,
+            embed_dims=dims,
+            depths=depths,
+            drop_rate=drop_rate,
+            pos_drop_rate=pos_drop_rate,
+        )
+        self.key_strides = tuple(max(key_stride >> stage, 1) for stage in range(len(depths)))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
+        self.build_position(position, num_heads)
+        self.build_head(norm)
+        self.patch_embed = nn.Sequential()
+        self.patch_embed.add_module("proj", nn.Conv2d(in_chans, embed_dim, 7, 4, 3))
+        rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
+        self.stages = nn.ModuleList()
+        for stage, depth in enumerate(depths):
+            blocks = [
+                PoolingBlock(
+                    dims[max(stage - 1, 0)] if index == 0 else dims[stage],
+                    dims[stage],
+                    num_heads << stage,
+                    self._pooling(stage, index),
+                    mlp_ratio,
+                    qkv_bias,
+                    residual_pooling,
+                    proj_drop_rate,
+                    attn_drop_rate,
+                    next(rates),
+                    norm,
+                )
+                for index in range(depth)
+            ]
+            self.stages.append(Stage(blocks))
+        self.finish()
+
+    def _pooling(self, stage: int, index: int) -> Pooling:
+        """Return how a block pools its tokens."""
+        return Pooling(2 if stage and not index else 1, self.key_strides[stage])
+
+    def build_position(self, position: PositionBuilder, num_heads: int | Sequence[int]) -> None:
+        """Build the position of the blocks, by the grids of the tokens that enter them.
+
+        Args:
+            position: builds the position of a stage.
+            num_heads: h of the first stage.
+        """
+        assert isinstance(num_heads, int)
+        self.check_pool(self.global_pool)
+        self.num_prefix_tokens = sum(token.shape[1] for token in self._prefix_tokens())
+        self.grid = self.grid_at(self.img_size)
+        self.num_heads = num_heads
+        later = range(1, len(self.depths))
+        each: list[list[tuple[int, int]]] = [[] for _ in self.depths]
+        for entered, block in zip(self.entered_stages(), self._each_block(), strict=True):
+            each[entered].append(block)
+        self.position = PooledPyramid(
+            partial(_pooled_position, position),
+            self.grid,
+            dims=self.embed_dims,
+            depths=[len(blocks) for blocks in each],
+            num_heads=[num_heads << stage for stage in range(len(self.depths))],
+            prefix=self.num_prefix_tokens,
+            absolute_stages=self.absolute_stages,
+            merge=[partial(self.merge_table, stage) for stage in later],
+            pad=True,
+            more=[
+                {
+                    "pooling": [self._pooling(stage, index) for stage, index in blocks],
+                    "dims": [self.embed_dims[stage] for stage, _ in blocks],
+                    "heads": [num_heads << stage for stage, _ in blocks],
+                }
+                for blocks in each
+            ],
+        )
+
+    def entered_stages(self) -> list[int]:
+        """Return for each block the stage whose grid and channels the tokens that enter it have."""
+        return [stage - 1 if stage and not index else stage for stage, index in self._each_block()]
+
+    def _each_block(self) -> list[tuple[int, int]]:
+        """Return the stage and index of all blocks."""
+        return [(stage, index) for stage, depth in enumerate(self.depths) for index in range(depth)]
+
+    def grid_at(self, image: tuple[int, int]) -> Grid:
+        """Return the first stage's grid of an image of `image` = (height, width), in pixels."""
+        return padded_grid(image, self.patch_size, self.num_prefix_tokens)
+
+    def tokenize(self, x: Tensor, stage: int) -> Tensor:
+        """Cut images into overlapping patches, tokens (B, H * W, D)."""
+        tokens: Tensor = self.patch_embed(x).flatten(2).transpose(1, 2)
+        return tokens
+
+    def embed(self, x: Tensor, stage: int = 0) -> Tensor:
+        """Turn images into tokens (B, N, D), without position information."""
+        tokens = self.tokenize(x, stage)
+        prefix = [token.expand(tokens.shape[0], -1, -1) for token in self._prefix_tokens()]
+        return torch.cat([*prefix, tokens], 1) if prefix else tokens.contiguous()
+
+    def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
+        """Make the table of a stage, (N, D), from that of the stage before, of `grid`, as the residual connection."""
+        block: Any = self.block(stage, 0)
+        merged: Tensor = block.residual(table[None], block.norm1(table[None]), grid)[0]
+        return merged
+
+    def each_layer(self, images: Tensor, crop: Crop | None = None) -> Iterator[tuple[Tensor, Grid]]:
+        """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""
+        grid = self.grid_of(images).cropped(crop)
+        grids, positions = self.position_grids(grid), self.position(grid)
+        entered, blocks = self.entered_stages(), self._each_block()
+        layers = [
+            (self.block(*block), positions[layer], (grids[entered[layer]],)) for layer, block in enumerate(blocks)
+        ]
+        for (stage, _), tokens in zip(blocks, self.run_blocks(self.embed(images), layers), strict=True):
+            yield tokens, grids[stage]
+
+    def stage_blocks(self, stage: int) -> nn.ModuleList:
+        """Return the blocks of a stage."""
+        found: Any = self.stages[stage]
+        blocks: nn.ModuleList = found.blocks
+        return blocks
+
+    def own_name(self, published: str) -> str:
+        """Return our name of a parameter of timm's, or of the released code."""
+        name = re.sub(r"^blocks\.(\d+)\.", self._of_stage, published)
+        name = re.sub(r"(^stages\.\d+\.blocks\.\d+)\.proj\.", r"\1.shortcut_proj_attn.", name)
+        return re.sub(r"^head\.(fc|projection)\.", "head.", name)
+
+    def _of_stage(self, found: re.Match[str]) -> str:
+        """Return the name of a block that is counted through all stages."""
+        index, stage = int(found[1]), 0
+        while stage + 1 < len(self.depths) and index >= self.depths[stage]:
+            index, stage = index - self.depths[stage], stage + 1
+        return f"stages.{stage}.blocks.{index}."
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in timm."""
+        return re.sub(r"^head\.", "head.fc.", own)
+
+
+def _pooled_position(
+    build: PositionBuilder,
+    grid: Grid,
+    *,
+    dim: int,
+    depth: int,
+    num_heads: int,
+    pooling: Sequence[Pooling],
+    dims: Sequence[int],
+    heads: Sequence[int],
+    **within: Any,
+) -> PooledPosition:
+    """Build the position of the blocks that tokens of `grid` enter; `heads` are those of each of them."""
+    return PooledPosition(build, grid, dim=dim, pooling=pooling, dims=dims, num_heads=heads, within=within)
+
+
+torch.fx.wrap("padded_grid")  # it compares sizes, so torch.fx records the call as one node
+
+
+class Stage(nn.Module):
+    """The blocks of a stage, under timm's names."""
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+
+@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
+class PoolingBlock(nn.Module):
+    """Attention that pools, then an MLP, each after a norm and with a residual connection.
+
+    Where the channels change, the residual connection is a projection of the normalized tokens, not of the tokens, as
+    in the released code; where queries have a stride, it is max-pooled.
+
+    Reference: MViTv2 (Li et al., 2022), Figure 2.
+
+    Args:
+        dim: D of the tokens that enter.
+        dim_out: D of the tokens that leave.
+        num_heads: h.
+        pooling: the strides of queries and of keys.
+        mlp_ratio: hidden channels of the MLP, as a multiple of `dim_out`.
+        qkv_bias: whether queries, keys and values have a bias.
+        residual_pooling: whether pooled queries are added to what attention mixed.
+        proj_drop: dropout rate on the outputs of attention and MLP.
+        attn_drop: dropout rate on the attention weights.
+        drop_path: stochastic depth rate.
+        norm_layer: builds a norm from D.
+    """
+
+    @checked
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int,
+        num_heads: int,
+        pooling: Pooling,
+        mlp_ratio: float,
+        qkv_bias: bool,
+        residual_pooling: bool,
+        proj_drop: float,
+        attn_drop: float,
+        drop_path: float,
+        norm_layer: Callable[[int], nn.Module],
+    ) -> None:
+        super().__init__()
+        self.norm1 = norm_layer(dim)
+        self.shortcut_proj_attn = nn.Linear(dim, dim_out) if dim != dim_out else None
+        stride = pooling.queries
+        self.shortcut_pool_attn = nn.MaxPool2d(stride + 1, stride, stride // 2) if stride > 1 else None
+        self.attn = PoolingAttention(
+            dim, dim_out, num_heads, pooling, qkv_bias, residual_pooling, attn_drop, proj_drop, norm_layer
+        )
+        self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.norm2 = norm_layer(dim_out)
+        self.mlp = Mlp(dim_out, int(dim_out * mlp_ratio), drop=proj_drop)
+        self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:
+        """Take tokens x: (B, N, D) of `grid` to (B, N', D'), of half the sides where queries have a stride."""
+        y = self.norm1(x)
+        short = self.residual(x, y, grid)
+        y = y if position.inner is None else y + position.inner
+        x = short + self.drop_path1(self.attn(y, position, grid))
+        out: Tensor = x + self.drop_path2(self.mlp(self.norm2(x)))
+        return out
+
+    def residual(self, x: Tensor, normalized: Tensor, grid: Grid) -> Tensor:
+        """Return what the residual connection makes of tokens (B, N, D) of `grid`: (B, N', D')."""
+        x = x if self.shortcut_proj_attn is None else self.shortcut_proj_attn(normalized)
+        if self.shortcut_pool_attn is None:
+            return x
+        pooled = grid.from_map(self.shortcut_pool_attn(grid.to_map(x)))
+        return torch.cat([grid.split(x)[0], pooled], 1) if grid.prefix else pooled.contiguous()
+
+
+class PoolingAttention(Attention):
+    r"""Attention among tokens that a convolution per channel has pooled, queries and keys by strides of their own.
+
+    .. math:: softmax(q k^T / \sqrt d + bias) v + q, \quad q, k, v = LN(conv(W x))
+
+    Prefix tokens are not convolved. The bias is (h, N', M), between pooled tokens. A scale or a rotation of the queries
+    acts on the logits alone: what is added to the output is the queries before it.
+
+    Reference: MViTv2 (Li et al., 2022), Eq. 1-5.
+
+    Args:
+        dim: D of the tokens that enter.
+        dim_out: D of the tokens that leave, a multiple of `num_heads`.
+        num_heads: h.
+        pooling: the strides of queries and of keys.
+        qkv_bias: whether queries, keys and values have a bias.
+        residual_pooling: whether the pooled queries are added to the output.
+        attn_drop: dropout rate on the attention weights.
+        proj_drop: dropout rate on the output.
+        norm_layer: builds a norm from the channels of a head.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int,
+        num_heads: int,
+        pooling: Pooling,
+        qkv_bias: bool,
+        residual_pooling: bool,
+        attn_drop: float,
+        proj_drop: float,
+        norm_layer: Callable[[int], nn.Module],
+    ) -> None:
+        qkv = nn.Linear(dim, 3 * dim_out, bias=qkv_bias)
+        super().__init__(dim_out, num_heads, attn_drop=attn_drop, proj_drop=proj_drop, qkv=qkv)
+        self.residual_pooling = residual_pooling
+        strides: Mapping[str, int] = {"q": pooling.queries, "k": pooling.keys, "v": pooling.keys}
+        for name, stride in strides.items():
+            d = self.head_dim
+            setattr(self, f"pool_{name}", nn.Conv2d(d, d, 3, stride, 1, groups=d, bias=False))
+            setattr(self, f"norm_{name}", norm_layer(d))
+        self.pooling = pooling
+
+    def seen_grids(self, grid: Grid) -> tuple[Grid, Grid]:
+        """Return the grids of queries and of keys for tokens of `grid`."""
+        return grid.pooled(self.pooling.queries), grid.pooled(self.pooling.keys)
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
+        """Mix the tokens x: (B, N, D) of the grid `where` into (B, N', D')."""
+        q, k, v, of_q = self._pooled(x, position, *where)
+        mixed = self._attend(*self._positioned(q, k, v, of_q, position), position)
+        return self._output(mixed + q if self.residual_pooling else mixed)
+
+    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
+        """Compute the attention weights, which `forward` never stores, (B, h, N', M), rows summing to 1."""
+        q, k, _, bias = self._positioned(*self._pooled(x, position, *where), position)
+        return self._weights(q, k, bias, position)
+
+    def _pooled(self, x: Tensor, position: LayerPosition, grid: Grid) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return pooled queries (B, h, N', d), keys and values (B, h, M, d), and what queries are projected from."""
+        q, k, v, of_q = self._projected(x, position)
+        return self._pool("q", q, grid), self._pool("k", k, grid), self._pool("v", v, grid), of_q
+
+    def _pool(self, name: str, x: Tensor, grid: Grid) -> Tensor:
+        """Convolve and normalize x: (B, h, N, d) of `grid`, to (B, h, N', d)."""
+        convolution, norm = getattr(self, f"pool_{name}"), getattr(self, f"norm_{name}")
+        prefix, patches = grid.split(x)
+        features = convolution(patches.flatten(0, 1).transpose(1, 2).unflatten(-1, grid.shape))  # (B * h, d, H', W')
+        patches = features.flatten(2).transpose(1, 2).unflatten(0, x.shape[:2])
+        y: Tensor = norm(torch.cat([prefix, patches], 2) if grid.prefix else patches)
+        return y
+
+
+_TINY: dict[str, Any] = {"depths": (1, 2, 5, 2)}
+_SMALL: dict[str, Any] = {"depths": (1, 2, 11, 2)}
+_LARGE: dict[str, Any] = {"depths": (2, 6, 36, 4), "embed_dim": 144, "num_heads": 2}
+_HUGE: dict[str, Any] = {"depths": (4, 8, 60, 8), "embed_dim": 192, "num_heads": 3}
+_22K: dict[str, Any] = {"cfg": {"num_classes": 19_168}}
+register_sizes(
+    MultiscaleVisionTransformer,
+    {
+        "mvitv2_tiny": Size(24_173_320, _TINY, hub="timm/mvitv2_tiny.fb_in1k"),
+        "mvitv2_small": Size(34_870_216, _SMALL, hub="timm/mvitv2_small.fb_in1k"),
+        "mvitv2_base": Size(51_472_744, hub="timm/mvitv2_base.fb_in1k"),
+        "mvitv2_small_cls": Size(34_870_312, {**_SMALL, "class_token": True}),
+        "mvitv2_base_cls": Size(65_444_032, {"class_token": True}, hub="timm/mvitv2_base_cls.fb_inw21k", **_22K),
+        "mvitv2_large_cls": Size(
+            234_583_216, {**_LARGE, "class_token": True}, hub="timm/mvitv2_large_cls.fb_inw21k", **_22K
+        ),
+        "mvitv2_huge_cls": Size(
+            694_804_128, {**_HUGE, "class_token": True}, hub="timm/mvitv2_huge_cls.fb_inw21k", **_22K
+        ),
+    },
+)

@@ -1,0 +1,238 @@
+"""The position of layers whose queries and keys are pooled: queries or keys are every n-th row and column of a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from graticule.encodings.base import CombinedPosition, NoPosition, Position, PositionBuilder
+from graticule.encodings.bias import BiasPosition, SharedBiasPosition
+from graticule.encodings.log_n import LogNPosition
+from graticule.encodings.pyramid import PyramidPosition
+from graticule.encodings.rotary import RotaryPosition
+from graticule.grid import Grid
+from graticule.layer_position import BiasFunction, BiasSum, LayerPosition, LowRank
+from graticule.rotation import PooledRotation
+
+#: What a layer gets for pairs of tokens; the rest is for the tokens that enter it.
+OF_PAIRS = ("bias", "token_bias", "key_bias", "value_bias", "positional", "rotary", "query_scale")
+#: Positions that give that and nothing else.
+_PAIRS = (BiasPosition, SharedBiasPosition, RotaryPosition, LogNPosition)
+
+
+class Pooling(NamedTuple):
+    """Says which tokens of a grid are queries and which are keys.
+
+    queries: every how many-th row and column has queries.
+    keys: every how many-th has keys; one of the two is a multiple of the other.
+    """
+
+    queries: int
+    keys: int
+
+    @property
+    def finer(self) -> int:
+        """The step of the finer one of both."""
+        return min(self)
+
+    def of(self, given: LayerPosition, grid: Grid) -> LayerPosition:
+        """Return what a layer gets for pairs of pooled tokens, from what it gets for all pairs of the finer grid."""
+        queries, keys = (step // self.finer for step in self)
+        if queries == keys == 1:
+            return given
+        rotary = given.rotary
+        if rotary is not None:
+            rotary = PooledRotation(rotary.take(grid.every(queries)), rotary.take(grid.every(keys)))
+        scale = given.query_scale
+        return given._replace(
+            bias=None if given.bias is None else _pooled(given.bias, grid, queries, keys),
+            rotary=rotary,
+            query_scale=None if scale is None else scale[..., grid.every(queries, scale.device)],
+        )
+
+
+def _pooled(bias: Any, grid: Grid, queries: int, keys: int) -> Any:
+    """Return the rows and columns of a bias, in any form, that are of pooled tokens."""
+    if isinstance(bias, Tensor):
+        return bias[:, grid.every(queries, bias.device)][..., grid.every(keys, bias.device)]
+    if isinstance(bias, LowRank):
+        rows, columns = (grid.every(step, bias.queries.device) for step in (queries, keys))
+        return LowRank(bias.queries[..., rows, :], bias.keys[..., columns, :])
+    if isinstance(bias, BiasSum):
+        return BiasSum(*(_pooled(part, grid, queries, keys) for part in bias))
+    own = getattr(bias, "pooled", None)  # a function may know how to make the pairs that are wanted alone
+    return partial(_of_pooled, bias, grid, queries, keys) if own is None else own(queries, keys)
+
+
+def _of_pooled(function: BiasFunction, grid: Grid, of_queries: int, of_keys: int, queries: Tensor) -> Tensor:
+    """Make a bias, (B, heads, n, m), from the scaled queries of pooled tokens, (B, heads, n, d)."""
+    rows, columns = (grid.every(step, queries.device) for step in (of_queries, of_keys))
+    if of_queries > 1:
+        whole = queries.new_zeros(*queries.shape[:2], grid.tokens, queries.shape[-1])
+        queries = whole.index_copy(2, rows, queries)
+    return function(queries)[..., rows, :][..., columns]
+
+
+class PooledPosition(Position):
+    """Gives layers what is added to their tokens for one grid, and what they get for pairs of tokens for another.
+
+    A pooled token is where every n-th row and column of its grid are, from the first on, which is the center of its
+    convolution. So queries and keys are tokens of the finer of their two grids, for which encodings of pairs
+    are built, and the layer gets the rows and columns of its own. That is MViTv2's rule for its tables.
+
+    Args:
+        build: builds a position for a grid.
+        grid: of the tokens that enter the layers.
+        dim: D of these tokens.
+        pooling: which tokens are queries and which are keys, of each layer.
+        dims: D of the attention of each layer.
+        num_heads: h of each layer.
+        within: further fields of `Site`.
+
+    Raises:
+        ValueError: if a position makes something for pairs of tokens from a table, or acts on the tokens that leave a
+            layer that has pooled its queries.
+    """
+
+    crops = False  # a crop begins between two pooled tokens
+
+    def __init__(
+        self,
+        build: PositionBuilder,
+        grid: Grid,
+        *,
+        dim: int,
+        pooling: Sequence[Pooling],
+        dims: Sequence[int],
+        num_heads: Sequence[int],
+        within: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        self.pooling, self.depth = tuple(pooling), len(pooling)
+        kinds = list(zip(self.pooling, dims, num_heads, strict=True))
+        whole = build(grid, dim=dim, depth=self.depth, num_heads=num_heads[0], **within)
+        self.tokens = _some(whole, False, self.depth)
+        #: The layers of each kind, and their position for pairs of tokens.
+        self.layers = [[layer for layer, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
+        self.pairs = nn.ModuleList()
+        for (first, *_), layers in zip(self.layers, self.layers, strict=True):
+            how, width, heads = kinds[first]
+            at = grid.pooled(how.finer)
+            position = build(at, dim=width, depth=self.depth, num_heads=heads, **{**within, "absolute": False})
+            self.pairs.append(keep_layers(_some(position, True, self.depth), layers))
+        self._check(grid, dim)
+
+    @torch.no_grad()
+    def _check(self, grid: Grid, dim: int) -> None:
+        entering, _ = self.tokens.stage(grid, torch.zeros(grid.tokens, dim))  # as if there were a stage before
+        for layer, given in enumerate(entering):
+            for field in OF_PAIRS:
+                if getattr(given, field) is not None:
+                    raise ValueError(
+                        "`joining` must be one that adds the table to tokens where queries and keys are pooled: their "
+                        f"pairs are of other grids, got one that gives layer {layer} `{field}`."
+                    )
+            if given.after is not None and self.pooling[layer].queries > 1:
+                raise ValueError(
+                    f"`encoding` must not act on what leaves layer {layer}, which pools its queries: the tokens are "
+                    "then of another grid; use places=-1, or a layer before it."
+                )
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return one `LayerPosition` per layer, `grid` being that of the tokens that enter."""
+        return self.stage(grid, None)[0]
+
+    def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
+        """Return the same for a stage, and the table of the tokens for the stage after it."""
+        given, last = self.tokens.stage(grid, table)
+        given = list(given)
+        for layers, position in zip(self.layers, cast("Iterable[Position]", self.pairs), strict=True):
+            how = self.pooling[layers[0]]
+            at = grid.pooled(how.finer)
+            made = position(at)
+            for layer in layers:
+                of_pairs = how.of(made[layer], at)
+                given[layer] = given[layer]._replace(**{name: getattr(of_pairs, name) for name in OF_PAIRS})
+        return given, last
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make `grid` the one that the parameters are held for."""
+        self.tokens.set_grid(grid)
+        for layers, position in zip(self.layers, cast("Iterable[Position]", self.pairs), strict=True):
+            position.set_grid(grid.pooled(self.pooling[layers[0]].finer))
+
+    def keep(self, layers: int) -> None:
+        """Keep the position of the first `layers` layers, of which there are at least those of the first kind."""
+        self.layers = [kept for own in self.layers if (kept := [layer for layer in own if layer < layers])]
+        del self.pairs[len(self.layers) :]
+
+    def published_names(self) -> dict[str, str]:
+        """The published names of both."""
+        parts = self._parts().items()
+        return {theirs: f"{name}.{own}" for name, part in parts for theirs, own in part.published_names().items()}
+
+    def table_shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of both."""
+        parts = self._parts().items()
+        return {f"{name}.{own}": shape for name, part in parts for own, shape in part.table_shapes().items()}
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Let the part that owns `name` fit it."""
+        part = next(part for part in self._parts() if name.startswith(f"{part}."))
+        return self._parts()[part].fit(name.removeprefix(f"{part}."), value, shape)
+
+    def _parts(self) -> dict[str, Position]:
+        pairs = enumerate(cast("Iterable[Position]", self.pairs))
+        return {"tokens": self.tokens, **{f"pairs.{index}": part for index, part in pairs}}
+
+
+def keep_layers(position: Position, layers: Collection[int]) -> Position:
+    """Remove the relative encodings of all layers but these, in place; returns the position."""
+    for part in position.modules():
+        if isinstance(part, BiasPosition):
+            part.joined = tuple(layer for layer in part.joined if layer in layers)
+            for name in [name for name, _ in part.encodings.named_children() if int(name) not in part.joined]:
+                delattr(part.encodings, name)
+    return position
+
+
+def _some(position: Position, of_pairs: bool, depth: int) -> Position:
+    """Return the parts of a position that are for pairs of tokens, or the others."""
+    parts: Any = position.parts if isinstance(position, CombinedPosition) else [position]
+    kept = [part for part in parts if isinstance(part, _PAIRS) == of_pairs]
+    if not kept:
+        return NoPosition(depth)
+    return kept[0] if len(kept) == 1 else CombinedPosition(kept)
+
+
+class PooledPyramid(PyramidPosition):
+    """The position of a pyramid whose stages pool in attention: the layer that halves the grid gets the finer one.
+
+    A stage is here what has tokens of the same grid, so the first layer of each published stage but the first is the
+    last layer of the stage before it.
+    """
+
+    def keep(self, stages: int) -> None:
+        """Keep the positions of the layers of the first `stages` published stages."""
+        super().keep(stages)
+        last: Any = self.stages[-1]
+        last.keep(last.depth - 1)
+
+    def published_names(self) -> dict[str, str]:
+        """`pos_embed`, and `stages.1.blocks.0...` for what the blocks have, as timm's MViTv2."""
+        names = {}
+        for index, stage in enumerate(cast("Iterable[Position]", self.stages)):
+            last = self.depths[index] - 1
+            for theirs, own in stage.published_names().items():
+                if theirs == "pos_embed" and index == 0:
+                    names[theirs] = f"stages.0.{own}"
+                elif theirs.startswith("blocks."):
+                    _, layer, leaf = theirs.split(".", 2)
+                    halves = int(layer) == last and index + 1 < len(self.depths)
+                    at = f"{index + 1}.blocks.0" if halves else f"{index}.blocks.{int(layer) + (index > 0)}"
+                    names[f"stages.{at}.{leaf}"] = f"stages.{index}.{own}"
+        return names

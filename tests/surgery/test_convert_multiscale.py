@@ -1,0 +1,128 @@
+"""MViTv2 of timm becomes ours and goes back, with equal outputs and equal bits; so do its tables at other sizes."""
+
+import copy
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
+from timm_models import assert_same_bits, difference, in_float64, randomize
+
+import graticule
+
+#: What makes a small model of each form.
+FORMS = {
+    "plain": {},
+    "class token": {"use_cls_token": True},
+    "a table beside the biases": {"use_cls_token": True, "use_abs_pos": True},
+    "a table alone": {"use_abs_pos": True, "rel_pos_type": ""},
+    "no position": {"rel_pos_type": ""},
+    "no residual pooling": {"residual_pooling": False, "qkv_bias": False},
+    "finer keys": {"stride_kv_adaptive": (2, 2)},
+    "three stages of two heads": {
+        "depths": (2, 1, 2),
+        "num_heads": 2,
+        "stride_q": ((1, 1), (2, 2), (2, 2)),
+        "stride_kv_adaptive": (8, 8),
+    },
+}
+
+
+def timms(img_size=64, **form):
+    """Build a small MViTv2 of timm with every parameter random."""
+    config = MultiScaleVitCfg(**{"depths": (1, 2, 3, 2), "embed_dim": 8, "num_heads": 1, **form})
+    torch.manual_seed(0)
+    return randomize(MultiScaleVit(config, img_size=(img_size, img_size), num_classes=5)).eval()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_computes_what_timms_does_and_goes_back_with_equal_bits(form):
+    with in_float64():
+        theirs = timms(**FORMS[form])
+        ours = graticule.convert(theirs)
+        assert difference(ours, theirs, 64, 64) < 1e-10
+        assert_same_bits(graticule.to_timm(ours), theirs)
+        assert graticule.published_state_dict(ours).keys() == theirs.state_dict().keys()
+
+
+def test_it_computes_what_timms_does_in_float32():
+    theirs = timms(use_cls_token=True)
+    assert difference(graticule.convert(theirs), theirs, 64, 64) < 1e-5
+
+
+@torch.no_grad()
+def resampled(model, size):
+    """Resample timm's tables for another image, as it does when it loads a checkpoint of another size."""
+    model = copy.deepcopy(model)
+    grid = [side // 4 for side in size]
+    for index, stage in enumerate(model.stages):
+        for layer, block in enumerate(stage.blocks):
+            halves = bool(index) and not layer
+            step = min(2 if halves else 1, block.attn.pool_k.stride[0])
+            for name, side in zip(("rel_pos_h", "rel_pos_w"), grid, strict=True):
+                table = getattr(block.attn, name)
+                rows = 2 * (side // step) - 1
+                new = F.interpolate(table.T[None], rows, mode="linear")[0].T
+                setattr(block.attn, name, torch.nn.Parameter(new))
+            grid = [side // 2 for side in grid] if halves else grid
+    return model
+
+
+@pytest.mark.parametrize("size", [(96, 96), (32, 96)])
+def test_at_another_size_the_tables_are_resampled_as_timm_does_it(size):
+    with in_float64():
+        theirs = timms(use_cls_token=True)
+        ours, x = graticule.convert(theirs), torch.randn(2, 3, *size)
+        with torch.no_grad():
+            expected = resampled(theirs, size)(x)
+            torch.testing.assert_close(ours(x), expected, rtol=0, atol=1e-10)
+            ours.set_input_size(size)
+            torch.testing.assert_close(ours(x), expected, rtol=0, atol=1e-10)
+
+
+def test_the_models_by_name_have_the_parameters_of_timms():
+    for name in ("mvitv2_tiny", "mvitv2_small_cls", "mvitv2_base_cls"):
+        with torch.device("meta"):
+            ours, theirs = graticule.create_model(name), timm.create_model(name)
+        shapes = {key: value.shape for key, value in theirs.state_dict().items()}
+        found = {key: value.shape for key, value in graticule.published_state_dict(ours).items()}
+        if name.endswith("base_cls"):  # published for other classes
+            assert {key for key in shapes if shapes[key] != found[key]} <= {"head.fc.weight", "head.fc.bias"}
+        assert found.keys() == shapes.keys() and name in graticule.list_models()
+        assert sum(map(torch.Size.numel, found.values())) == graticule.backbones.MODELS[name].parameters
+
+
+def test_weights_under_the_names_of_the_released_code_are_taken():
+    theirs = timms(use_cls_token=True)
+    ours = graticule.convert(theirs)
+    names = {"head.fc": "head.projection", ".shortcut_proj_attn": ".proj"}
+    firsts, released = [0, 1, 3, 6], {}
+    for key, value in theirs.state_dict().items():
+        for mine, other in names.items():
+            key = key.replace(mine, other)
+        if key.startswith("stages."):
+            _, stage, _, block, leaf = key.split(".", 4)
+            key = f"blocks.{firsts[int(stage)] + int(block)}.{leaf}"
+        released[key] = value
+    fresh = graticule.convert(randomize(copy.deepcopy(theirs)))
+    fresh.load_state_dict(
+        graticule.checkpoints.own_state(fresh, graticule.checkpoints.read_state({"model_state": released}))
+    )
+    assert all(torch.equal(value, ours.state_dict()[key]) for key, value in fresh.state_dict().items())
+
+
+def test_what_cannot_be_converted_is_named():
+    refused = {
+        "`expand_attn` of MultiScaleVit must be True": timms(expand_attn=False),
+        "`stages.0.blocks.0.attn` of MultiScaleVit must be MultiScaleAttention": timms(pool_first=True),
+        "`stages.0.blocks.0.attn.pool_q` of MultiScaleVit must be a convolution": timms(mode="conv_unshared"),
+        "`stages.0.blocks.0.attn.pool_q.stride` of MultiScaleVit must be 1 with a kernel of 3": timms(
+            kernel_qkv=(5, 5)
+        ),
+        "`stages.1.blocks.0.attn.num_heads` of MultiScaleVit must be 2": timms(num_heads=(1, 1, 1, 1)),
+    }
+    for message, model in refused.items():
+        with pytest.raises(ValueError, match="to be converted, got") as error:
+            graticule.convert(model)
+        assert message in str(error.value), str(error.value)
