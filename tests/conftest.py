@@ -38,8 +38,8 @@ def registered_data():
 
 
 @pytest.fixture(scope="module")
-def my_methods():
-    """Import the file of docs/extending.md, as --plugin does, for the tests of one module."""
+def forgotten():
+    """Forget what the tests of one module register: methods, models, data sets, recipes and tasks."""
     registered_recipes()  # those of the package are there before and stay
     ours = [
         ENCODINGS._classes,
@@ -48,6 +48,8 @@ def my_methods():
         registry.MODELS,
         registry.default_cfgs,
         RECIPES,
+        DATASETS,
+        TEXTS,
         plugins._registered,
     ]
     ours.append(list_tasks()._classes)
@@ -56,10 +58,17 @@ def my_methods():
         *(timm_registry._model_pretrained_cfgs, timm_registry._model_with_tags),
     ]
     kept = [(holder, dict(holder)) for holder in (*ours, *timms, sys.modules)]
-    yield graticule.load_plugin(Path(__file__).parents[1] / "docs" / "my_methods.py")
+    models = {name: set(of) for name, of in timm_registry._module_to_models.items()}
+    yield
     for holder, before in kept:
         for name in set(holder) - set(before):
             if holder is not sys.modules or name.startswith("graticule_plugin_"):
                 del holder[name]
-    for models in timm_registry._module_to_models.values():
-        models.discard("graticule_convolutional_vit")
+    for name, of in timm_registry._module_to_models.items():
+        of.intersection_update(models.get(name, set()))
+
+
+@pytest.fixture(scope="module")
+def my_methods(forgotten):
+    """Import the file of docs/extending.md, as --plugin does, for the tests of one module."""
+    return graticule.load_plugin(Path(__file__).parents[1] / "docs" / "my_methods.py")

@@ -116,13 +116,13 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path):
 
 
 def test_an_output_that_is_a_link_leads_to_its_file_and_other_outputs_replace_nothing_else(capsys, tmp_path, run):
-    (tmp_path / "link.json").symlink_to("real.json")
-    assert followed(tmp_path / "link.json") == (tmp_path / "real.json").resolve()
+    (tmp_path / "link.png").symlink_to("real.png")
+    assert followed(tmp_path / "link.png") == (tmp_path / "real.png").resolve()
     assert followed(None) is None and followed(tmp_path / "new") == tmp_path / "new"
-    code, _, _ = run_command(capsys, "runs", run.folder, "--json", tmp_path / "link.json")
-    assert code == 0 and (tmp_path / "link.json").is_symlink() and json.loads((tmp_path / "real.json").read_text())
-    for output, said in ((run.folder, "it is a folder"), (run.log_file / "a.json", "log.txt is no folder")):
-        code, _, err = run_command(capsys, "runs", run.folder, "--json", output)
+    code, _, _ = run_command(capsys, "plot", run.folder, "--output", tmp_path / "link.png")
+    assert code == 0 and (tmp_path / "link.png").is_symlink() and (tmp_path / "real.png").is_file()
+    for output, said in ((run.folder, "`output` must be a file"), (run.log_file / "a.png", "log.txt is no folder")):
+        code, _, err = run_command(capsys, "plot", run.folder, "--output", output)
         assert code == 1 and said in err and "[Errno" not in err
     code, _, err = run_command(capsys, "correlations", run.folder, "--output", run.log_file)
     assert code == 1 and "`output` must be a folder" in err

@@ -16,7 +16,6 @@ from commands import run_command
 from graticule.files import locked
 from graticule.tasks import Recipe, TextRecipe
 
-COLUMNS = ["run", "state", "model", "encoding", "joining", "seed", "epoch"]
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 
 
@@ -72,16 +71,30 @@ def test_runs_tells_how_far_every_run_is_and_the_newest_is_last(capsys, folder):
     code, out, err = run_command(capsys, "runs")
     assert code == 0 and err == ""
     head, *rows = table(out)[:6]
-    assert head == [*COLUMNS, "best top-1 (%)", "last", "changed"]
-    vit = "vit_nano_patch4_28"
+    differing = ["encoding", "joining", "seed", "epochs", "cooldown_epochs"]
+    assert head == ["run", "state", *differing, "epoch", "best top-1 (%)", "last", "time", "changed"]
     assert rows == [
-        ["done", "finished", vit, "own", "lape", "0", "3/3", "81.50 (2)", "80.00", "3 d"],
-        ["broken", "damaged", vit, "own", "default", "0", "0/10", "-", "-", "1 d"],
-        ["study/seed-0", "stopped", vit, "own", "default", "0", "2/30", "65.00 (2)", "65.00", "2 h"],
-        ["study/seed-1", "stopped", vit, "sinusoidal_2d", "default", "1", "2/10", "62.00 (1)", "-", "3 min"],
-        ["new", "no epoch yet", vit, "own", "default", "0", "0/10", "-", "-", rows[4][-1]],
+        ["done", "finished", "own", "lape", "0", "3", "0", "3/3", "81.50 (2)", "80.00", "30 s", "3 d"],
+        ["broken", "damaged", "own", "default", "0", "10", "0", "0/10", "-", "-", "-", "1 d"],
+        ["study/seed-0", "stopped", "own", "default", "0", "20", "10", "2/30", "65.00 (2)", "65.00", "20 s", "2 h"],
+        [
+            "study/seed-1",
+            "stopped",
+            "sinusoidal_2d",
+            "default",
+            "1",
+            "10",
+            "0",
+            "2/10",
+            "62.00 (1)",
+            "-",
+            "20 s",
+            "3 min",
+        ],
+        ["new", "no epoch yet", "own", "default", "0", "10", "0", "0/10", "-", "-", "-", rows[4][-1]],
     ]
     assert rows[4][-1].endswith(" s")
+    assert "all have model vit_nano_patch4_28, lr 0.001\n" in out
     assert "5 runs: 1 finished, 1 damaged, 2 stopped, 1 no epoch yet" in out
     assert "broken is damaged: metrics.csv, line 2: no number, got 'good'" in out
     assert snapshot(folder) == before
@@ -89,9 +102,29 @@ def test_runs_tells_how_far_every_run_is_and_the_newest_is_last(capsys, folder):
 
 def test_runs_shows_the_options_of_the_encoding_and_of_the_joining(capsys, folder):
     write_run(folder / "wide" / "seed-0", encoding="learnable(std=1.0)", joining="lape(layers=2)")
-    _, out, _ = run_command(capsys, "runs", folder / "wide", "--json", folder / "list.json")
-    assert table(out)[1][3:5] == ["learnable(std=1.0)", "lape(layers=2)"]
-    assert json.loads((folder / "list.json").read_text())[0]["encoding"] == "learnable(std=1.0)"
+    _, out, _ = run_command(capsys, "runs", folder / "wide")
+    assert table(out)[1][2:7] == ["vit_nano_patch4_28", "learnable(std=1.0)", "lape(layers=2)", "0", "0.001"]
+    assert records(capsys, folder / "wide")["seed-0"]["encoding"] == "learnable(std=1.0)"
+
+
+def test_values_that_differ_are_columns_and_all_columns_shows_those_that_do_not(capsys, tmp_path):
+    for lr in (0.001, 0.002):
+        write_run(tmp_path / str(lr), (50, 60), lr=lr, dataset="digits")
+    _, out, _ = run_command(capsys, "runs", tmp_path)
+    assert table(out)[0][2:4] == ["lr", "epoch"] and "seed 0" in out
+    _, out, _ = run_command(capsys, "runs", tmp_path, "--all-columns")
+    assert table(out)[0][2:8] == ["model", "encoding", "joining", "seed", "lr", "epoch"] and "all have" not in out
+
+
+def test_the_list_is_printed_as_csv_and_as_latex(capsys, folder):
+    code, out, err = run_command(capsys, "runs", "--format", "csv", "--sort", "name")
+    assert code == 0 and err == ""
+    rows = {row["name"]: row for row in csv.DictReader(out.splitlines())}
+    assert rows["study/seed-1"]["encoding"] == "sinusoidal_2d" and rows["done"]["best_top1"] == "81.5"
+    assert rows["done"]["epochs"] == "3" and rows["new"]["seconds"] == "" and "recipe" not in rows["done"]
+    code, out, err = run_command(capsys, "runs", "--format", "latex", "--sort", "name")
+    assert code == 0 and err == "" and out.splitlines()[-1] == r"\end{tabular}"
+    assert r"\texttt{study/seed-1} & stopped & sinusoidal\_2d & default & 1" in out and r"best top-1 (\%)" in out
 
 
 def test_a_run_that_is_being_trained_is_running(capsys, folder):
@@ -127,11 +160,16 @@ def test_several_folders_are_one_list_and_no_run_is_in_it_twice(capsys, folder):
     assert table(out)[1][0] == "done" and "1 run: 1 finished" in out
 
 
-def test_runs_writes_a_list_that_a_program_can_read(capsys, folder, tmp_path):
-    code, out, _ = run_command(capsys, "runs", "--json", tmp_path / "new" / "list.json")
-    assert code == 0 and str(tmp_path / "new" / "list.json") in out
-    found = {record["name"]: record for record in json.loads((tmp_path / "new" / "list.json").read_text())}
-    assert len(found) == 5
+def records(capsys, *folders) -> dict[str, dict]:
+    """What `runs --json` prints, by the names of the runs."""
+    code, out, err = run_command(capsys, "runs", *folders, "--json")
+    assert code == 0 and err == ""
+    return {record["name"]: record for record in json.loads(out)}
+
+
+def test_runs_prints_a_list_that_a_program_can_read(capsys, folder):
+    found = records(capsys)
+    assert len(found) == 5 and found["done"]["seconds"] == 30 and found["done"]["recipe"]["epochs"] == 3
     one = found["study/seed-1"]
     assert (one["state"], one["encoding"], one["seed"], one["epoch"]) == ("stopped", "sinusoidal_2d", 1, 2)
     assert (one["best_top1"], one["best_epoch"], one["last_top1"], one["damage"]) == (62.0, 1, None, None)
@@ -157,11 +195,11 @@ def test_runs_on_text_are_judged_by_bits_per_byte_of_which_the_lowest_is_best(ca
     code, out, err = run_command(capsys, "runs", "mixed/text")
     assert code == 0 and err == ""
     head, *rows = table(out)[:4]
-    assert head == [*COLUMNS, "best bits per byte", "last", "changed"]
-    assert [(row[0], *row[3:9]) for row in rows] == [
-        ("low", "rope_1d", "default", "0", "3/10", "2.156 (2)", "2.156"),
-        ("high", "own", "default", "7", "2/10", "3.250 (1)", "-"),
-        ("new", "own", "default", "0", "0/10", "-", "-"),
+    assert head == ["run", "state", "encoding", "seed", "epoch", "best bits per byte", "last", "time", "changed"]
+    assert [(row[0], *row[2:7]) for row in rows] == [
+        ("low", "rope_1d", "0", "3/10", "2.156 (2)", "2.156"),
+        ("high", "own", "7", "2/10", "3.250 (1)", "-"),
+        ("new", "own", "0", "0/10", "-", "-"),
     ]
 
 
@@ -169,8 +207,9 @@ def test_in_a_list_of_several_kinds_every_best_score_says_what_it_is(capsys, mix
     code, out, err = run_command(capsys, "runs", "mixed")
     assert code == 0 and err == ""
     head, *rows = table(out)[:7]
-    assert head[7:9] == ["best", "last"]
-    assert {row[0]: tuple(row[7:9]) for row in rows} == {
+    at = head.index("best")
+    assert head[at : at + 2] == ["best", "last"]
+    assert {row[0]: tuple(row[at : at + 2]) for row in rows} == {
         "images/low": ("60.00 % (2)", "60.00"),
         "images/high": ("97.80 % (1)", "97.00"),
         "text/low": ("2.156 bits per byte (2)", "2.156"),
@@ -190,13 +229,15 @@ def test_a_run_of_an_unknown_task_is_listed_as_far_as_it_can_be_read(capsys, mix
     shutil.rmtree(mixed / "text")
     code, out, err = run_command(capsys, "runs", "mixed")
     assert code == 0 and err == ""
-    assert table(out)[0][7] == "best top-1 (%)"
-    assert table(out)[3][:7] == ["strange", "no epoch yet", "detr", "own", "-", "-", "0/50"]
+    head, *rows = table(out)
+    assert "best top-1 (%)" in head
+    strange = dict(zip(head, rows[2], strict=True))
+    assert [strange[key] for key in ("run", "state", "model", "epoch")] == ["strange", "no epoch yet", "detr", "0/50"]
+    assert "values differ or are not in all recipes" in out
 
 
-def test_a_score_has_the_name_of_its_metric_for_a_program(capsys, mixed, tmp_path):
-    run_command(capsys, "runs", "mixed", "--json", tmp_path / "list.json")
-    found = {record["name"]: record for record in json.loads((tmp_path / "list.json").read_text())}
+def test_a_score_has_the_name_of_its_metric_for_a_program(capsys, mixed):
+    found = records(capsys, "mixed")
     text, images, strange = (found[name] for name in ("text/low", "images/high", "strange"))
     assert (text["task"], text["best_bpb"], text["best_epoch"], text["last_bpb"]) == ("language", 2.156, 2, 2.1564)
     assert (images["task"], images["best_top1"], images["last_top1"]) == ("classification", 97.8, 97)
@@ -209,11 +250,11 @@ def test_names_of_whatever_letters_are_a_row_each(capsys, tmp_path):
     names = ["with space", "näme", "a$b$", "_under", "line\nend", "\x1b[31mred", "=1+1", os.fsdecode(b"no\xfftext")]
     for name in names:
         write_run(tmp_path / name, (50, 60))
-    code, out, _ = run_command(capsys, "runs", tmp_path, "--json", tmp_path / "list.json")
+    code, out, _ = run_command(capsys, "runs", tmp_path)
     assert code == 0 and "\x1b" not in out
     shown = {row[0] for row in table(out)[1:9]}
     assert shown == {*names[:4], "line\\nend", "\\x1b[31mred", "=1+1", "no\\udcfftext"}
-    assert len(json.loads((tmp_path / "list.json").read_text())) == 8
+    assert len(records(capsys, tmp_path)) == 8
     code, out, err = run_command(capsys, "plot", *[tmp_path / name for name in names], "--output", tmp_path / "o.png")
     assert code == 0 and err == ""
     with (tmp_path / "o.csv").open(newline="") as file:
@@ -241,7 +282,7 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
         (["plot", "runs/done", "--against", "steps"], 2, "seconds"),
         (["plot"], 1, "`runs`"),
         (["plot", "runs/nowhere"], 1, "'runs/nowhere', which is not there"),
-        (["plot", "runs/study"], 1, "has no recipe.json, so it is no run"),
+        (["plot", "runs/none"], 1, "'runs/none', in which none has an epoch yet"),
         (["plot", "runs/done", "runs/done"], 1, "`runs` must differ"),
         (["plot", "runs/done", "runs/../runs/done"], 1, "`runs` must differ"),
         (["plot", "runs/done", "runs/new"], 1, "end of an epoch, got 'runs/new', which has not yet"),
@@ -252,6 +293,7 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(capsys, folder, arguments, code, said):
+    (folder / "none").mkdir()
     before = snapshot(folder.parent)
     found, out, err = run_command(capsys, *arguments)
     assert found == code and said in (err if code == 1 else out + err), err
@@ -324,6 +366,18 @@ def test_runs_that_differ_in_the_seed_alone_are_drawn_as_one_with_their_deviatio
     assert found == [("3", "1", "61", "1"), ("3", "2", "72", "2")]
     assert f"{labels[1]}: drawn to epoch 2 of 3" in out and "joining=shared: drawn" not in out
     assert_is_a_picture(tmp_path / "a.png")
+
+
+def test_plot_takes_a_folder_of_runs_and_leaves_out_those_without_an_epoch(capsys, folder):
+    shutil.rmtree(folder / "broken")
+    code, out, err = run_command(capsys, "plot", "runs")
+    assert code == 0 and err == "", err
+    assert out.splitlines()[0] == "left out runs/new: no epoch yet"
+    assert out.splitlines()[-1] == "wrote runs/convergence.png and runs/convergence.csv"
+    assert {row["run"] for row in read_table(folder / "convergence.csv")} == {"done", "study/seed-0", "study/seed-1"}
+    code, out, err = run_command(capsys, "plot", "runs/study", "--json", "--output", folder / "a.png")
+    assert code == 0 and err == f"wrote {folder}/a.png and {folder}/a.csv\n"
+    assert json.loads(out)[0] == {"run": "seed-0", "epochs": 2, "val_top1": 65.0, "best (epoch)": "65.00 (2)"}
 
 
 def test_runs_without_an_epoch_in_common_are_not_grouped(capsys, tmp_path):

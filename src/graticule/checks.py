@@ -113,14 +113,18 @@ def check(name: str, value: Any, kind: Any) -> None:
         ]
         if choices and isinstance(value, str):
             known_name(name, value, choices)
-        words = [word for one in _alternatives(kind) for word in _words(one)]
-        raise TypeError(f"`{name}` must be {' or '.join(dict.fromkeys(words))}, got {shown(value)}.")
+        raise TypeError(f"`{name}` must be {type_words(kind)}, got {shown(value)}.")
     for number in value if isinstance(value, list | tuple | range) else [value]:
         if isinstance(number, numbers.Real) and not isinstance(number, bool):
             if not math.isfinite(number):
                 raise ValueError(f"`{name}` must be finite, got {shown(value)}.")
             if name in RANGES:
                 RANGES[name].check(name, number)
+
+
+def type_words(kind: Any) -> str:
+    """Return an annotated type in words, as 'a whole number or None'."""
+    return " or ".join(dict.fromkeys(word for one in _alternatives(_plain(kind)) for word in _words(_plain(one))))
 
 
 def whole(value: Any) -> bool:
@@ -168,20 +172,30 @@ def _is(value: Any, kind: Any) -> bool:
     return not plain or isinstance(value, origin or kind)
 
 
+def _plain(kind: Any) -> Any:
+    """Return an annotated type without its annotations."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
 def _words(kind: Any) -> list[str]:
     """Say what a type asks for."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return [f"one of {', '.join(map(str, inner))}"]
     if origin is tuple and inner[-1:] != (...,):
-        return [f"{len(inner)} of them"] if inner == (int,) * len(inner) else [f"{len(inner)} values"]
+        return [f"{len(inner)} {_plural(inner[0]) if len(set(inner)) == 1 else 'values'}"]
     if origin in (tuple, list, collections.abc.Sequence):
-        return [f"a sequence of {_WORDS.get(inner[0], 'values')}s".replace("a whole numbers", "whole numbers")]
+        return [f"a sequence of {_plural(inner[0])}"]
     if kind is type(None):
         return ["None"]
     if origin in (collections.abc.Callable, type) or getattr(kind, "_is_protocol", False):
         return ["a callable"]
     return [_WORDS.get(kind, getattr(origin or kind, "__name__", str(kind)))]
+
+
+def _plural(kind: Any) -> str:
+    word = _WORDS.get(_plain(kind), "a value")
+    return f"{word.removeprefix('a ')}s" if word.startswith("a ") else "truth values"
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string"}

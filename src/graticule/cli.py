@@ -18,39 +18,45 @@ from graticule.plugins import load_named_plugins
 
 #: Command -> its purpose; each is a module of graticule.commands, imported when it is called.
 COMMANDS = {
-    "models": "list the models, encodings, joinings and recipes",
+    "models": "list models, encodings, joinings and recipes",
+    "new": "write a plugin to start from, and a test that it passes",
     "train": "train a recipe, or resume a run",
-    "runs": "list the runs of a folder with their progress and results",
-    "plot": "draw the training of runs in one figure, one line per run or a mean with a band",
-    "evaluate": "evaluate runs at several image sizes or text lengths",
-    "predict": "draw and write what a run finds in images: classes, boxes, masks",
+    "runs": "list runs with their progress and results",
+    "plot": "draw learning curves of runs, or their mean with a band",
+    "evaluate": "score models at several image sizes or text lengths",
+    "predict": "draw and write what a run finds: classes, boxes, masks",
     "generate": "continue a text with a run on text",
-    "correlations": "draw the position correlations of every layer of a run, and the bias of every head",
-    "translation": "measure how far every layer of runs is from translation equivariance",
-    "attention": "draw the attention maps of runs, with and without position",
-    "mixing": "draw the token mixing of gated MLPs: weights around a token, bias maps, non-locality",
-    "resamplers": "try all resamplers on a model at other image sizes: which keeps its features and scores",
-    "audit": "measure what position costs a model, where it can be read, and what depends on it: one page",
+    "correlations": "draw position as each layer sees it, and biases of heads",
+    "translation": "measure how far each layer is from translation equivariance",
+    "attention": "draw attention maps, with and without position",
+    "mixing": "draw the token mixing of gated MLPs, and its non-locality",
+    "resamplers": "find the resampler that keeps features at other image sizes",
+    "audit": "measure what position costs and where it can be read: a page",
     "check": "check the position code of a model, a module or a plugin",
-    "export": "write a model for ONNX Runtime or torch.export, run the file and compare it",
-    "publish": "write a run as a folder for the Hugging Face hub, with a model card",
-    "compare": "train several choices with several seeds, and make one table",
-    "study": "run a study: a question with its runs, tests and figure, or list the studies",
-    "consolidate": "write the weights of a run's checkpoint, sharded or not, to one safetensors file",
-    "pack": "pack an image folder or tar shards into Arrow files, or verify them",
+    "export": "write a model for ONNX Runtime or torch.export, and test it",
+    "publish": "write a run as a folder for the Hugging Face hub",
+    "compare": "train several choices with several seeds: one table",
+    "study": "run a study: a question with its runs, tests and figure",
+    "consolidate": "write the weights of a checkpoint to one safetensors file",
+    "pack": "pack an image folder or tar shards into Arrow files",
     "demo": "train, evaluate and analyze on embedded digits, in minutes",
 }
 _LIST = "\n".join(f"  {name:14} {about}" for name, about in COMMANDS.items())
 
 USAGE = f"""\
-usage: graticule COMMAND ...
+usage: graticule COMMAND TARGET [options]
 
-Choose a position encoding and how it reaches each layer, train a vision backbone or a language model, and analyze it.
+Choose a position encoding and how it reaches each layer, train a vision
+backbone or a language model, and analyze it.
 
 {_LIST}
 
-graticule COMMAND --help lists its options. To begin: graticule train digits_quick
-Every command takes --plugin FILE.py, your file that registers encodings, joinings, backbones or recipes.
+To begin: graticule train digits_quick
+graticule COMMAND --help shows examples and usual options, --help-all every one.
+Every command takes --plugin FILE.py, your file that registers encodings,
+joinings, backbones or recipes. What prints a table prints JSON with --json.
+graticule --completion bash (zsh, fish) prints a script for your shell, which
+completes commands and options.
 An error is one line; GRATICULE_DEBUG=1 shows its traceback.
 """
 
@@ -99,6 +105,14 @@ def _run(arguments: list[str]) -> int:
         from importlib.metadata import version
 
         print(version("graticule"))
+        return 0
+    if arguments[0] == "help":
+        return _run([*arguments[1:], "--help"])
+    option, equals, value = arguments[0].partition("=")
+    if option == "--completion":
+        from graticule.commands.completion import completion
+
+        print(completion(value if equals else " ".join(arguments[1:]), COMMANDS))
         return 0
     _quiet()
     _share_cores()

@@ -13,7 +13,7 @@ from graticule.analysis import score_plot
 from graticule.metric import BITS_PER_BYTE, TOP1
 from graticule.studies import Comparison, compare, plan, planned_rows, train_part
 from graticule.studies.comparison import format_seconds, supported_decimals
-from graticule.studies.comparison_files import latex_of
+from graticule.studies.latex import latex_table
 from graticule.studies.significance import holm, paired_p
 from graticule.tasks import Recipe
 from graticule.training import Run, build_model, train
@@ -161,7 +161,8 @@ def test_the_csv_has_a_row_per_run_and_the_picture_is_one(trained):
 
 
 def test_the_latex_table_escapes_what_latex_reads_as_commands():
-    text = latex_of(Comparison((0,), {"a_b & 50% {x}~\\": [1.0]}, {"a_b & 50% {x}~\\": 5}, {}, TOP1))
+    comparison = Comparison((0,), {"a_b & 50% {x}~\\": [1.0]}, {"a_b & 50% {x}~\\": 5}, {}, TOP1)
+    text = latex_table(comparison.columns, comparison.rows())
     assert r"\texttt{a\_b \& 50\% \{x\}\textasciitilde{}\textbackslash{}} & 5 & 1 & 1.00 & - &" in text
     lines = text.splitlines()
     assert lines[1] == r"\begin{tabular}{lrrrrrrrr}" and lines[-1] == r"\end{tabular}"

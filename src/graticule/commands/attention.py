@@ -10,18 +10,21 @@ import tyro
 
 from graticule.commands.opening import NamedData, check_inputs, check_targets, labels_of, open_model, size_of, test_data
 from graticule.commands.options import (
+    Output,
     output_folder,
     parse,
     parse_checkpoint,
     parse_sizes,
-    print_table,
-    print_written,
 )
 
 
 @dataclass
 class Attention(NamedData):
-    """Draw the attention maps of chosen layers and heads on one test image, one column per model."""
+    """Draw the attention maps of chosen layers and heads on one test image, one column per model.
+
+    graticule attention RUN --layers 2 --without-position
+    graticule attention RUN RUN --layers 1 6 --heads 1 2 --image 5
+    """
 
     models: tyro.conf.Positional[list[str]]
     """runs, files of weights, names of models or timm:NAME, which have the layers"""
@@ -39,11 +42,14 @@ class Attention(NamedData):
     """best or last"""
     output: Path | None = None
     """folder for the figure and the arrays (default: the first run's, or this one)"""
+    json: bool = False
+    """print the mean distances as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Draw the attention maps of models."""
     options = parse(Attention, "attention", arguments)
+    output = Output(options.json)
     check_targets(options.models, options, "attention")
     from graticule.analysis import attention_maps, attention_sheet, save_attention, save_figure, view_of
 
@@ -70,16 +76,21 @@ def run(arguments: list[str]) -> int:
     title = f"Attention weights, test image {options.image}"
     figure = attention_sheet(maps, heads, title=title)  # before anything is written
     written: list[Path] = []
+    distances = {}
     for number, (label, found) in enumerate(maps.items(), start=1):
         rows = [
             (str(one.layer + 1), *[f"{one.distance(head):.2f}" for head in heads or range(one.num_heads)])
             for one in found
         ]
-        print(label.replace("\n", ", "))
-        print_table(("layer", *[f"head {head + 1}" for head in heads or range(found[0].num_heads)]), rows)
+        name = label.replace("\n", ", ")
+        output.say(name)
+        distances[name] = output.table(
+            ("layer", *[f"head {head + 1}" for head in heads or range(found[0].num_heads)]), rows
+        )
         written.append(
             save_attention(found, folder / (f"attention-{number}.npz" if len(maps) > 1 else "attention.npz"))
         )
-    print("mean attention distance, in patches")
-    print_written(*written, save_figure(figure, folder / "attention.png"))
+    output.say("mean attention distance, in patches")
+    output.give(distances)
+    output.wrote(*written, save_figure(figure, folder / "attention.png"))
     return 0

@@ -20,12 +20,12 @@ from graticule.commands.opening import (
     with_own_data,
 )
 from graticule.commands.options import (
+    Output,
     choose_device,
     output_folder,
     parse,
     parse_checkpoint,
     parse_sizes,
-    print_written,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ _OTHER = 1.5
 @dataclass
 class Audit(NamedModels):
     """Measure what position information costs, where it can be read, and what depends on it; one page and a JSON file.
+
+        graticule audit deit_tiny_patch16_224 --images FOLDER
+        graticule audit my_model.py:build --images FOLDER --sizes 288
 
     MODEL is a run folder, a file of weights in it, the name of a model of graticule or timm (timm:NAME where both have
     it), or FILE.py:NAME. It is not changed. The page has parameters and time, position maps, a linear probe of row and
@@ -65,11 +68,14 @@ class Audit(NamedModels):
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for audit.html and audit.json (default: the run's, or this one)"""
+    json: bool = False
+    """print the numbers of audit.json as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Audit the position information of a model."""
     options = parse(Audit, "audit", arguments)
+    output = Output(options.json)
     check_targets([options.model], options, "audit")
     checkpoint = parse_checkpoint(options.checkpoint)
     others = parse_sizes(options.sizes)
@@ -117,14 +123,15 @@ def run(arguments: list[str]) -> int:
     about = _about(opened, options, device)
     folder.mkdir(parents=True, exist_ok=True)
     page = audit_page(found, opened.title, list(about.items()))
-    written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", audit_json(found, about))]
+    record = audit_json(found, about)
+    written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", record)]
     from graticule.analysis.audit_page import findings
 
-    for sentence in findings(found):
-        print(sentence)
+    output.say(*findings(found))
     if labels is None:
-        print(f"no accuracy: the folders in {printable(str(options.images))} are not the classes of the model")
-    print_written(*written)
+        output.say(f"no accuracy: the folders in {printable(str(options.images))} are not the classes of the model")
+    output.give(record)
+    output.wrote(*written)
     return 0
 
 

@@ -12,7 +12,7 @@ import tyro
 
 from graticule.checks import parse_sizes
 from graticule.commands.opening import TIMM, module_of_file
-from graticule.commands.options import parse, print_written
+from graticule.commands.options import Output, parse
 from graticule.names import known_name
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 @dataclass
 class Check:
     """Check the position code of a model: axes, pairs of channels, prefix tokens, autocast, sizes, caches, export.
+
+        graticule check vit_small_patch16_rope_224 --skip export
+        graticule check my_model.py:build --img-size 64x96
+        graticule check my_methods.py        # what a plugin registers
 
     MODEL is a name of timm or else of graticule, built with random weights (timm's with two layers per stage).
     FILE.py:NAME is a module or a function that builds one. FILE.py is a plugin: its encodings, joinings and backbones
@@ -39,13 +43,14 @@ class Check:
     """side in pixels, or HEIGHTxWIDTH, of a patch (default: that of the model)"""
     skip: list[str] = dataclasses.field(default_factory=list)
     """names of checks to leave out"""
-    json: Path | None = None
-    """write the findings to this file too"""
+    json: bool = False
+    """print the findings as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Check the position code of a model or a plugin."""
     options = parse(Check, "check", arguments)
+    output = Output(options.json)
     sizes = {
         name: parse_sizes([text], name)[0]
         for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))
@@ -61,17 +66,13 @@ def run(arguments: list[str]) -> int:
         title, model = _model(options.target, sizes)
         found = inspect_model(model, **sizes, skip=options.skip)
     failed = sum(one.outcome == "failed" for one in found)
-    print(title)
+    output.say(title)
     width = max(len(one.check) for one in found)
     for one in found:
-        print(f"  {one.check:{width}}  {one.outcome:14}  {one.detail}")
+        output.say(f"  {one.check:{width}}  {one.outcome:14}  {one.detail}")
     counts = {kind: sum(one.outcome == kind for one in found) for kind in ("passed", "failed", "not applicable")}
-    print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    if options.json is not None:
-        from graticule.files import write_json
-
-        records = {"target": options.target, "findings": [dataclasses.asdict(one) for one in found]}
-        print_written(write_json(options.json, records))
+    output.say(", ".join(f"{count} {kind}" for kind, count in counts.items()))
+    output.give({"target": options.target, "findings": [dataclasses.asdict(one) for one in found]})
     return int(failed > 0)
 
 

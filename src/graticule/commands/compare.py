@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 class Compare:
     """Train several choices with several seeds: one table with mean, standard deviation and paired tests.
 
-    The tests are against the first choice; p is given as it is, and adjusted by Holm's method for their number.
+        graticule compare digits_quick --choices joining=default joining=lape
+        graticule compare digits_quick --choices encoding=peg "encoding=shaw(clip=4)"
+        graticule compare digits_quick --choices lr=1e-3 lr=3e-3 --seeds 0 1 2 3 4
 
-    A choice is overrides of the recipe, as on the command line of train, separated by commas:
-    graticule compare digits_quick --choices joining=default joining=lape encoding=sinusoidal_2d,joining=lape
-
-    Options of an encoding or joining: "encoding=peg(places=[0, 1, 2])" "encoding=shaw(clip=4)"
-
-    An argument of the backbone: model_kwargs=windows=[8,4]
+    A choice is values of the recipe, separated by commas, which are options of train; an argument of the backbone is
+    "model_kwargs=windows=[8,4]". The tests are against the first choice; p is given as it is, and adjusted by Holm's
+    method for their number.
     """
 
     recipe: tyro.conf.Positional[str]

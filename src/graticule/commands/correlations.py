@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from graticule.checks import printable
 from graticule.commands.opening import NamedModels, check_targets, open_model
 from graticule.commands.options import (
+    Output,
     output_folder,
     parse,
     parse_checkpoint,
     parse_sizes,
-    print_table,
-    print_written,
 )
 
 
 @dataclass
 class Correlations(NamedModels):
-    """Draw the position correlations of every layer (LaPE, Eq. 12), rotations, and the bias of every head."""
+    """Draw the position correlations of every layer (LaPE, Eq. 12), rotations, and the bias of every head.
+
+    graticule correlations RUN
+    graticule correlations deit_tiny_patch16_224 --weights random
+    """
 
     model: tyro.conf.Positional[str]
     """run folder, file of weights, name of a model, or timm:NAME"""
@@ -33,11 +37,14 @@ class Correlations(NamedModels):
     """number of untrained models of the same shape that the range over layers is tested against; 0 for none"""
     output: Path | None = None
     """folder for the figures and the arrays (default: the run's)"""
+    json: bool = False
+    """print the tables as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Draw the position maps of a model: correlations of every layer, rotations, and the bias of every head."""
     options = parse(Correlations, "correlations", arguments)
+    output = Output(options.json)
     check_targets([options.model], options, "correlations")
     opened = open_model(options.model, options, parse_checkpoint(options.checkpoint))
     from graticule.analysis import bias_map_sheet, correlation_sheet, save_figure
@@ -49,29 +56,34 @@ def run(arguments: list[str]) -> int:
     stages = position_maps(opened.model, size, options.untrained)
     title = opened.title if opened.run is not None else printable(opened.target)
     written: list[Path] = []
+    tables: list[dict[str, Any]] = []
     for number, maps in enumerate(stages, start=1):
+        table: dict[str, Any] = {"stage": number}
+        tables.append(table)
         suffix, of = ("", "") if len(stages) == 1 else (f"-stage{number}", f", stage {number}")
         if (found := maps.correlations) is not None:
             if of:
-                print(f"stage {number}, {found.grid.height} x {found.grid.width} tokens")
-            _print(found.summary())
-            print(found.verdict)
+                output.say(f"stage {number}, {found.grid.height} x {found.grid.width} tokens")
+            table |= {"correlations": _shown(output, found.summary()), "verdict": found.verdict}
+            output.say(found.verdict)
             written.append(save_figure(correlation_sheet(found, title + of), folder / f"correlations{suffix}.png"))
             written.append(found.save(folder / f"correlations{suffix}.npz"))
         if (rotary := maps.rotary) is not None:
-            print(f"similarity under rotation alone{of}, mean over heads")
-            _print(rotary.summary())
+            output.say(f"similarity under rotation alone{of}, mean over heads")
+            table["rotary"] = _shown(output, rotary.summary())
             written.append(save_figure(correlation_sheet(rotary, title + of), folder / f"rotary{suffix}.png"))
             written.append(rotary.save(folder / f"rotary{suffix}.npz"))
         if (biases := maps.biases) is not None:
-            print(f"bias{of} on {biases.grid.height} x {biases.grid.width} {biases.unit}, from head to head")
-            _print(biases.summary())
+            output.say(f"bias{of} on {biases.grid.height} x {biases.grid.width} {biases.unit}, from head to head")
+            table["bias"] = _shown(output, biases.summary())
             written.append(save_figure(bias_map_sheet(biases, title + of), folder / f"bias{suffix}.png"))
             written.append(biases.save(folder / f"bias{suffix}.npz"))
-    print_written(*written)
+    output.give(tables)
+    output.wrote(*written)
     return 0
 
 
-def _print(summary: list[tuple[str, ...]]) -> None:
+def _shown(output: Output, summary: list[tuple[str, ...]]) -> list[dict[str, Any]]:
+    """Print a table whose first row is its header; returns its rows as records."""
     columns, *rows = summary
-    print_table(columns, rows)
+    return output.table(columns, rows)

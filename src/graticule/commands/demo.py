@@ -12,7 +12,11 @@ from graticule.commands.options import output_folder, parse
 
 @dataclass
 class Demo:
-    """Train a small ViT on embedded digits with the default joining and with LaPE, and write report.html."""
+    """Train a small ViT on embedded digits with the default joining and with LaPE, and write report.html.
+
+    graticule demo
+    graticule demo --quick --seeds 0
+    """
 
     output: Path = Path("runs/demo")
     """folder of the runs and the report"""

@@ -12,18 +12,21 @@ import tyro
 from graticule.commands.kinds import check_task_options
 from graticule.commands.opening import NamedData, Opened, check_targets, labels_of, open_model, test_data, test_task
 from graticule.commands.options import (
+    Output,
     choose_device,
     output_folder,
     parse,
     parse_checkpoint,
-    print_table,
-    print_written,
 )
 
 
 @dataclass
 class Evaluate(NamedData):
     """Scores of models on held-out data: image classifiers at several sizes, language models at several lengths.
+
+        graticule evaluate RUN RUN --sizes 20 28 40 28x56
+        graticule evaluate deit_tiny_patch16_224 --data FOLDER --sizes 160 224 288
+        graticule evaluate RUN --lengths 128 512
 
     One table, and a plot of the difference from the size or length of the training.
     """
@@ -36,11 +39,14 @@ class Evaluate(NamedData):
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for the table and the plot (default: the first run's, or this one)"""
+    json: bool = False
+    """print the scores as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Score runs on the held-out data, as their task says."""
-    options = parse(_with_task_options(), "evaluate", arguments)
+    options = parse(options_class(), "evaluate", arguments)
+    output = Output(options.json)
     check_targets(options.models, options, "evaluate")
     from graticule.files import write_json
     from graticule.training import Evaluated, list_tasks
@@ -78,16 +84,16 @@ def run(arguments: list[str]) -> int:
         scores = evaluation.scores(task, one.model, data, device=device)
         evaluated.append(Evaluated(label, one.target, task.recipe, scores, _measured(one, task, checkpoint)))
     table = evaluation.table(tasks[0].metric, evaluated)
-    print_table(table.columns, table.rows)
-    for note in table.notes:
-        print(note)
+    output.table(table.columns, table.rows)
+    output.say(*table.notes)
     written = [write_json(folder / "evaluation.json", list(table.records))]
     figure = evaluation.figure(evaluated)
     if figure is not None:
         from graticule.analysis import save_figure
 
         written.append(save_figure(figure, folder / "evaluation.png"))
-    print_written(*written)
+    output.give(list(table.records))
+    output.wrote(*written)
     return 0
 
 
@@ -99,7 +105,7 @@ def _measured(opened: Opened, task: Any, checkpoint: str) -> float | None:
     return measured
 
 
-def _with_task_options() -> type:
+def options_class() -> type:
     """Return the options of the command with those of every task's evaluation."""
     from graticule.training import list_tasks
 

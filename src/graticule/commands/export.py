@@ -12,7 +12,7 @@ import tyro
 
 from graticule.checks import parse_sizes
 from graticule.commands.kinds import check_on_images
-from graticule.commands.options import open_runs, parse, parse_checkpoint, print_written
+from graticule.commands.options import Output, open_runs, parse, parse_checkpoint
 from graticule.names import is_path
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ _SHOWN = 8
 @dataclass
 class Export:
     """Write a model as a program for ONNX Runtime or torch.export, run it, and compare it with PyTorch.
+
+        graticule export RUN --dynamic batch
+        graticule export RUN --output model.pt2 --dynamic batch height width
 
     With a fixed height and width, position is folded into constants. Nothing is written if the outputs differ by more
     than 1e-4 of the largest one (in float32).
@@ -56,11 +59,14 @@ class Export:
     """joining of a model that is given by name"""
     checkpoint: str = "best"
     """best or last, of a run"""
+    json: bool = False
+    """print the report as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Write a model as a program, run it and compare it."""
     options = parse(Export, "export", arguments)
+    shown = Output(options.json)
     size = None if options.img_size is None else parse_sizes([options.img_size], "img_size")[0]
     free = [name for text in options.dynamic for name in text.split(",") if name]
     chosen = options.format or ("onnx" if options.output is None else None)
@@ -80,9 +86,9 @@ def run(arguments: list[str]) -> int:
         timed=True,
         batches=batches,
     )
-    for line in report(exported):
-        print(line)
-    print_written(output)
+    shown.say(*report(exported))
+    shown.give(dataclasses.asdict(exported))
+    shown.wrote(output)
     return 0
 
 

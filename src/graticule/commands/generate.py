@@ -29,7 +29,11 @@ _MOST, _LARGEST_PROMPT = 10_000_000, 1 << 24
 
 @dataclass
 class Generate:
-    """Continue a text with a language model. The text is printed as it is generated, up to the end of the document."""
+    """Continue a text with a language model. The text is printed as it is generated, up to the end of the document.
+
+    graticule generate RUN --prompt "def "
+    graticule generate RUN --tokens 1000 --temperature 0.8
+    """
 
     run: tyro.conf.Positional[Path]
     """run folder"""

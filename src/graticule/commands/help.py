@@ -1,12 +1,21 @@
-"""How --help describes options: one default each, and the type of an optional one without its None."""
+"""The help of a command as a page: examples, arguments and the usual options; `--help-all` adds the rare ones."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
+import io
 import re
-from typing import Annotated, Any, get_args
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
 
-import tyro
 from tyro.constructors import (
     MISSING,
     MISSING_NONPROP,
@@ -17,64 +26,232 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-#: The default of an optional option, at the end of its text.
-_OPEN = re.compile(r"\s*(\(default: .*\))\s*$", re.DOTALL)
+from graticule.commands.values import value_registry
+
+#: Option -> the word for its value, the same for every command; a path is FOLDER or FILE, by the text of its option.
+METAVARS = {
+    **dict.fromkeys(("sizes", "img_size", "train_sizes", "patch_size"), "SIZE"),
+    **dict.fromkeys(("lengths", "context", "tokens"), "TOKENS"),
+    **dict.fromkeys(("epochs", "warmup_epochs", "cooldown_epochs", "decay_epochs"), "EPOCHS"),
+    **dict.fromkeys(("seed", "seeds", "share_seed"), "SEED"),
+    **dict.fromkeys(("layers", "features"), "LAYER"),
+    **dict.fromkeys(("model", "models"), "MODEL"),
+    "choices": "CHOICE",
+    "data": "DATA",
+    "dataset": "DATA",
+    "device": "DEVICE",
+    "docs": "FOLDER",
+    "encoding": "ENCODING",
+    "folder": "FOLDER",
+    "folders": "FOLDER",
+    "format": "FORMAT",
+    "groups": "GROUP",
+    "heads": "HEAD",
+    "joining": "JOINING",
+    "kind": "KIND",
+    "metric": "METRIC",
+    "on": "WHERE",
+    "part": "K/N",
+    "prompt": "TEXT",
+    "push": "OWNER/NAME",
+    "query": "ROWxCOLUMN",
+    "recipe": "RECIPE",
+    "run": "RUN",
+    "runs": "RUN",
+    "shifts": "DOWNxRIGHT",
+    "skip": "CHECK",
+    "start_from": "FILE",
+    "weights": "FILE",
+}
+#: Options that few people need: `--help-all` lists them.
+RARE = {
+    *("batch_size", "checkpoint", "context", "data_root", "device", "border", "labels", "private", "workers"),
+    *("located", "per_class", "stride", "window", "windows", "patch_size", "untrained", "dry_run", "part", "replace"),
+}
+#: Options of recipes that most people need.
+USUAL = {
+    *("output", "quick", "auto_resume", "model", "encoding", "joining", "dataset", "data_root", "img_size"),
+    *("epochs", "batch_size", "lr", "weight_decay", "seed", "start_from", "precision", "devices"),
+    *("text", "tokenizer", "context", "backbone", "head", "detector"),
+}
+_COLUMN = 24
+_MOST_CHOICES = 40  # characters of choices that stand beside an option's name
+#: The default of an option, at the end of its text.
+_DEFAULT = re.compile(r"\s*\((default: .*|optional)\)\s*$", re.DOTALL)
 
 
-def help_registry() -> ConstructorRegistry:
-    """Build tyro's registry with our two rules, which fall back to tyro's own."""
-    registry = ConstructorRegistry()
-    within: list[StructTypeInfo] = []
+@dataclass(frozen=True)
+class Option:
+    """An option or a positional argument of a command.
 
-    @registry.primitive_rule
-    def optional(info: PrimitiveTypeInfo) -> Any:
-        """Show `T | None` as T; None is still accepted, for it resets what a recipe sets."""
-        kinds = get_args(info.type)
-        if len(kinds) != 2 or kinds[1] is not type(None):
-            return None
-        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], set(info.markers)))
-        return _or_none(spec) if isinstance(spec, PrimitiveConstructorSpec) else spec
+    name: as it is typed, without dashes.
+    metavar: the word for its value; empty for a flag.
+    about, default: its text, and what holds without it.
+    """
 
-    @registry.struct_rule
-    def documented(info: StructTypeInfo) -> Any:
-        """Give every option one default."""
-        if any(info is one for one in within):  # tyro's own rule is called
-            return None
-        within.append(info)
-        try:
-            spec = ConstructorRegistry.get_struct_spec(info)
-        finally:
-            within.pop()
-        if not isinstance(spec, StructConstructorSpec):
-            return spec
-        return dataclasses.replace(spec, fields=tuple(_documented(field) for field in spec.fields))
+    name: str
+    metavar: str
+    about: str
+    default: str
+    choices: tuple[str, ...]
+    positional: bool
+    required: bool
+    many: bool
+    rare: bool
 
-    return registry
+    @property
+    def shown(self) -> str:
+        """Return it as it is typed, with the word for its value."""
+        value = f"{self.metavar} ..." if self.many else self.metavar
+        if not self.positional:
+            return f"--{self.name} {value}".rstrip()
+        return value if self.required else f"[{value}]"
 
 
-def _or_none(spec: PrimitiveConstructorSpec[Any]) -> PrimitiveConstructorSpec[Any]:
-    """Let an option accept the word None too."""
-    return dataclasses.replace(
-        spec,
-        instance_from_str=lambda texts: None if texts == ["None"] else spec.instance_from_str(texts),
-        is_instance=lambda value: True if value is None else spec.is_instance(value),
-        str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
-        choices=None if spec.choices is None else (*spec.choices, "None"),
-    )
+def options_of(kind: Any, prefix: str = "", default: Any = MISSING_NONPROP, recipe: bool = False) -> list[Option]:
+    """List the options of a dataclass, in its order, those of a recipe in it last."""
+    with value_registry():
+        spec = ConstructorRegistry.get_struct_spec(StructTypeInfo.make(kind, default, False))
+        assert isinstance(spec, StructConstructorSpec)
+        found, last = [], []
+        for field in spec.fields:
+            if dataclasses.is_dataclass(field.default):
+                inner = type(field.default)
+                if field.name == "recipe":
+                    last += options_of(inner, prefix, field.default, recipe=True)
+                else:
+                    last += options_of(inner, f"{prefix}{field.name.replace('_', '-')}.", field.default, recipe)
+            else:
+                rare = _rare_in_recipe(kind, field.name, prefix) if recipe else field.name in RARE
+                found.append(_option(field, prefix, rare))
+    return found + last
 
 
-def _documented(field: Any) -> Any:
-    """Describe the default of an optional option by its own text, and any other default by its value."""
-    if dataclasses.is_dataclass(field.default):
-        return field
-    text = (field.helptext() if callable(field.helptext) else field.helptext) or ""
-    found = _OPEN.search(text)
-    text = text[: found.start()] if found else text
-    if field.default is MISSING or field.default is MISSING_NONPROP:
-        hint = "(required)"
-    elif field.default in (None, (), []):
-        hint = found[1] if found else "(optional)"
+def help_page(kind: Any, name: str, *, every: bool = False) -> str:
+    """Return the help of the command `name`, whose options are the fields of the dataclass `kind`."""
+    width = min(shutil.get_terminal_size().columns, 100) if sys.stdout.isatty() else 80
+    options = options_of(kind)
+    examples, text = _described(kind)
+    positional = [one for one in options if one.positional]
+    lines = [" ".join(["usage: graticule", name, *(one.shown for one in positional), "[options]"]), ""]
+    if examples:
+        lines += [*(f"  {example}" for example in examples), ""]
+    for paragraph in text:
+        lines += [*textwrap.wrap(paragraph, width), ""]
+    entries = [(one.shown, _text(one)) for one in positional]
+    usual = [one for one in options if not one.positional and (every or not one.rare)]
+    hidden = sum(not one.positional for one in options) - len(usual)
+    entries += [(one.shown, _text(one)) for one in usual]
+    if hidden:
+        entries.append(("--help-all", f"list {hidden} more options"))
+    for shown, about in entries:
+        lines += _entry(shown, about, width)
+    return "\n".join(lines).rstrip()
+
+
+def help_text(command: str, *more: str, every: bool = False) -> str:
+    """Return what `graticule COMMAND --help` prints at a width of 80 columns, as for documentation.
+
+    Args:
+        command: the command, as "plot".
+        more: what stands before --help, as the recipe of "train".
+        every: whether rare options are listed too.
+    """
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        import_module(f"graticule.commands.{command}").run([*more, "--help-all" if every else "--help"])
+    return out.getvalue()
+
+
+def _entry(shown: str, about: str, width: int) -> Iterator[str]:
+    """Yield the lines of an option: its name on the left, its text on the right."""
+    text = textwrap.wrap(about, width - _COLUMN, break_on_hyphens=False) or [""]
+    if len(shown) + 4 > _COLUMN:
+        yield f"  {shown}"
     else:
-        return dataclasses.replace(field, helptext=text)
-    kind = Annotated[field.type, tyro.conf.arg(help_behavior_hint=hint)]
-    return dataclasses.replace(field, helptext=text, type=kind)
+        yield f"  {shown:{_COLUMN - 2}}{text.pop(0)}".rstrip()
+    yield from (" " * _COLUMN + line for line in text)
+
+
+def _text(option: Option) -> str:
+    """Return what is said of an option."""
+    listed = option.choices and option.metavar[:1] != "{"
+    choices = f" ({', '.join(option.choices)})" if listed else ""
+    return f"{option.about}{choices}{f' ({option.default})' if option.default else ''}"
+
+
+def _option(field: Any, prefix: str, rare: bool) -> Option:
+    """Describe a field of a dataclass as an option."""
+    name = prefix + (_renamed(field) or field.name).replace("_", "-")
+    about = " ".join(((field.helptext() if callable(field.helptext) else field.helptext) or "").split())
+    said = _DEFAULT.search(about)
+    about = about[: said.start()] if said else about
+    positional = any(str(one) == "Positional" for one in getattr(field.type, "__metadata__", ()))
+    required = field.default is MISSING or field.default is MISSING_NONPROP
+    if _leaves(field.type) == [bool]:
+        name = f"{prefix}no-{name.removeprefix(prefix)}" if field.default else name
+        return Option(name, "", about, "default: it does" if field.default else "", (), False, False, False, rare)
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))
+    assert isinstance(spec, PrimitiveConstructorSpec)
+    choices = tuple(one for one in _leaves(field.type) if isinstance(one, str))
+    default = ""
+    if required:
+        default = "" if positional else "required"
+    elif field.default in (None, (), [], ""):
+        default = said[1] if said and said[1] != "optional" else ""
+    else:
+        values = field.default if isinstance(field.default, list | tuple) else [field.default]
+        default = f"default: {' '.join(f'{one:g}' if isinstance(one, float) else str(one) for one in values)}"
+    many = spec.nargs == "*"
+    metavar = _metavar(field, spec, about, choices, positional, many)
+    return Option(name, metavar, about, default, choices, positional, required, many, rare and not required)
+
+
+def _metavar(field: Any, spec: Any, about: str, choices: Sequence[str], positional: bool, many: bool) -> str:
+    """Return the word for the value of an option."""
+    joined = f"{{{','.join(choices)}}}"
+    if choices and len(joined) <= _MOST_CHOICES:
+        return joined
+    if field.name in METAVARS and METAVARS[field.name] != "FILE":
+        word = METAVARS[field.name]
+    elif Path in (kinds := _leaves(field.type)) or field.name in METAVARS:
+        word = "FOLDER" if "folder" in about.partition(",")[0].partition(";")[0] else "FILE"
+    elif positional:
+        word = field.name.upper().removesuffix("S" if many else "")
+    else:
+        word = next((word for kind, word in ((int, "N"), (float, "X")) if kind in kinds), "NAME")
+    count = spec.nargs if isinstance(spec.nargs, int) else 1
+    return " ".join([word] * count)
+
+
+def _leaves(kind: Any) -> list[Any]:
+    """List the types and words that an annotation is made of: [Path] of list[Path], ["a", "b"] of Literal["a", "b"]."""
+    inner = get_args(kind)
+    inner = inner[:1] if get_origin(kind) is Annotated else inner
+    return [leaf for one in inner for leaf in _leaves(one)] if inner else [kind]
+
+
+def _renamed(field: Any) -> str | None:
+    """Return the name that a field has on the command line, if it is another one."""
+    for one in getattr(field.type, "__metadata__", ()):
+        if (name := getattr(one, "name", None)) is not None:
+            return str(name)
+    return None
+
+
+def _rare_in_recipe(kind: Any, name: str, prefix: str) -> bool:
+    """Whether an option of a recipe is rare: all but a few of the library's own are."""
+    owner = next(one for one in kind.__mro__ if name in inspect.get_annotations(one))
+    return owner.__module__.startswith("graticule.") and (bool(prefix) or name not in USUAL)
+
+
+def _described(kind: Any) -> tuple[list[str], list[str]]:
+    """Return the examples in a docstring, a paragraph of lines that begin with graticule, and its other paragraphs."""
+    examples, text = [], []
+    for paragraph in re.split(r"\n\s*\n", (kind.__doc__ or "").strip()):
+        lines = [line.strip() for line in paragraph.splitlines()]
+        if all(line.startswith("graticule ") for line in lines):
+            examples += lines
+        else:
+            text.append(" ".join(lines))
+    return examples, text

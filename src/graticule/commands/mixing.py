@@ -11,13 +11,12 @@ import tyro
 
 from graticule.commands.kinds import check_on_images
 from graticule.commands.options import (
+    Output,
     open_runs,
     output_folder,
     parse,
     parse_checkpoint,
     parse_sizes,
-    print_table,
-    print_written,
     run_labels,
 )
 
@@ -25,6 +24,9 @@ from graticule.commands.options import (
 @dataclass
 class Mixing:
     """Draw the token mixing of gated MLPs: the weights around a token, the bias maps, and their non-locality.
+
+        graticule mixing RUN
+        graticule mixing RUN --layers 1 4 --query 0x3
 
     Where the weights are a dense matrix plus a table of displacements (encoding lrpe_m), both are drawn as well.
     """
@@ -45,11 +47,14 @@ class Mixing:
     """best or last"""
     output: Path | None = None
     """folder for the figures and the arrays (default: the first run's)"""
+    json: bool = False
+    """print the tables as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Draw the token mixing of gated MLPs."""
     options = parse(Mixing, "mixing", arguments)
+    output = Output(options.json)
     runs = open_runs(options.runs, "mixing")
     from graticule.analysis import (
         bias_sheet,
@@ -99,8 +104,9 @@ def run(arguments: list[str]) -> int:
     figures["mixing-locality.png"] = non_locality_plot(maps)
     folder = output_folder(options.output, runs[0].folder)
     written: list[Path] = []
+    tables = {}
     for number, (label, found) in enumerate(maps.items(), start=1):
-        print(label)
+        output.say(label)
         rows = []
         for one in found:
             g, kept = one.non_locality()
@@ -108,13 +114,16 @@ def run(arguments: list[str]) -> int:
             counted = "-" if one.matrices is None else f"{kept} of {one.groups}"
             grid = f"{one.grid.height}x{one.grid.width}"
             rows.append((str(one.layer + 1), grid, str(one.groups), f"{one.distance():.2f}", shown, counted))
-        print_table(("layer", "tokens", "groups", "distance", "g", "groups in g"), rows)
+        tables[label] = output.table(("layer", "tokens", "groups", "distance", "g", "groups in g"), rows)
         name = f"mixing-{number}.npz" if len(maps) > 1 else "mixing.npz"
         written.append(save_mixing(found, folder / name, parts[label]))
     token = "the center token" if query is None else f"token {options.query}"
-    print(f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local")
+    output.say(
+        f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local"
+    )
     written += [save_figure(figure, folder / name) for name, figure in figures.items()]
-    print_written(*written)
+    output.give(tables)
+    output.wrote(*written)
     return 0
 
 

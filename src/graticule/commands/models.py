@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from graticule.commands.options import parse, print_table
+from graticule.commands.options import Output, parse
 
 if TYPE_CHECKING:
     from graticule.studies.catalog import LanguageSize, Size
@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Models:
-    """List the models with their sizes, and the names that a recipe's options can have."""
+    """List the models with their sizes, and the names that a recipe's options can have.
+
+    graticule models
+    graticule models "deit_*"
+    """
 
     pattern: tyro.conf.Positional[str] = "*"
     """names to list, as in a shell: deit_* or lm_*"""
+    json: bool = False
+    """print all that is known of them as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
@@ -35,24 +41,34 @@ def run(arguments: list[str]) -> int:
     if not backbones and not language_models:
         every = ", ".join([*known["models"], *known["language_models"]])
         raise ValueError(f"no model is named like {options.pattern!r}; the models are {every}.")
+    recipes = list_recipes()
+    output = Output(options.json)
+    output.give(
+        {
+            **known,
+            "models": {name: known["models"][name] for name in backbones},
+            "language_models": {name: known["language_models"][name] for name in language_models},
+            "recipes": dict(recipes),
+        }
+    )
     if backbones:
         columns = ("model", "parameters", "multiply-adds", "dim", "layers", "image", "patches")
-        print_table(columns, [_backbone(name, known["models"][name]) for name in backbones])
-        print()
+        output.table(columns, [_backbone(name, known["models"][name]) for name in backbones])
+        output.say("")
     if language_models:
         of_language = ("language model", "parameters", "dim", "layers", "tokens", "context")
-        print_table(of_language, [_language_model(name, known["language_models"][name]) for name in language_models])
-        print()
-    print(f"encodings       {', '.join(known['encodings'])} (several: learnable+peg)")
-    print(f"joinings        {', '.join(known['joinings'])}")
-    print(f"decompositions  {', '.join(known['decompositions'])} (of LaPE's norm)")
-    print(f"data sets       {', '.join(known['datasets'])}")
-    print(f"texts           {', '.join(known['texts'])}")
-    print(f"tokenizers      {', '.join(known['tokenizers'])} (or the file of a saved one)")
-    print("recipes")
-    recipes = list_recipes()
-    for name, about in recipes.items():
-        print(f"  {name:{max(map(len, recipes))}}  {about}")
+        output.table(of_language, [_language_model(name, known["language_models"][name]) for name in language_models])
+        output.say("")
+    output.say(
+        f"encodings       {', '.join(known['encodings'])} (several: learnable+peg)",
+        f"joinings        {', '.join(known['joinings'])}",
+        f"decompositions  {', '.join(known['decompositions'])} (of LaPE's norm)",
+        f"data sets       {', '.join(known['datasets'])}",
+        f"texts           {', '.join(known['texts'])}",
+        f"tokenizers      {', '.join(known['tokenizers'])} (or the file of a saved one)",
+        "recipes",
+        *(f"  {name:{max(map(len, recipes))}}  {about}" for name, about in recipes.items()),
+    )
     return 0
 
 

@@ -2,35 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import io
+import json
+import math
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, TextIO
 
 import tyro
 
 from graticule.checks import parse_sizes as parse_sizes
 from graticule.checks import printable
-from graticule.commands.help import help_registry
+from graticule.commands.help import help_page, options_of
+from graticule.commands.values import BadOption, value_registry
 from graticule.run_folder import RunFolder
 
 
-def parse(kind: Any, name: str, arguments: list[str], **kwargs: Any) -> Any:
-    """Parse typed options; an unknown one is an error that lists the known ones."""
+def parse(kind: Any, name: str, arguments: list[str]) -> Any:
+    """Parse typed options; an unknown one is an error that names the nearest.
+
+    Raises:
+        SystemExit: after the help was printed, or with code 2 if an option or a value cannot be read.
+    """
+    if asked := {"-h", "--help", "--help-all"} & set(arguments):
+        print(help_page(kind, name, every="--help-all" in asked))
+        raise SystemExit(0)
     _check_order(kind, name, arguments)
-    prog = f"graticule {name}"
-    parsed, unknown = tyro.cli(
-        kind, prog=prog, args=arguments, return_unknown_args=True, registry=help_registry(), **kwargs
-    )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed, unknown = tyro.cli(
+                kind, prog=f"graticule {name}", args=arguments, return_unknown_args=True, registry=value_registry()
+            )
+    except BadOption as error:
+        _refuse(str(error))
+    except SystemExit:
+        _refuse(_one_line(said.getvalue(), kind, name))
     if unknown:
-        options = option_names(kind)
-        close = difflib.get_close_matches(unknown[0].replace("_", "-").partition("=")[0], options, n=2)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise ValueError(f"unknown option {unknown[0]!r}; {hint}The options are: {' '.join(options)}")
+        known = [f"--{one.name}" for one in options_of(kind) if not one.positional]
+        _check_known(unknown[0], known, name)
     return parsed
+
+
+def _refuse(reason: str) -> NoReturn:
+    """Report a bad option."""
+    print(f"graticule: error: {reason}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _one_line(text: str, kind: Any, name: str) -> str:
+    """Return what tyro prints in a box as one line."""
+    said = " ".join(re.sub("[│|╭╮╰╯─]|-{3,}", " ", text).split())  # a terminal without UTF-8 gets other boxes
+    if found := re.search(r"Missing value for argument '(--[^']+)'", said):
+        return f"`{found[1]}` must be followed by its value; graticule {name} --help shows which."
+    if "Missing from" in said:
+        missing = [one for one in options_of(kind) if one.required and one.about[:20] in said]
+        needed = " and ".join(f"`{one.shown}` ({one.about})" for one in missing)
+        return f"{needed or said} must be given; see graticule {name} --help."
+    return said
+
+
+def _check_known(option: str, known: Sequence[str], name: str) -> None:
+    """Report an option that a command does not have.
+
+    Raises:
+        ValueError: with the nearest options, and all of them where they are few.
+    """
+    if not option.startswith("-"):
+        raise ValueError(f"{option!r} is one value too many; see graticule {name} --help.")
+    close = difflib.get_close_matches(option.replace("_", "-").partition("=")[0], known, n=2)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    every = f"The options are: {' '.join(known)}" if len(known) <= 20 else f"See graticule {name} --help-all."
+    raise ValueError(f"unknown option {option!r}; {hint}{every}")
 
 
 def _check_order(kind: Any, name: str, arguments: Sequence[str]) -> None:
@@ -39,21 +88,17 @@ def _check_order(kind: Any, name: str, arguments: Sequence[str]) -> None:
     Raises:
         ValueError: with the order that works.
     """
-    types = {field.name.replace("_", "-"): str(field.type) for field in dataclasses.fields(kind)}
-    wanted = [
-        field.name
-        for field in dataclasses.fields(kind)
-        if "Positional" in str(field.type) and field.default is field.default_factory  # both are missing
-    ]
+    options = options_of(kind)
+    many = {one.name for one in options if one.many and not one.positional}
+    single = {one.name for one in options if one.metavar and not one.many}
+    wanted = [one.name for one in options if one.positional and one.required]
     taken: dict[str, list[str]] = {}
     option, free = "", True  # whether the next value is no option's
     for text in arguments:
-        if text in ("-h", "--help"):
-            return
         if text.startswith("--"):
             option, equals, value = text[2:].replace("_", "-").partition("=")
-            free = types.get(option, "bool") == "bool" or bool(equals and not types[option].startswith("list"))
-            if types.get(option, "").startswith("list"):
+            free = option not in many | single or bool(equals and option in single)
+            if option in many:
                 taken[option] = [value] if equals else []
         elif option in taken:
             taken[option].append(text)
@@ -79,22 +124,6 @@ def overridden(recipe: Any, arguments: list[str], command: str) -> Any:
 
     Overrides.__annotations__["recipe"] = Annotated[type(recipe), tyro.conf.arg(name="")]
     return parse(Overrides, command, arguments).recipe
-
-
-def option_names(kind: Any, prefix: str = "--") -> list[str]:
-    """List the options of a dataclass, those of a recipe in it without its name."""
-    found = []
-    for field in dataclasses.fields(kind):
-        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        renamed = re.search(r"arg\(name=\W(\w+)", str(field.type))
-        name = prefix + ("" if field.name == "recipe" else (renamed[1] if renamed else field.name).replace("_", "-"))
-        if dataclasses.is_dataclass(default):
-            found += option_names(type(default), name if name == prefix else name + ".")
-        elif "Positional" not in str(field.type):
-            found.append(name)
-            if default is True:
-                found.append(f"{prefix}no-{field.name.replace('_', '-')}")
-    return found
 
 
 def parse_checkpoint(given: str) -> Any:
@@ -167,10 +196,10 @@ def output_folder(given: Path | None, default: Path) -> Path:
     return given or default
 
 
-def print_written(*paths: Path) -> None:
+def print_written(*paths: Path, file: TextIO | None = None) -> None:
     """Print what a command wrote."""
     names = [printable(str(path)) for path in paths]
-    print(f"wrote {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}")
+    print(f"wrote {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}", file=file)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -182,3 +211,49 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What a command prints: text for people, or with --json one value for programs, alone on stdout."""
+
+    json: bool
+
+    def say(self, *lines: str) -> None:
+        """Print lines for people."""
+        if not self.json:
+            print(*lines, sep="\n")
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        """Print a table for people; returns its rows as records, in which a cell that is a number is one."""
+        if not self.json:
+            print_table(columns, rows)
+        return [dict(zip(columns, map(_value, row), strict=True)) for row in rows]
+
+    def wrote(self, *paths: Path) -> None:
+        """Print what was written, with --json on stderr."""
+        print_written(*paths, file=sys.stderr if self.json else None)
+
+    def give(self, values: Any) -> None:
+        """Print the results of a command for programs; NaN and infinity are null."""
+        if self.json:
+            print(json.dumps(_finite(values), indent=2, allow_nan=False, default=str))
+
+
+def _value(cell: str) -> Any:
+    """Return a cell of a table as a number if it is one, or None if it is a dash."""
+    if cell == "-":
+        return None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(cell)
+    return cell
+
+
+def _finite(values: Any) -> Any:
+    """Return values as JSON can hold them: None for a number that is not finite."""
+    if isinstance(values, dict):
+        return {str(key): _finite(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values

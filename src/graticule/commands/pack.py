@@ -15,9 +15,11 @@ from graticule.commands.options import parse
 class Pack:
     """Pack images into Arrow files in the format of Hugging Face datasets, to train on with --dataset hugging_face.
 
-    graticule pack FOLDER OUTPUT packs FOLDER/train/CLASS/*.JPEG and FOLDER/val/CLASS/*.JPEG, or tar shards in
-    WebDataset's format, FOLDER/train/*.tar and FOLDER/val/*.tar. The same command resumes it after an interruption.
-    graticule pack OUTPUT --verify reads the files again and compares them with their checksums.
+        graticule pack IMAGENET PACKED     # again: resumes after an interruption
+        graticule pack PACKED --verify     # compares the files with their checksums
+
+    FOLDER has images as train/CLASS/*.JPEG and val/CLASS/*.JPEG, or tar shards in WebDataset's format as train/*.tar
+    and val/*.tar.
     """
 
     folder: tyro.conf.Positional[Path]

@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from graticule.checks import printable
-from graticule.commands.options import open_runs, parse, print_table, print_written, run_labels
+from graticule.commands.options import Output, open_runs, parse, run_labels
 
 if TYPE_CHECKING:
     from graticule.metric import Metric
@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Plot:
-    """Draw the training of runs, finished or not, in one figure, and write its numbers to a CSV file."""
+    """Draw the training of runs, finished or not, in one figure, and write its numbers to a CSV file.
+
+    graticule plot runs/a runs/b
+    graticule plot runs/study --group --output curves.png
+    """
 
     runs: tyro.conf.Positional[list[Path]]
-    """run folders"""
+    """run folders, or folders of runs at any depth"""
     metric: Literal["val_top1", "val_bpb", "val_box_map", "val_miou", "train_loss", "val_loss", "lr"] | None = None
     """the metric (default: the one that the runs are judged by, such as val_top1 of classifiers and val_bpb of text)"""
     against: Literal["epoch", "seconds"] = "epoch"
@@ -35,19 +39,22 @@ class Plot:
     group: bool = False
     """draw runs whose recipes differ only in `seed` as one line, their mean, with a band of one standard deviation"""
     output: Path | None = None
-    """PNG file; the CSV has the same name (default: convergence.png in the first run)"""
+    """PNG file; the CSV has the same name (default: convergence.png in the first folder)"""
+    json: bool = False
+    """print the ends and the best points of the lines as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Draw the training of runs in one figure."""
     options = parse(Plot, "plot", arguments)
-    runs = open_runs(options.runs, "plot")
+    output = Output(options.json)
+    runs = open_runs(_runs_in(options.runs, output), "plot")
     from graticule.analysis import convergence_plot, save_figure
     from graticule.analysis.convergence import MOST_LINES
     from graticule.files import followed, write_text
     from graticule.studies.runs import curve, group_seeds, read_recipe
 
-    picture = followed(options.output) or runs[0].folder / "convergence.png"
+    picture = followed(options.output) or options.runs[0] / "convergence.png"
     if picture.suffix != ".png" or picture.stem == "metrics" or picture.is_dir():  # a run keeps its own metrics.csv
         raise ValueError(f"`output` must be a file NAME.png, and NAME not metrics, got {str(picture)!r}.")
     names = [printable(name) for name in run_labels(runs)]
@@ -81,17 +88,42 @@ def run(arguments: list[str]) -> int:
         metric,
         options.against,
     )
-    _print_ends(lines, metric)
+    ends = _show_ends(output, lines, metric)
     for label, members in groups.items():
         most = max(metrics[name]["epoch"][-1] for name in members)
         if most > lines[label][-1].epoch:
-            print(f"{label}: drawn to epoch {lines[label][-1].epoch} of {most:.0f}, as far as all of its runs are")
+            output.say(f"{label}: drawn to epoch {lines[label][-1].epoch} of {most:.0f}, as far as all of its runs are")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # of a name in a script that the font has not
         written = save_figure(figure, picture)
     table = write_text(picture.with_suffix(".csv"), _table(lines, groups, metric))
-    print_written(written, table)
+    output.give(ends)
+    output.wrote(written, table)
     return 0
+
+
+def _runs_in(folders: Sequence[Path], output: Output) -> list[Path]:
+    """Return the run folders among `folders`, and those in the others that have finished an epoch.
+
+    Raises:
+        ValueError: for a folder in which there is none.
+    """
+    from graticule.run_folder import RunFolder
+    from graticule.studies.runs import find_runs
+
+    found: list[Path] = []
+    for folder in folders:
+        inside = list(find_runs(folder)) if folder.is_dir() else [folder]  # which is reported when it is opened
+        if inside != [folder]:
+            begun = [place for place in inside if RunFolder(place).metrics_file.is_file()]
+            output.say(*(f"left out {printable(str(place))}: no epoch yet" for place in inside if place not in begun))
+            inside = begun
+        if not inside:
+            raise ValueError(
+                f"`runs` must be runs or folders of runs, got {str(folder)!r}, in which none has an epoch yet."
+            )
+        found += inside
+    return found
 
 
 def _judged_by(runs: Mapping[str, Run]) -> str:
@@ -135,8 +167,8 @@ def _drawn(point: Point, against: str) -> tuple[float, float, float | None]:
     return point.seconds if against == "seconds" else point.epoch, point.mean, point.deviation
 
 
-def _print_ends(lines: Mapping[str, Sequence[Point]], metric: str) -> None:
-    """Print where every line ends, and its best point."""
+def _show_ends(output: Output, lines: Mapping[str, Sequence[Point]], metric: str) -> list[dict[str, Any]]:
+    """Print where every line ends, and its best point; returns them."""
     from graticule.metric import METRICS
 
     judge = next((one for one in METRICS if one.column == metric), None)
@@ -149,7 +181,7 @@ def _print_ends(lines: Mapping[str, Sequence[Point]], metric: str) -> None:
             top = (max if highest else min)(known, key=lambda point: point.mean)
             best = f"{_shown(top.mean, judge)} ({top.epoch})"
         rows.append((label, str(points[-1].epoch), _shown(points[-1].mean, judge), best))
-    print_table(("run", "epochs", metric, "best (epoch)"), rows)
+    return output.table(("run", "epochs", metric, "best (epoch)"), rows)
 
 
 def _shown(value: float, judge: Metric | None) -> str:

@@ -9,12 +9,15 @@ from typing import Any
 import tyro
 
 from graticule.checks import printable
-from graticule.commands.options import choose_device, open_runs, output_folder, parse, parse_checkpoint, print_written
+from graticule.commands.options import Output, choose_device, open_runs, output_folder, parse, parse_checkpoint
 
 
 @dataclass
 class Predict:
     """Draw what a run finds in images: the likeliest classes, boxes and masks with labels, or the class of each pixel.
+
+        graticule predict RUN a.jpg b.jpg
+        graticule predict RUN                # a report on held-out images
 
     It is written as JSON too: boxes.json and masks.json are results in COCO's format, images.json has the numbers of
     the images. Without images, a detector or a segmentation model is reported on in report.html: held-out images with
@@ -36,6 +39,8 @@ class Predict:
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for pictures, JSON or the report (default: predictions in the run folder)"""
+    json: bool = False
+    """print the findings of each image as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
@@ -75,6 +80,7 @@ def _predict(run: Any, options: Predict, checkpoint: Any, device: str, folder: P
     numbers = image_ids(options.images)
     entries: dict[str, list[dict[str, Any]]] = {}
     written = []
+    output, said = Output(options.json), {}
     for path, image, number in zip(options.images, images, numbers, strict=True):
         with torch.inference_mode():
             found = task.predict(model, plain(image), number, described)
@@ -85,11 +91,13 @@ def _predict(run: Any, options: Predict, checkpoint: Any, device: str, folder: P
         if found.classes is not None:
             written.append(_save_classes(found.classes, folder / f"{path.stem}.classes.png"))
         what = found.lines or _summary(shown)
-        print(f"{printable(str(path))}: {', '.join(what) or 'nothing'}")
+        said[str(path)] = list(what)
+        output.say(f"{printable(str(path))}: {', '.join(what) or 'nothing'}")
     written += [write_json(folder / name, values) for name, values in entries.items()]
     files = [{"id": number, "file": str(path)} for number, path in zip(numbers, options.images, strict=True)]
     written.append(write_json(folder / "images.json", files))
-    print_written(*written)
+    output.give(said)
+    output.wrote(*written)
     return 0
 
 
@@ -104,7 +112,10 @@ def _report(run: Any, options: Predict, checkpoint: Any, device: str, folder: Pa
             f"{run.folder} is of {task.recipe.task}."
         )
     report = dense_report(run, options.count, options.threshold, checkpoint=checkpoint, device=device)
-    print_written(report.write(folder / "report.html"))
+    output = Output(options.json)
+    path = report.write(folder / "report.html")
+    output.give({"report": path})
+    output.wrote(path)
     return 0
 
 

@@ -15,6 +15,9 @@ from graticule.commands.options import open_runs, parse, parse_checkpoint, print
 class Publish:
     """Write a run as a folder for the Hugging Face hub: config.json, model.safetensors and a model card.
 
+        graticule publish RUN FOLDER
+        graticule publish RUN FOLDER --push OWNER/NAME
+
     graticule.from_pretrained opens it, and so does timm.create_model("local-dir:FOLDER", pretrained=True).
     """
 

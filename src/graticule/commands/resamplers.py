@@ -12,19 +12,20 @@ import tyro
 from graticule.checks import printable
 from graticule.commands.opening import NamedModels, check_inputs, check_targets, open_model, size_of, with_own_data
 from graticule.commands.options import (
+    Output,
     choose_device,
     output_folder,
     parse,
     parse_checkpoint,
     parse_sizes,
-    print_table,
-    print_written,
 )
 
 
 @dataclass
 class Resamplers(NamedModels):
     """Try all resamplers on a model at other image sizes: which keeps its features, and its scores.
+
+        graticule resamplers RUN --images FOLDER --sizes 160 288
 
     Features are compared with those of the same images at the size of the training. Scores need a run and images in
     one folder per class.
@@ -44,11 +45,14 @@ class Resamplers(NamedModels):
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for the values of every image as JSON (default: the run's, or this one)"""
+    json: bool = False
+    """print the values of every image as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Try all resamplers on a model at other image sizes."""
     options = parse(Resamplers, "resamplers", arguments)
+    shown = Output(options.json)
     sizes = parse_sizes(options.sizes)
     if not sizes or len(set(sizes)) < len(sizes):
         raise ValueError(f"`sizes` must be different sizes, at least one, got {' '.join(options.sizes) or 'none'}.")
@@ -88,11 +92,11 @@ def run(arguments: list[str]) -> int:
     labels = None if pictures.labels is None else pictures.labels.tolist()
     study = try_resamplers(model, images, trained_at, labels, device=device)
     header, *rows = study.rows()
-    print_table(header, rows)
-    for note in study.notes():
-        print(note)
+    shown.table(header, rows)
+    shown.say(*study.notes())
     if labels is None and opened.info.class_names:
-        print(f"no scores: the folders in {printable(str(options.images))} are not the classes of the run")
+        shown.say(f"no scores: the folders in {printable(str(options.images))} are not the classes of the run")
     output.mkdir(parents=True, exist_ok=True)
-    print_written(study.write(output / "resamplers.json"))
+    shown.give(study.record())
+    shown.wrote(study.write(output / "resamplers.json"))
     return 0

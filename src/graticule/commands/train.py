@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +21,24 @@ if TYPE_CHECKING:
     from graticule.training import TrainingRecipe
 
 USAGE = """\
-usage: graticule train RECIPE [--output FOLDER] [--auto-resume] [--quick] [overrides of the recipe]
-       graticule train --resume RUN [overrides that do not decide the result, such as --devices 4]
+usage: graticule train RECIPE [options, and values of the recipe]
+       graticule train --resume RUN [values that do not decide the result]
 
-On SIGTERM or SIGUSR1, as clusters send them, a run saves a checkpoint and exits with 75 (or the value of the
-environment variable GRATICULE_REQUEUE_CODE), for the scheduler to queue it again; with --output and --auto-resume the
-same command then resumes it. Several devices: --devices 4; several machines: --nodes 2 --devices 4, the same command
-on each, by torchrun or SLURM.
+  graticule train digits_quick
+  graticule train digits_quick --encoding "peg(kernel=5)" --joining lape
+  graticule train RECIPE --output RUN --auto-resume --devices 4 --nodes 2
+  graticule train --resume RUN --devices 1
+  graticule train ./RUN --seed 1      # repeats a run
 
-A recipe is a name, a Python file of yours with a function recipe(), or the path of a run, such as ./RUN, to repeat it.
-The names:
+graticule train RECIPE --help lists the options with their values in that
+recipe. A recipe is a name, the path of a run, such as ./RUN, or a Python file
+of yours with a function recipe().
+
+On SIGTERM or SIGUSR1, as clusters send them, a run saves a checkpoint and exits
+with 75 (or the value of the environment variable GRATICULE_REQUEUE_CODE), for
+the scheduler to queue it again; with --output and --auto-resume the same
+command then resumes it. Several machines: the same command on each, by torchrun
+or SLURM.
 """
 
 #: What a scheduler takes for "try again": EX_TEMPFAIL of sysexits.h.
@@ -40,12 +49,14 @@ def run(arguments: list[str]) -> int:
     """Train a recipe, or resume a run."""
     from graticule.recipes import list_recipes
 
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         recipes = list_recipes()
-        for name, about in recipes.items():
-            print(f"  {name:{max(map(len, recipes))}}  {about}")
-        print("\ngraticule train RECIPE --help lists every option with its value in that recipe.")
+        print(USAGE)
+        if arguments[:1] == ["--help-all"]:
+            print("\n".join(f"  {name:{max(map(len, recipes))}}  {about}" for name, about in recipes.items()))
+        else:
+            names = textwrap.fill(", ".join(recipes), 78, initial_indent="  ", subsequent_indent="  ")
+            print(f"recipes (--help-all says what they are):\n{names}")
         return 0 if arguments else 2
     requeue = _requeue_code()
     resumed = arguments[0].partition("=")[0] == "--resume"
@@ -142,11 +153,16 @@ def _warn_of_changes(run: str) -> None:
 
 def _overridden(loaded: Any, arguments: list[str], command: str) -> Any:
     """Parse options with the values of a recipe as defaults."""
+    return parse(options_class(loaded), command, arguments)
+
+
+def options_class(loaded: Any) -> type:
+    """Return the options of the command with the values of a recipe as defaults."""
     kind = type(loaded)
 
     @dataclass
     class Train:
-        __doc__ = f"{command}: every value of the recipe can be overridden."
+        """Train a recipe; every value of it can be overridden."""
 
         recipe: Annotated[Any, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: loaded)
         output: Path | None = None
@@ -162,7 +178,7 @@ def _overridden(loaded: Any, arguments: list[str], command: str) -> Any:
         "auto_resume": bool,
         "quick": bool,
     }
-    return parse(Train, command, arguments)
+    return Train
 
 
 def _shared(folder: Path) -> Path:

@@ -11,19 +11,21 @@ import tyro
 from graticule.checks import printable
 from graticule.commands.opening import NamedData, check_inputs, check_targets, labels_of, open_model, size_of, test_data
 from graticule.commands.options import (
+    Output,
     choose_device,
     output_folder,
     parse,
     parse_checkpoint,
     parse_sizes,
-    print_table,
-    print_written,
 )
 
 
 @dataclass
 class Translation(NamedData):
     """Measure how far each layer is from translation equivariance, and the logits from invariance.
+
+        graticule translation RUN RUN
+        graticule translation RUN --shifts 1x0 0x2 --images 64
 
     Test images are shifted by whole patches. There is one table per model, and one figure of all.
     """
@@ -44,11 +46,14 @@ class Translation(NamedData):
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for the numbers and the figure (default: the first run's, or this one)"""
+    json: bool = False
+    """print the tables as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Measure how far every layer of models is from translation equivariance."""
     options = parse(Translation, "translation", arguments)
+    output = Output(options.json)
     check_targets(options.models, options, "translation")
     from graticule.analysis import save_figure, translation_error, translation_plot, view_of, whole_patches
 
@@ -67,6 +72,7 @@ def run(arguments: list[str]) -> int:
         models.append((one, data, model, size))
     device = choose_device(options.device)
     found = {}
+    tables = {}
     folder = output_folder(options.output, opened[0].folder)
     written: list[Path] = []
     for label, (one, data, model, size) in zip(labels_of(opened), models, strict=True):
@@ -75,14 +81,15 @@ def run(arguments: list[str]) -> int:
         found[label] = measured
         columns, *rows = measured.summary()
         shown = printable(one.target)
-        print(f"{shown}: {measured.images} images of {size[0]}x{size[1]}, shifts {', '.join(options.shifts)}")
-        print_table(columns, rows)
-        print(f"{measured.verdict()}\n")
+        output.say(f"{shown}: {measured.images} images of {size[0]}x{size[1]}, shifts {', '.join(options.shifts)}")
+        tables[label] = output.table(columns, rows)
+        output.say(f"{measured.verdict()}\n")
         name = "translation.npz" if len(opened) == 1 else f"translation-{len(written) + 1}.npz"
         written.append(measured.save(folder / name))
-    print("0: the layer is equivariant; 1: the shift changes as much as another image does; - : no such token")
+    output.say("0: the layer is equivariant; 1: the shift changes as much as another image does; - : no such token")
     figure = translation_plot(found, "Distance from translation equivariance")
-    print_written(*written, save_figure(figure, folder / "translation.png"))
+    output.give(tables)
+    output.wrote(*written, save_figure(figure, folder / "translation.png"))
     return 0
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,10 @@ from typing import Any
 from graticule.analysis import save_figure, score_plot
 from graticule.files import write_json, write_text
 from graticule.studies.comparison import Comparison
+from graticule.studies.latex import latex_table
 from graticule.studies.study_table import csv_text, origin
 from graticule.training import TrainingRecipe
 from graticule.training.surroundings import surroundings
-
-#: Characters that LaTeX reads as commands.
-_LATEX = {
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-}
 
 
 def write_comparison(
@@ -35,7 +25,7 @@ def write_comparison(
     return [
         write_text(folder / "comparison.md", f"{comparison.markdown()}\n\n{verdict}\n"),
         write_text(folder / "comparison.csv", csv_of(comparison, folder)),
-        write_text(folder / "comparison.tex", latex_of(comparison)),
+        write_text(folder / "comparison.tex", latex_table(comparison.columns, comparison.rows())),
         save_figure(score_plot(comparison.scores, comparison.metric.title), folder / "comparison.png"),
         write_json(folder / "comparison.json", _record(comparison, recipes, folder, command)),
     ]
@@ -51,37 +41,6 @@ def csv_of(comparison: Comparison, folder: Path) -> str:
             values = {comparison.metric.key: score, "seconds": f"{wall:.1f}", **place}
             records.append({"choice": name, "seed": seed, **values, **origin(run)})
     return csv_text(records, records[0])
-
-
-def latex_of(comparison: Comparison) -> str:
-    """Return the table for LaTeX with the package booktabs."""
-    return latex_table(comparison.columns, comparison.rows())
-
-
-def latex_table(columns: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Return a table for LaTeX with the package booktabs, the first column in the font of code."""
-    rows = [" & ".join([rf"\texttt{{{latex(name)}}}", *map(latex, cells)]) for name, *cells in body]
-    lines = [
-        r"% \usepackage{booktabs}",
-        rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
-        r"\toprule",
-        " & ".join(map(latex, columns)) + r" \\",
-        r"\midrule",
-        *(rf"{row} \\" for row in rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def latex(text: str) -> str:
-    r"""Escape text for LaTeX; a minus before a number is one.
-
-    >>> latex("a_b"), latex("-1.5")
-    ('a\\_b', '$-$1.5')
-    """
-    sign = "$-$" if re.fullmatch(r"-[\d.]+", text) else ""
-    return sign + "".join(_LATEX.get(c, c) for c in (text[1:] if sign else text))
 
 
 def _record(

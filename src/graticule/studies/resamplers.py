@@ -67,15 +67,19 @@ class ResamplerStudy:
                 notes.append(f"at {_text(size)} nothing is resampled: all give the same")
         return notes
 
-    def write(self, path: Path) -> Path:
-        """Write the values of every image as JSON; returns `path`."""
+    def record(self) -> dict[str, Any]:
+        """Return the values of every image as plain values."""
         tables = {"cosine": self.similarity, "top1": self.correct}
         records = {
             what: {name: {_text(size): values for size, values in by.items()} for name, by in table.items()}
             for what, table in tables.items()
             if table
         }
-        return write_json(path, {"own": list(self.own), "trained_at": list(self.trained_at), **records})
+        return {"own": list(self.own), "trained_at": list(self.trained_at), **records}
+
+    def write(self, path: Path) -> Path:
+        """Write the values of every image as JSON; returns `path`."""
+        return write_json(path, self.record())
 
 
 def candidates() -> list[str]:

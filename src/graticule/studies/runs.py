@@ -119,6 +119,12 @@ class Summary:
         return self._scores[-1] if self._scores and math.isfinite(self._scores[-1]) else None
 
     @property
+    def seconds(self) -> float | None:
+        """Return the seconds of training and evaluation so far; None if an epoch has none."""
+        column = self.metrics.get("seconds", [])
+        return sum(column) if column and all(map(math.isfinite, column)) else None
+
+    @property
     def _scores(self) -> list[float]:
         return [] if self.metric is None else self.metrics.get(self.metric.column, [])
 
@@ -245,7 +251,7 @@ def group_seeds(recipes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
     """
     groups: list[tuple[dict[str, str], list[str]]] = []
     for name, recipe in recipes.items():
-        values = _flat({key: value for key, value in recipe.items() if key != "seed"})
+        values = flat_values({key: value for key, value in recipe.items() if key != "seed"})
         for other, names in groups:
             if other == values:
                 names.append(name)
@@ -262,12 +268,12 @@ def group_seeds(recipes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
     return found
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Name every value as on the command line: {"peg": {"bias": True}} -> {"peg.bias": "True"}."""
+def flat_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Name every value of a recipe as on the command line: {"peg": {"bias": True}} -> {"peg.bias": "True"}."""
     found: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
+            found |= flat_values(value, f"{prefix}{key}.")
         else:
             found[prefix + key] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return found

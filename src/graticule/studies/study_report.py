@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from graticule.files import write_text
 from graticule.metric import METRICS
 from graticule.studies.comparison import format_seconds
-from graticule.studies.comparison_files import latex_table
+from graticule.studies.latex import latex_table
 from graticule.studies.significance import LEVEL, PairedTest, finding, format_p, holm, paired_test
 from graticule.studies.study import TRAINED, Study
 from graticule.studies.study_table import Row

@@ -1,0 +1,85 @@
+"""How the values of options are read: None resets an optional one, and a wrong one is an error that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, get_args
+
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructTypeInfo,
+)
+
+from graticule.checks import printable, type_words
+from graticule.names import known_name
+
+
+class BadOption(Exception):
+    """An option or a value that cannot be read; no ValueError, which tyro would report in its own way."""
+
+
+def value_registry() -> ConstructorRegistry:
+    """Build tyro's registry with our two rules, which fall back to tyro's own."""
+    registry = ConstructorRegistry()
+    within: list[StructTypeInfo] = []
+
+    @registry.primitive_rule
+    def optional(info: PrimitiveTypeInfo) -> Any:
+        """Read `T | None` as T, and None too, which resets what a recipe sets."""
+        kinds = get_args(info.type)
+        if len(kinds) != 2 or kinds[1] is not type(None):
+            return None
+        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], set(info.markers)))
+        return _or_none(spec) if isinstance(spec, PrimitiveConstructorSpec) else spec
+
+    @registry.struct_rule
+    def named(info: StructTypeInfo) -> Any:
+        """Let errors of values name their option."""
+        if any(info is one for one in within):  # tyro's own rule is called
+            return None
+        within.append(info)
+        try:
+            spec = ConstructorRegistry.get_struct_spec(info)
+        finally:
+            within.pop()
+        if not isinstance(spec, StructConstructorSpec):
+            return spec
+        return dataclasses.replace(spec, fields=tuple(map(_named, spec.fields)))
+
+    return registry
+
+
+def _or_none(spec: PrimitiveConstructorSpec[Any]) -> PrimitiveConstructorSpec[Any]:
+    """Let an option accept the word None too."""
+    return dataclasses.replace(
+        spec,
+        instance_from_str=lambda texts: None if texts == ["None"] else spec.instance_from_str(texts),
+        is_instance=lambda value: True if value is None else spec.is_instance(value),
+        str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
+    )
+
+
+def _named(field: Any) -> Any:
+    """Let a value that cannot be read be an error with the name of its option, its type and what came."""
+    info = PrimitiveTypeInfo.make(field.type, set())
+    spec = ConstructorRegistry.get_primitive_spec(info)
+    if info.type is bool or not isinstance(spec, PrimitiveConstructorSpec):  # a flag has no value
+        return field
+    read, choices = spec.instance_from_str, spec.choices
+
+    def checked(texts: list[str]) -> Any:
+        try:
+            for text in texts if choices else ():
+                known_name(field.name, text, choices or ())
+            return read(texts)
+        except ValueError as error:
+            if choices:
+                raise BadOption(str(error)) from None
+            came = printable(" ".join(texts))
+            raise BadOption(f"`{field.name}` must be {type_words(field.type)}, got {came!r}.") from None
+
+    spec = dataclasses.replace(spec, instance_from_str=checked, choices=None)
+    return dataclasses.replace(field, type=Annotated[field.type, spec])
