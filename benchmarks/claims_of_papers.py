@@ -1,0 +1,436 @@
+"""The claims of the five papers, each with what tests it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graticule.studies.study import TRAINED
+
+LAPE, FIRST = "LaPE (2023)", "LaPE, first version (2022)"
+CPVT, POSMLP, NOTES = "CPVT (2023)", "PosMLP (2022)", "Introduction to Transformers (2023)"
+#: A weighted score: its weight, the choice, and at what it is measured.
+Term = tuple[float, str, str]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper and our test of it.
+
+    paper, where, text: who says it, where, and what.
+    command: runs the test.
+    data: the study whose table has the scores, or 'extrapolation'; empty where no scores test it.
+    contrast: the weighted scores of a seed; the claim is that their mean is above zero.
+    variant: of the study.
+    equal: the claim is that the mean is zero.
+    test: what is measured; described by the contrast if it is empty.
+    verdict: where no scores test it, what there is instead.
+    """
+
+    paper: str
+    where: str
+    text: str
+    command: str = ""
+    data: str = ""
+    contrast: tuple[Term, ...] = ()
+    variant: str = ""
+    equal: bool = False
+    test: str = ""
+    verdict: str = ""
+
+    @property
+    def tested(self) -> str:
+        """What is measured, in words."""
+        parts = [f"{'-' if weight < 0 else '+'} {choice} ({at})" for weight, choice, at in self.contrast]
+        said = self.test or " ".join(parts).removeprefix("+ ")
+        return f"{said}, {self.variant}" if self.variant else said
+
+
+def difference(choice: str, reference: str, at: str = TRAINED) -> tuple[Term, ...]:
+    """Return the contrast of two choices."""
+    return ((1.0, choice, at), (-1.0, reference, at))
+
+
+def gain(choice: str, reference: str, at: str) -> tuple[Term, ...]:
+    """Return the contrast of what a choice gains from the size of the training to `at`, and what another one does."""
+    return ((1.0, choice, at), (-1.0, choice, TRAINED), (-1.0, reference, at), (1.0, reference, TRAINED))
+
+
+def change(choice: str, at: str) -> tuple[Term, ...]:
+    """Return the contrast of a choice at a size and at the size of the training."""
+    return ((1.0, choice, at), (-1.0, choice, TRAINED))
+
+
+def of_study(name: str) -> dict[str, str]:
+    """Return the fields of a claim that a study tests."""
+    return {"data": name, "command": f"graticule study {name}"}
+
+
+#: Every choice at 25 tokens and, with the same weights, at 100: `canvas 40` and `zoom 40`.
+EXTRAPOLATION = {"data": "extrapolation", "command": "python benchmarks/extrapolation.py"}
+JOININGS = {**of_study("lape_joinings"), "variant": "10 epochs"}
+DECOMPOSITIONS, UNITS = of_study("lape_decompositions"), of_study("posmlp_units")
+BEFORE = "measured before data were kept: docs/results.md"
+NEVER = "cannot be tested here"
+CLAIMS = [
+    Claim(
+        LAPE,
+        "Tables 1, 7",
+        "LaPE beats the default joining of a learnable table",
+        contrast=difference("learnable, LaPE", "learnable"),
+        **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "Table 7",
+        "... of 1-D sinusoids",
+        contrast=difference("sinusoidal 1-D, LaPE", "sinusoidal 1-D"),
+        **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "Table 7",
+        "... of 2-D sinusoids",
+        contrast=difference("sinusoidal 2-D, LaPE", "sinusoidal 2-D"),
+        **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "our control",
+        "... of a learnable table that starts with the amplitude of a norm",
+        contrast=difference("learnable, LaPE", "learnable, std 1"),
+        **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "our control",
+        "... whichever amplitude the table of LaPE starts with",
+        contrast=difference("learnable, std 1, LaPE", "learnable, std 1"),
+        **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "Table 7",
+        "LaPE beats a table shared by all layers",
+        contrast=difference("learnable, LaPE", "learnable, shared"),
+        **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "Table 7",
+        "LaPE beats a table of its own in every layer",
+        contrast=difference("learnable, LaPE", "learnable, unshared"),
+        **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "Table 7, section 3.3",
+        "passing the embedding on beats sharing it",
+        contrast=difference("learnable, LaPE", "learnable, LaPE sharing"),
+        **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "Tables 1, 7",
+        "LaPE of an absolute embedding beats a relative bias",
+        contrast=difference("learnable, LaPE", "relative bias"),
+        **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "Table 7",
+        "LaPE shrinks the gap between learnable and 1-D sinusoidal embeddings",
+        contrast=(*difference("learnable", "sinusoidal 1-D"), *difference("sinusoidal 1-D, LaPE", "learnable, LaPE")),
+        **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "Table 8",
+        "an independent normalization is what helps: Norm(w) beats the default",
+        contrast=difference("Norm(w)", "default"),
+        **DECOMPOSITIONS,
+    ),
+    Claim(
+        LAPE,
+        "Table 8",
+        "an un-normalized table in every layer is worse than the default",
+        contrast=difference("default", "w"),
+        **DECOMPOSITIONS,
+    ),
+    Claim(
+        LAPE,
+        "Table 8",
+        "the whole LayerNorm is better than the normalization alone",
+        contrast=difference("LN(w)", "Norm(w)"),
+        **DECOMPOSITIONS,
+    ),
+    Claim(
+        LAPE,
+        "our control",
+        "... and than an un-normalized table of the amplitude of a norm",
+        contrast=difference("LN(w)", "w, std 1"),
+        **DECOMPOSITIONS,
+    ),
+    Claim(
+        LAPE,
+        "Eq. 6, 7",
+        "with the default joining a deeper layer gets less position",
+        contrast=((1.0, "std 0.02", "lambda_position, layer 1"), (-1.0, "std 0.02", "lambda_position, layer 4")),
+        test="lambda_2 in layer 1 - in layer 4, a learnable table",
+        **of_study("lape_coefficients"),
+    ),
+    Claim(
+        LAPE,
+        "Table 2",
+        "LaPE helps ViT-Lite on CIFAR-10",
+        variant="ViT-Lite-2/4",
+        contrast=difference("LaPE", "default"),
+        **of_study("cifar10"),
+    ),
+    Claim(
+        LAPE,
+        "Table 2",
+        "LaPE helps CVT on CIFAR-10",
+        variant="CVT-2/4",
+        contrast=difference("LaPE", "default"),
+        **of_study("cifar10"),
+    ),
+    Claim(
+        LAPE,
+        "Table 2",
+        "LaPE helps CCT on CIFAR-10",
+        variant="CCT-2/3x2",
+        contrast=difference("LaPE", "default"),
+        **of_study("cifar10"),
+    ),
+    Claim(
+        LAPE,
+        "Figures 3, 4",
+        "LaPE makes 1-D correlations of sinusoids 2-D, and goes from local to global",
+        "graticule correlations RUN",
+        test="the correlations of trained image models",
+        verdict="not run",
+    ),
+    Claim(
+        LAPE,
+        "Tables 3, 4",
+        "LaPE helps detection on COCO and segmentation on ADE20K",
+        test="needs those data and pretraining on ImageNet",
+        verdict=NEVER,
+    ),
+    Claim(
+        LAPE,
+        "Table 5",
+        "LaPE adds 2 D parameters per layer",
+        test="tests/backbones/test_parameter_counts.py",
+        verdict="exact",
+    ),
+    Claim(
+        LAPE,
+        "Table 6",
+        "LaPE costs less than 1 % of a training step",
+        "python benchmarks/overhead.py",
+        test="DeiT-Ti on a CPU",
+        verdict=BEFORE,
+    ),
+    Claim(
+        LAPE,
+        "conclusion",
+        "LaPE may help Transformers of other modalities: texts",
+        "graticule compare pydoc_nano --choices encoding=learnable encoding=learnable,joining=lape --seeds 1 2 3 4 5",
+        test="bits per byte of a small language model",
+        verdict=BEFORE,
+    ),
+    Claim(
+        FIRST,
+        "Table 6",
+        "the position embedding in more layers than the first helps",
+        contrast=difference("first 4", "first 1"),
+        **of_study("lape_eta"),
+    ),
+    Claim(
+        FIRST,
+        "section 3.4",
+        "in inference LaPE can be computed beforehand",
+        test="tests/surgery/test_fold.py",
+        verdict="exact",
+    ),
+    Claim(
+        CPVT,
+        "Table 1",
+        "without position encodings accuracy falls",
+        contrast=difference("learnable", "none"),
+        **EXTRAPOLATION,
+    ),
+    Claim(
+        CPVT,
+        "Tables 1, 7",
+        "sinusoids are on a par with a learnable table",
+        contrast=difference("sinusoidal_2d", "learnable"),
+        equal=True,
+        **EXTRAPOLATION,
+    ),
+    Claim(
+        CPVT,
+        "Tables 1, 7",
+        "relative encodings (Shaw) are inferior to absolute ones",
+        contrast=difference("learnable", "shaw"),
+        **EXTRAPOLATION,
+    ),
+    Claim(
+        CPVT,
+        "Tables 2, 7",
+        "one PEG beats a learnable table at the size of the training",
+        contrast=difference("peg", "learnable"),
+        **EXTRAPOLATION,
+    ),
+    Claim(CPVT, "Table 2", "PEG gains at larger images: zoomed", contrast=change("peg", "zoom 40"), **EXTRAPOLATION),
+    Claim(CPVT, "Table 2", "... on a larger canvas", contrast=change("peg", "canvas 40"), **EXTRAPOLATION),
+    Claim(
+        CPVT,
+        "Table 2",
+        "PEG changes for the better from there than a learnable table: zoomed",
+        contrast=gain("peg", "learnable", "zoom 40"),
+        **EXTRAPOLATION,
+    ),
+    Claim(CPVT, "Table 2", "... on a larger canvas", contrast=gain("peg", "learnable", "canvas 40"), **EXTRAPOLATION),
+    Claim(
+        CPVT,
+        "our control",
+        "... than a learnable table with LaPE, on a larger canvas",
+        contrast=gain("peg", "learnable, lape", "canvas 40"),
+        **EXTRAPOLATION,
+    ),
+    Claim(
+        CPVT,
+        "Table 2",
+        "sinusoids lose more than a learnable table: zoomed",
+        contrast=gain("learnable", "sinusoidal_2d", "zoom 40"),
+        **EXTRAPOLATION,
+    ),
+    Claim(
+        CPVT,
+        "Table 2",
+        "with training on crops of many scales PEG gains on a larger canvas",
+        contrast=change("PEG at 0", "canvas 40"),
+        **of_study("cpvt_sizes"),
+    ),
+    Claim(
+        CPVT,
+        "Table 2",
+        "five PEGs beat one at the size of the training",
+        contrast=difference("PEG at 0 to 4", "PEG at 0"),
+        **of_study("cpvt_sizes"),
+    ),
+    Claim(
+        CPVT,
+        "Table 3",
+        "average pooling helps PEG more than a learnable table",
+        "graticule compare digits_sizes --choices encoding=peg encoding=peg,global_pool=avg encoding=learnable "
+        "encoding=learnable,global_pool=avg",
+        test="interaction of encoding and pooling",
+        verdict="not run",
+    ),
+    Claim(
+        CPVT,
+        "Tables 5, 6, 11",
+        "a fixed random PEG helps, position 0 is better than -1, and zero padding matters",
+        "graticule compare digits_sizes --choices encoding=none encoding=peg ...",
+        test="forms of PEG",
+        verdict="not run",
+    ),
+    Claim(
+        CPVT,
+        "Table 4",
+        "PEG costs 1.4 % of the throughput",
+        "python benchmarks/peg.py",
+        test="CPVT-Ti over DeiT-Ti on a CPU",
+        verdict=BEFORE,
+    ),
+    Claim(
+        CPVT,
+        "section 4.5",
+        "hard distillation helps",
+        "graticule compare digits_distilled --choices distillation.form=hard distillation.teacher=RUN",
+        test="digits with a small teacher",
+        verdict=BEFORE,
+    ),
+    Claim(
+        CPVT,
+        "Tables 13, 15",
+        "PEG helps PVT and Swin, in detection and segmentation too",
+        test="needs ImageNet, COCO and ADE20K",
+        verdict=NEVER,
+    ),
+    Claim(
+        CPVT,
+        "section 3.2",
+        "away from the borders PEG is translation-equivariant",
+        test="tests/encodings/test_conditional.py",
+        verdict="exact",
+    ),
+    *(
+        Claim(
+            POSMLP,
+            "Table 1",
+            f"{unit} beats the dense matrix in {model}",
+            variant=model,
+            contrast=difference(unit, "SGU"),
+            **UNITS,
+        )
+        for model in ("gMLP", "PosMLP")
+        for unit in ("LRPE-M", "LRPE", "GLRPE", "GGQPE")
+    ),
+    Claim(
+        POSMLP,
+        "Table 4",
+        "groups of channels help: GGQPE beats GQPE",
+        variant="PosMLP",
+        contrast=difference("GGQPE", "GQPE"),
+        **UNITS,
+    ),
+    Claim(
+        POSMLP,
+        "Figure 1 (f)",
+        "with few data mixing by position helps",
+        variant="500 digits",
+        contrast=difference("GGQPE", "SGU"),
+        **of_study("posmlp_share"),
+    ),
+    Claim(
+        POSMLP,
+        "Table 1",
+        "mixing by position takes O(N) or O(1) parameters instead of O(N^2)",
+        test="tests/backbones/test_parameter_counts.py",
+        verdict="exact",
+    ),
+    Claim(
+        POSMLP,
+        "Tables 2, 8, 9",
+        "PosMLP beats its peers on ImageNet and in detection",
+        test="needs ImageNet and COCO",
+        verdict=NEVER,
+    ),
+    Claim(
+        NOTES,
+        "section 3",
+        "without position a transformer treats its tokens as a set",
+        test="tests/backbones/test_forward.py",
+        verdict="exact",
+    ),
+    Claim(
+        NOTES,
+        "footnote 17",
+        "the causal mask alone carries order",
+        "graticule compare pydoc_nano --choices encoding=learnable encoding=none --seeds 1 2 3 4 5",
+        test="no encoding against a bigram model; without a control",
+        verdict=BEFORE,
+    ),
+    Claim(
+        NOTES,
+        "section 4.2",
+        "a class token performs better than pooling",
+        "graticule compare digits_sizes --choices global_pool=token global_pool=avg --seeds 0 1 2 3 4",
+        test="the two heads on digits",
+        verdict="not run",
+    ),
+]
