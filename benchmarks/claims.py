@@ -57,7 +57,7 @@ def verdict(claim: Claim, test: PairedTest | None, adjusted: float | None, count
     if claim.verdict or not count:
         return claim.verdict or "not run"
     if test is None or adjusted is None:
-        return "too few seeds"
+        return "no test"
     if claim.equal:
         return "no difference within error" if adjusted >= LEVEL else "not so at this size"
     if adjusted >= LEVEL:

@@ -27,6 +27,8 @@ class StudyOptions:
     graticule study amplitude
 
     graticule study amplitude --docs docs --report
+
+    graticule study --docs docs --report (all studies of the package)
     """
 
     study: tyro.conf.Positional[str | None] = None
@@ -62,6 +64,15 @@ def run(arguments: list[str]) -> int:
     options = parse(StudyOptions, "study", arguments)
     from graticule.studies.study import list_studies, load_study
 
+    if options.study is None and options.report and options.docs is not None:
+        from graticule.studies.study_runs import write_report
+
+        written = []
+        for name in list_studies():
+            table = options.docs / "data" / f"study_{name}.csv"
+            written += write_report(name, load_study(name), table, options.docs, options.docs)
+        print_written(*dict.fromkeys(written))
+        return 0
     if options.study is None:
         print(*(f"{name:22}{question}" for name, question in list_studies().items()), sep="\n")
         return 0
@@ -104,7 +115,7 @@ def run(arguments: list[str]) -> int:
             print(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
             return 0
     report = StudyReport(name, study, read_table(table))
-    if not report.rows:
+    if not report.rows and options.docs is None:
         raise FileNotFoundError(
             f"{table} has no results yet; graticule study {options.study} without --report runs it."
         )

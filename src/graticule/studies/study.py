@@ -56,6 +56,7 @@ class Study:
     controls: which choices are controls, and for what; a sentence.
     follows: the paper and table that it repeats on a small scale.
     limits: what the result does not show; a sentence.
+    folder: what the folder of the data is called in the command; empty where none has to be named.
     measure: further scores of a finished run.
     """
 
@@ -73,6 +74,7 @@ class Study:
     controls: str = ""
     follows: str = ""
     limits: str = ""
+    folder: str = ""
     measure: Callable[[Any], Iterable[Measured]] | None = None
 
     def __post_init__(self) -> None:

@@ -152,7 +152,7 @@ class StudyReport:
         """Return the text for the docs: question, command, where the numbers come from, tables, figure, limits."""
         study = self.study
         asked = f"**{study.question}**" + (f" After {study.follows}." if study.follows else "")
-        command = f"`graticule study {self.name}`"
+        command = f"`graticule study {self.name}{f' --data-root {study.folder}' if study.folder else ''}`"
         if not self.rows:
             return f"{asked}\n\n{command}: not run. It takes about {self.cost()} on one core."
         text = [asked, f"{command}: {self.provenance()}"]

@@ -23,5 +23,6 @@ def study() -> Study:
         ),
         controls="'learnable, std 1' controls for the amplitude that LaPE's norms give the table.",
         follows="LaPE (Yu et al., 2023), Table 4, with other models and data",
+        folder="CAMVID",
         seconds=400,
     )

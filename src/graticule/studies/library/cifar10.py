@@ -21,5 +21,6 @@ def study() -> Study:
         controls="'default, std 1' controls for the amplitude of the table.",
         follows="LaPE (Yu et al., 2023), Table 2",
         limits="A fifth of the data and a tenth of the paper's epochs.",
+        folder="CIFAR10",
         seconds=900,
     )

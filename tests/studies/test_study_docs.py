@@ -1,0 +1,99 @@
+"""The pages of results are what their commands make of the kept data."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from graticule.studies import StudyReport, list_studies, load_study
+from graticule.studies.study_table import read_table, write_table
+
+TOP = Path(__file__).parents[2]
+DOCS = TOP / "docs"
+sys.path.append(str(TOP / "benchmarks"))
+
+import claims  # noqa: E402 - a script of benchmarks
+from claims_of_papers import CLAIMS, Claim, change, difference, gain  # noqa: E402
+from test_study import rows  # noqa: E402 - a neighbor
+
+
+@pytest.mark.parametrize("name", list_studies())
+def test_the_results_of_every_study_are_made_of_its_table(name):
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(f"<!-- study {name} -->\n\n(.*?)\n\n<!-- end of study {name} -->", page, flags=re.DOTALL)
+    report = StudyReport(name, load_study(name), read_table(DOCS / "data" / f"study_{name}.csv"))
+    figure = f"figures/study_{name}.png" if report.figure_scores() else None
+    assert shown == report.markdown(figure), "run: graticule study --report --docs docs"
+    assert figure is None or (DOCS / figure).is_file()
+
+
+def test_the_page_of_claims_is_made_of_the_kept_data():
+    assert (DOCS / "claims.md").read_text(encoding="utf-8") == claims.page(CLAIMS) + "\n", (
+        "run: python benchmarks/claims.py"
+    )
+
+
+def test_every_claim_names_choices_of_its_study_and_files_that_exist():
+    known = set(list_studies())
+    for claim in CLAIMS:
+        where = f"{claim.paper}, {claim.where}: {claim.text}"
+        assert bool(claim.data) != bool(claim.verdict), where
+        assert claim.command or claim.verdict in ("exact", "cannot be tested here"), where
+        if claim.verdict == "exact":
+            assert (TOP / claim.test).is_file(), where
+        if claim.data in known:
+            study = load_study(claim.data)
+            assert claim.variant in study.variants, where
+            assert {choice for _, choice, _ in claim.contrast} <= set(study.choices), where
+
+
+def test_a_claim_gets_its_verdict_from_the_contrast_of_its_scores(tmp_path):
+    scores = {"a": [70.0, 71.0, 71.0], "b": [90.0, 91.1, 91.0], "c": [70.5, 70.0, 71.9]}
+    fallen = rows({name: [value - 20 for value in values] for name, values in scores.items()}, at="zoom 40")
+    write_table(tmp_path / "study_x.csv", [*rows(scores), *fallen])
+    asked = [
+        Claim("P", "1", "b is better", data="x", contrast=difference("b", "a")),
+        Claim("P", "2", "a is better", data="x", contrast=difference("a", "b")),
+        Claim("P", "3", "c is better", data="x", contrast=difference("c", "a")),
+        Claim("P", "4", "c is equal", data="x", contrast=difference("c", "a"), equal=True),
+        Claim("P", "5", "b is equal", data="x", contrast=difference("b", "a"), equal=True),
+        Claim("P", "6", "b falls less", data="x", contrast=gain("b", "a", "zoom 40")),
+        Claim("P", "7", "b gains", data="x", contrast=change("b", "zoom 60")),
+        Claim("P", "8", "it costs less", test="a machine", verdict="cannot be tested here"),
+    ]
+    found = claims.rows_of(asked, {"x": claims.scores_of("x", tmp_path)})[1:]
+    assert [row[4] for row in found] == [
+        "supported at this size",
+        "the opposite at this size",
+        "not seen: no difference within error",
+        "no difference within error",
+        "not so at this size",
+        "no test",  # the same difference in all
+        "not run",
+        "cannot be tested here",
+    ]
+    assert found[0][3].startswith("+20.03 (") and found[0][3].endswith("3 seeds, p < 0.001")
+    assert found[0][2] == "b (trained) - a (trained)"
+    assert "8 claims: not run 1" not in claims.page(asked, tmp_path) and "| P, 8 |" in claims.page(asked, tmp_path)
+
+
+def test_scores_of_the_extrapolation_benchmark_are_those_of_the_plain_encodings(tmp_path):
+    (tmp_path / "extrapolation.csv").write_text(
+        "choice,variant,mode,height,width,seed,top1,loss,date,torch,machine\n"
+        "peg,plain,canvas,20,20,0,90.0,1,d,t,m\n"
+        "peg,plain,zoom,40,40,0,80.0,1,d,t,m\n"
+        "peg,plain + log_n,zoom,40,40,0,85.0,1,d,t,m\n"
+    )
+    assert claims.scores_of("extrapolation", tmp_path) == {
+        ("peg", "", "trained"): {0: 90.0},
+        ("peg", "", "zoom 40"): {0: 80.0},
+    }
+
+
+def test_the_study_of_the_guide_can_be_planned():
+    text = (DOCS / "training.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python study\n(.*?)```", text, flags=re.DOTALL)
+    names: dict = {}
+    exec(compile(block, "docs/training.md", "exec"), names)
+    assert len(names["study"]().recipes()) == 4
