@@ -26,6 +26,7 @@ from graticule.analysis import (
     bias_maps,
     bias_sheet,
     correlation_sheet,
+    explored,
     locality_plot,
     mixing_maps,
     mixing_parts,
@@ -118,7 +119,7 @@ WITHOUT_A_MODEL = {
     *("register_text", "score_plot"),
     *("register_names", "own_state", "read_state", "renamed_state_dict"),
     # of models of other libraries, or tested family by family in tests/surgery and tests/backbones/test_hub.py
-    *("audit", "audit_json", "audit_page", "rotary_similarity", "view_of"),
+    *("audit", "audit_json", "audit_page", "rotary_similarity", "view_of", "write_explorer"),
     *("attach", "change_position", "convert", "export", "from_pretrained", "load_own", "resize", "to_timm"),
 }
 
@@ -548,6 +549,20 @@ def test_what_was_found_is_drawn(family):
         found = position_correlations(model)
         figures += [correlation_sheet(found, family), locality_plot({family: found})]
     assert all(any(ax.has_data() for ax in figure.axes) for figure in figures)
+
+
+@family_alone
+def test_the_explorer_shows_every_layer(family):
+    model = held(family, None, "default")
+    given = ([images(model, batch=1)], (0.5,) * 3, (0.2,) * 3, family)
+    if family == "MLP-Mixer":
+        with pytest.raises(ValueError, match="must have maps of position or attention"):
+            explored(model, *given)
+        return
+    (found,) = explored(model, *given).sizes
+    assert {one.layer for one in found.maps} == set(range(layers(model)))
+    for one in found.maps:  # the queries are the tokens of the layer, or those of a window
+        assert all(side <= whole for side, whole in zip(one.queries, found.grids[one.layer], strict=True))
 
 
 # What every family takes by name

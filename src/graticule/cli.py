@@ -29,6 +29,7 @@ COMMANDS = {
     "correlations": "draw position as each layer sees it, and biases of heads",
     "translation": "measure how far each layer is from translation equivariance",
     "attention": "draw attention maps, with and without position",
+    "explore": "choose a token, and see what it means to each layer: a page",
     "mixing": "draw the token mixing of gated MLPs, and its non-locality",
     "resamplers": "find the resampler that keeps features at other image sizes",
     "audit": "measure what position costs and where it can be read: a page",

@@ -128,6 +128,24 @@ def test_a_figure_is_written_whole_into_a_new_folder(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["a.png"]
 
 
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF-"), ("SVG", b"<?xml")])
+def test_the_suffix_says_the_format_and_the_same_figure_gives_the_same_bytes(tmp_path, suffix, start):
+    once, again = (
+        save_figure(correlation_sheet(correlations(2), "a model"), tmp_path / f"{name}.{suffix}").read_bytes()
+        for name in ("a", "b")
+    )
+    assert once.startswith(start) and once == again
+    if suffix == "pdf":
+        assert b"/Type3" not in once  # fonts that publishers refuse
+
+
+def test_another_suffix_is_refused_before_anything_is_written(tmp_path):
+    for name in ("a.jpg", "a", "a.png.txt"):
+        with pytest.raises(ValueError, match=r"`path` must end with \.png, \.pdf or \.svg"):
+            save_figure(curves({"a": [(0, 1.0, None)]}, "x", "y"), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_names_are_drawn_as_they_are_and_ticks_as_matplotlib_writes_them(tmp_path):
     names = ["$$", "$x^$", "\x1b[31mred", "\udcff", "a\nb"]
     figure = curves({name: [(1, 50.0, None), (2, 60.0, None)] for name in names}, "epoch", "top-1 (%)", "$$ \x1b")

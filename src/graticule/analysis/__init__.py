@@ -20,6 +20,9 @@ from graticule.analysis.correlation import (
 )
 from graticule.analysis.effect import Effect
 from graticule.analysis.equivariance import Translation, translation_error, whole_patches
+from graticule.analysis.explorer import explored
+from graticule.analysis.explorer_data import Explored
+from graticule.analysis.explorer_page import write_explorer
 from graticule.analysis.larger_image import PASSES, check_larger, logits_of_passes
 from graticule.analysis.length_plots import length_plot
 from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
@@ -49,6 +52,7 @@ __all__ = [
     "Correlations",
     "Effect",
     "Eraser",
+    "Explored",
     "MixingMap",
     "MixingParts",
     "ModelView",
@@ -71,6 +75,7 @@ __all__ = [
     "correlation_sheet",
     "cosine_similarity",
     "curves",
+    "explored",
     "length_plot",
     "locality",
     "locality_plot",
@@ -94,4 +99,5 @@ __all__ = [
     "two_dimensionality",
     "view_of",
     "whole_patches",
+    "write_explorer",
 ]

@@ -26,12 +26,15 @@ class AttentionMap:
         weights: (B, heads, N, M), rows summing to 1. Where attention stays within windows, B counts windows.
         queries: grid of the N queries; with windows, that of a window.
         keys: grid of the M keys, which may be coarser.
+        windows: (L, M), the tokens of each window of an image in the grid of the layer, -1 for padding; None where
+            attention is over the whole grid.
     """
 
     layer: int
     weights: Array
     queries: Grid
     keys: Grid
+    windows: NDArray[np.int64] | None = None
 
     @property
     def num_heads(self) -> int:

@@ -26,6 +26,7 @@ from graticule.analysis.view import (
     repeated,
 )
 from graticule.backbones import Backbone
+from graticule.backbones.swin import window_tokens
 from graticule.encodings import FoldedPosition, NoPosition, Position
 from graticule.grid import Grid, Windows
 from graticule.layer_position import LayerPosition
@@ -131,7 +132,7 @@ class BackboneView(ModelView):
         if not attentions:
             raise Unavailable(f"`model` must have attention, which {type(self.model).__name__} has not.")
         chosen = chosen_layers(layers, len(attentions))
-        found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None]] = {}
+        found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None, Windows | None]] = {}
         with ExitStack() as hooks:
             for layer in set(chosen):
                 hook = attentions[layer].register_forward_pre_hook(partial(_keep, found, layer), with_kwargs=True)
@@ -274,22 +275,25 @@ def _shuffling(grid: Grid, seed: int) -> Places:
 
 
 def _keep(
-    found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None]],
+    found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None, Windows | None]],
     layer: int,
     module: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Keep the weights of a layer, and the grids of its queries and keys if it says them."""
-    seen = None
+    """Keep the weights of a layer, the grids of its queries and keys if it says them, and its windows."""
+    seen = windows = None
     for given in args:
         if isinstance(given, Windows):
-            seen = given.window, given.window
+            seen, windows = (given.window, given.window), given
         elif isinstance(given, Grid) and hasattr(module, "seen_grids"):
             seen = module.seen_grids(given)
-    found[layer] = module.weights(*args, **kwargs), seen
+    found[layer] = module.weights(*args, **kwargs), seen, windows
 
 
-def _map(layer: int, weights: Tensor, seen: tuple[Grid, Grid] | None, grid: Grid) -> AttentionMap:
+def _map(
+    layer: int, weights: Tensor, seen: tuple[Grid, Grid] | None, windows: Windows | None, grid: Grid
+) -> AttentionMap:
     """Name the grids of queries and keys: those that are seen, or that of the layer."""
-    return AttentionMap(layer, weights.double().cpu().numpy(), *(seen or (grid, grid)))
+    tokens = None if windows is None else window_tokens(windows).numpy()
+    return AttentionMap(layer, weights.double().cpu().numpy(), *(seen or (grid, grid)), tokens)

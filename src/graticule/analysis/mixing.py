@@ -175,6 +175,22 @@ def mixing_parts(
     ]
 
 
+@torch.no_grad()
+@checked
+def mixing_matrices(model: nn.Module, img_size: tuple[int, int] | None = None) -> list[tuple[Grid, Array]]:
+    """Return the weights by which each layer of a gated MLP mixes all tokens, (groups, N, N), with their grid.
+
+    Args:
+        model: as `mixing_maps`, with what it raises.
+        img_size: as `mixing_maps`.
+    """
+    found = []
+    for _, (_, grid, encoding, _) in _layers(model, img_size, None):
+        table = encoding.displacements(grid)
+        found.append((grid, _array(encoding(grid) if table is None else table.matrix())))
+    return found
+
+
 def _layers(
     model: nn.Module, img_size: tuple[int, int] | None, layers: Sequence[int] | None
 ) -> list[tuple[int, tuple[int, Grid, MixingEncoding, Tensor | None]]]:

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
@@ -23,6 +24,9 @@ from graticule.checks import printable
 from graticule.files import write_bytes
 
 DPI = 150
+#: Formats of files, and the metadata that leaves out the date, so that the same figure gives the same bytes.
+_UNDATED: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+FORMATS = tuple(_UNDATED)
 COLUMNS = 7  # of a sheet
 SIMILARITY = "viridis"  # even in lightness: it survives a grey printer and every kind of colour vision
 
@@ -252,12 +256,36 @@ def translation_plot(found: Mapping[str, Translation], title: str = "") -> Figur
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write `figure` to `path` as a PNG at 150 dots an inch, whole or not at all; returns the path."""
-    return write_bytes(path, png(figure))
+    """Write `figure` to `path`, whole or not at all, in the format that its suffix names; returns the path.
+
+    A PNG has 150 dots per inch; a PDF and an SVG are drawn as lines and text, and scale to any size. The same figure
+    gives the same bytes.
+
+    Raises:
+        ValueError: if the suffix is not .png, .pdf or .svg.
+    """
+    return write_bytes(path, rendered(figure, figure_format(path)))
+
+
+def figure_format(path: str | Path) -> str:
+    """Return the format that the suffix of `path` names: png, pdf or svg.
+
+    Raises:
+        ValueError: for any other suffix.
+    """
+    found = Path(path).suffix.lower().removeprefix(".")
+    if found not in FORMATS:
+        raise ValueError(f"`path` must end with .png, .pdf or .svg, which says the format, got {str(path)!r}.")
+    return found
 
 
 def png(figure: Figure) -> bytes:
-    """Render `figure` as a PNG at 150 dots an inch.
+    """Render `figure` as a PNG at 150 dots per inch."""
+    return rendered(figure, "png")
+
+
+def rendered(figure: Figure, kind: str) -> bytes:
+    """Render `figure` in one of `FORMATS`.
 
     Names in it are drawn as they are: $ is no mathematics, and what cannot be drawn is escaped.
     """
@@ -265,7 +293,9 @@ def png(figure: Figure) -> bytes:
         text.set_parse_math(False)
         text.set_text("\n".join(printable(line) for line in text.get_text().split("\n")))
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
+    # fonts that a publisher accepts (TrueType instead of Type 3), and names of elements that are not drawn at random
+    with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "graticule"}):
+        figure.savefig(buffer, format=kind, dpi=DPI, facecolor="white", metadata=_UNDATED[kind])
     return buffer.getvalue()
 
 

@@ -11,13 +11,16 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graticule.analysis.attention_map import AttentionMap
 from graticule.analysis.timm_position import Part, find_parts
 from graticule.analysis.view import Edit, ModelView, Pass, Size, Unavailable, chosen_layers, evaluating
-from graticule.grid import Grid
+from graticule.backbones.swin import window_tokens
+from graticule.grid import Grid, Windows
 
 #: Names of parameters that look like position information.
 _NAMES = re.compile(r"pos_embed|rel_pos|relative_position|rope|pos_block|pos_proj|attention_biases")
@@ -172,7 +175,7 @@ class TimmView(ModelView):
                     attention.fused_attn = False
                 hooks.callback(attention.attn_drop.register_forward_pre_hook(partial(keep, layer)).remove)
             grids = [grid for _, grid in view.run(images).layers]
-        return [_map(layer, found[layer], grids[layer], attentions[layer]) for layer in chosen]
+        return [_map(layer, found[layer], grids[layer], attentions[layer], view.blocks[layer]) for layer in chosen]
 
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
         """Return forward passes of the model and of a copy without its position information."""
@@ -306,7 +309,7 @@ def _attention(block: nn.Module) -> Any:
     return next((one for one in block.modules() if isinstance(getattr(one, "attn_drop", None), nn.Module)), None)
 
 
-def _map(layer: int, weights: Tensor, grid: Grid, attention: Any) -> AttentionMap:
+def _map(layer: int, weights: Tensor, grid: Grid, attention: Any, block: Any) -> AttentionMap:
     """Name the grids of queries and keys from the shape of the weights, (B * windows, heads, n, m)."""
     queries, keys = weights.shape[-2:]
     window = getattr(attention, "window_size", None) or getattr(attention, "ws", None)
@@ -320,7 +323,15 @@ def _map(layer: int, weights: Tensor, grid: Grid, attention: Any) -> AttentionMa
     each = weights.flatten(0, -4) if weights.ndim > 4 else weights
     if not torch.allclose(each.sum(-1), torch.ones((), device=each.device, dtype=each.dtype), atol=1e-3):
         raise Unavailable("the weights of its attention are mixed over the heads, so rows do not sum to 1")
-    return AttentionMap(layer, each.double().cpu().numpy(), inner, coarse)
+    windows = None if inner is grid else _window_tokens(grid, inner, getattr(block, "shift_size", (0, 0)))
+    return AttentionMap(layer, each.double().cpu().numpy(), inner, coarse, windows)
+
+
+def _window_tokens(grid: Grid, window: Grid, shift: tuple[int, int]) -> NDArray[np.int64]:
+    """Return the tokens of each window, (L, M), -1 for padding, where the map is rolled by `shift` and then cut."""
+    rolled = np.roll(np.arange(grid.patches).reshape(grid.shape), (-shift[0], -shift[1]), (0, 1)).ravel()
+    tokens = window_tokens(Windows(Grid(*grid.shape), window)).numpy()
+    return np.where(tokens < 0, -1, rolled[tokens])
 
 
 def _line(error: Exception) -> str:

@@ -316,6 +316,18 @@ def _kinds(x: Tensor, windows: Windows) -> list[list[tuple[Tensor, Tensor | None
     ]
 
 
+def window_tokens(windows: Windows) -> Tensor:
+    """Return the tokens of each window in the order of `WindowAttention.weights`, (windows, M); -1 for padding."""
+    window = windows.window
+    numbers = torch.arange(1, windows.grid.patches + 1)[None, :, None]
+    found = []
+    for strip in _kinds(numbers, windows):
+        for part, _ in strip:
+            cut = part[0, :, :, 0].unflatten(1, (-1, window.width)).unflatten(0, (-1, window.height))
+            found.append(cut.transpose(1, 2).flatten(2).flatten(0, 1))
+    return torch.cat(found) - 1
+
+
 def _seen(window: Grid, down: int, across: int, device: torch.device) -> Tensor | None:
     """Return the mask of a window whose last `down` rows and `across` columns come from the opposite edge."""
     if not down and not across:

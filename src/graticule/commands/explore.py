@@ -1,0 +1,143 @@
+"""`graticule explore`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from graticule.commands.opening import (
+    NamedModels,
+    Opened,
+    check_inputs,
+    check_targets,
+    is_named,
+    labels_of,
+    open_model,
+    size_of,
+    with_own_data,
+)
+from graticule.commands.options import parse, parse_checkpoint, parse_sizes, print_written
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class Explore(NamedModels):
+    """Write one page to look at position in a model, or in two side by side, and open it in the browser.
+
+    Choose layer, head and token, by pointer or keys: the page shows the position correlations of the token, its
+    attention with and without position, the bias, the similarity under rotation, and mixing weights. The page contains
+    everything that it shows, so it can be sent as it is.
+    """
+
+    models: tyro.conf.Positional[list[str]]
+    """one or two: runs, files of weights, names of models, timm:NAME, or FILE.py:NAME"""
+    images: list[str] = dataclasses.field(default_factory=list)
+    """files of images, or numbers of test images of runs, the first being 0 (default: 0)"""
+    sizes: list[str] = dataclasses.field(default_factory=list)
+    """sizes of the images, sides in pixels or HEIGHTxWIDTH (default: that of each model)"""
+    checkpoint: str = "best"
+    """best or last, of a run"""
+    output: Path | None = None
+    """file NAME.html (default: explorer.html in the first run, or in this folder)"""
+    open: bool = True
+    """open the page in the browser, where there is a terminal"""
+
+
+def run(arguments: list[str]) -> int:
+    """Write the page of the explorer."""
+    options = parse(Explore, "explore", arguments)
+    check_targets(options.models, options, "explore")
+    if len(options.models) > 2:
+        raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
+    checkpoint, sizes = parse_checkpoint(options.checkpoint), parse_sizes(options.sizes)
+    given = _images(options.images, options.models)
+    if options.output is not None and (options.output.suffix != ".html" or options.output.is_dir()):
+        raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
+    check_inputs(options.models, "explore")
+    opened = [open_model(target, options, checkpoint) for target in options.models]
+    from graticule.analysis import explored, write_explorer
+
+    found = []
+    for one, label in zip(opened, labels_of(opened), strict=True):
+        known = with_own_data(one) if one.run is not None else one
+        assert known.info is not None
+        images = [_read(known, given, size) for size in sizes or [size_of(one)]]
+        found.append(explored(one.model, images, known.info.mean, known.info.std, label, one.title))
+    page = options.output or opened[0].folder / "explorer.html"
+    written = write_explorer(found, page, _made(options))
+    print_written(written)
+    if options.open and sys.stdout.isatty():
+        import webbrowser
+
+        webbrowser.open(written.resolve().as_uri())
+    return 0
+
+
+def _images(given: list[str], targets: list[str]) -> list[int | Path]:
+    """Return the images as numbers of test images or as files, before any work.
+
+    Raises:
+        ValueError, FileNotFoundError: for a file that is not there, or a number for a model that is no run.
+    """
+    named = next((target for target in targets if is_named(target)), None)
+    images: list[int | Path] = [int(one) if one.isdecimal() else Path(one) for one in given or ["0"]]
+    for one in images:
+        if isinstance(one, int) and named is not None:
+            raise ValueError(
+                f"`images` must be files for {named!r}, which is not the folder of a run with test images of its own, "
+                f"got {one if given else 'none'}."
+            )
+        if isinstance(one, Path) and not one.is_file():
+            raise FileNotFoundError(
+                f"`images` must be files, or numbers of test images, got {str(one)!r}, which is not there."
+            )
+    return images
+
+
+def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Tensor:
+    """Return the images as the model takes them, (n, C, height, width).
+
+    Raises:
+        ValueError: for a number of a test image that there is not, or a file that is no image.
+    """
+    import torch
+    from PIL import Image
+
+    from graticule.data import Augmentation
+    from graticule.data.encoded import LARGEST, decode
+    from graticule.data.transforms import evaluation_transform
+    from graticule.files import read_bytes
+
+    assert opened.info is not None
+    transform = evaluation_transform(opened.info, size, opened.augmentation or Augmentation())
+    found: list[Any] = []
+    for one in given:
+        if isinstance(one, int):
+            found.append(opened.own_data.test_images(size, [one])[0][0])
+            continue
+        try:
+            image = decode(read_bytes(one, LARGEST))
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise ValueError(f"`images` must be images, got {one}, which cannot be read as one ({reason}).") from None
+        found.append(transform(image.convert("L" if opened.info.channels == 1 else "RGB")))
+    return torch.stack(found)
+
+
+def _made(options: Explore) -> str:
+    """Return how the page was made."""
+    from datetime import UTC, datetime
+    from importlib.metadata import version
+
+    command = ["graticule", "explore", *options.models]
+    command += ["--images", *options.images] if options.images else []
+    command += ["--sizes", *options.sizes] if options.sizes else []
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"Made by {' '.join(command)} with graticule {version('graticule')}, {now}."
