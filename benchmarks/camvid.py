@@ -3,7 +3,7 @@
     python benchmarks/camvid.py --data CAMVID --seeds 0 1 2 --folder runs/camvid
     python benchmarks/camvid.py --report
 
-A small ViT (4 blocks, patches of 8 x 8) with Segmenter's mask transformer, which sees no padding, and a small PVT
+A small ViT (6 blocks, patches of 8 x 8) with Segmenter's mask transformer, which sees no padding, and a small PVT
 (5 blocks in four stages) with Semantic FPN, whose convolutions do. They are trained from scratch on the 367 training
 images of CamVid at 96 x 128, in batches of 8 for 5 epochs with flips, a minute of one core each, and the last weights
 are scored on all 101 validation images at 96 x 128, 144 x 192 and 192 x 256 against the truth of the originals. So far

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-#: mmdetection's names, ours, and how the rows of the classes are changed (see `rcnn_heads`).
-_NAMES = (
+#: mmdetection's names, ours, and what becomes of the rows of the classes: so many of zeros come before them, or the
+#: last comes first (see `rcnn_heads`).
+_NAMES: tuple[tuple[str, str, int | str | None], ...] = (
     (r"rpn_head\.rpn_conv\.", "model.rpn.head.conv.0.0.", None),
     (r"rpn_head\.rpn_cls\.", "model.rpn.head.cls_logits.", None),
     (r"rpn_head\.rpn_reg\.", "model.rpn.head.bbox_pred.", None),
@@ -34,10 +35,10 @@ def rcnn_heads(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for pattern, ours, rows in _NAMES:
             if found := re.match(pattern, name):
                 name = found.expand(ours) + name[found.end() :]
-                if rows == "last first":
-                    value = torch.cat([value[-1:], value[:-1]])
-                elif rows is not None:
+                if isinstance(rows, int):
                     value = torch.cat([value.new_zeros(rows, *value.shape[1:]), value])
+                elif rows is not None:
+                    value = torch.cat([value[-1:], value[:-1]])
                 break
         state[name] = value
     return state

@@ -1,8 +1,8 @@
 """Small detectors and segmentation models that learn in minutes: composed scenes, CamVid, a few images of COCO.
 
 Reproduces: nothing; it is where any position encoding can be tried on dense tasks.
-Command: graticule train scenes_detection; graticule train scenes_segmentation; then graticule evaluate RUN --sizes 72
-    96 128 and graticule predict RUN. Without position: --encoding none.
+Command: graticule train scenes_detection; graticule train scenes_segmentation; graticule train scenes_sides; then
+    graticule evaluate RUN --sizes 72 96 128 and graticule predict RUN. Without position: --encoding none.
     graticule train camvid --data-root CAMVID; graticule train camvid_pvt --data-root CAMVID
     graticule train coco_overfit --data-root COCO [--limit-train 100 --limit-test 100]
 Cost: docs/dense.md.
@@ -114,7 +114,7 @@ def camvid() -> graticule.SegmentationRecipe:
 
 @graticule.register_recipe("camvid_pvt", "A small PVT with Semantic FPN on CamVid at 180 x 240.")
 def camvid_pvt() -> graticule.SegmentationRecipe:
-    """Train with two blocks per stage and an eighth of PVT-tiny's channels in the first; padded to 192 x 256."""
+    """Train with five blocks in four stages and half of PVT-tiny's channels or fewer; padded to 192 x 256."""
     return _camvid(
         model="pvt_tiny",
         model_kwargs=("embed_dims=[32,64,96,128]", "num_heads=[1,2,3,4]", "depths=[1,1,2,1]"),
