@@ -29,6 +29,7 @@ NAMED = {
     "resize": "surgery/test_guide.py",
     "serve": "../docs/_ext/test_pages.py",
     "start": "../docs/_ext/test_pages.py",
+    "study": "studies/test_study_docs.py",
     "testing": "test_plugins.py",
 }
 

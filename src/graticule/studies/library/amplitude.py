@@ -5,10 +5,11 @@ from graticule.studies.study import Study
 
 def study() -> Study:
     """Three standard deviations of the initial table, times two joinings."""
+    encodings = {"std 0.02": "learnable", "std 0.2": "learnable(std=0.2)", "std 1": "learnable(std=1)"}
     choices = {
-        f"std {std}{label}": {"encoding": f"learnable(std={std})", "joining": joining}
+        f"{name}{label}": {"encoding": encoding, "joining": joining}
         for label, joining in (("", "default"), (", LaPE", "lape"))
-        for std in (0.02, 0.2, 1)
+        for name, encoding in encodings.items()
     }
     return Study(
         question="How much does the amplitude of a learnable table at the start decide?",

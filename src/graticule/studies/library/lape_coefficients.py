@@ -23,7 +23,8 @@ def measure(run: Any) -> Iterator[Measured]:
 
 def study() -> Study:
     """The default joining at three amplitudes; with LaPE the stream has no position, so Eq. 6 does not apply."""
-    choices = {f"std {std}": {"encoding": f"learnable(std={std})"} for std in (0.02, 0.2, 1)}
+    choices = {"std 0.02": {"encoding": "learnable"}}
+    choices |= {f"std {std}": {"encoding": f"learnable(std={std})"} for std in (0.2, 1)}
     return Study(
         question="How much of what a layer's norm gives to attention is position, with the default joining?",
         recipe="digits_small",
