@@ -56,8 +56,10 @@ def test_a_run_folder_holds_recipe_versions_seed_metrics_and_checkpoints(trained
 
 
 def test_train_prints_its_results_and_where_they_are(capsys, tmp_path):
-    code, out, _ = run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "run")
+    code, out, err = run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "run")
     assert code == 0 and "top-1" in out and str(tmp_path / "run") in out
+    first, *_, last = err.splitlines()  # no terminal: a line per epoch, and no bar
+    assert first.startswith("epoch 1/") and "loss" in first and last.endswith("about 0 s left") and "\r" not in err
     assert Run.open(tmp_path / "run").finished
 
 
@@ -104,6 +106,27 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(caps
     assert code == 0 and "bias on 7 x 7 patches, from head to head" in out and "p = " not in out
     assert (tmp_path / "bias.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "bias.npz").is_file()
     assert (tmp_path / "correlations.png").is_file() is tables
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    [
+        (["evaluate", "RUN", "--sizes", 20], {"run", "size", "top1"}),
+        (["correlations", "RUN", "--untrained", 0], {"stage", "correlations", "verdict"}),
+        (["attention", "RUN", "--layers", 2], {"trained"}),
+        (["translation", "RUN", "--images", 8], {"trained"}),
+        (["plot", "RUN"], {"run", "epochs", "val_top1"}),
+        (["models", "vit_nano*"], {"models", "encodings", "recipes"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, arguments, keys):
+    given = [trained.folder if argument == "RUN" else argument for argument in arguments]
+    files = {"plot": ["--output", tmp_path / "a.png"], "models": []}.get(arguments[0], ["--output", tmp_path])
+    code, out, err = run_command(capsys, *given, *files, "--json")
+    found = json.loads(out)
+    assert code == 0 and keys <= set(found[0] if isinstance(found, list) else found)
+    assert err.startswith("wrote ") if files else err == ""
 
 
 def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_side(capsys, tmp_path, trained, pegged):
@@ -228,6 +251,8 @@ def test_compare_makes_one_table_in_parts_and_resumes_where_it_stopped(capsys, t
     assert {f"comparison.{kind}" for kind in ("md", "csv", "tex", "png")} <= {path.name for path in tmp_path.iterdir()}
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")}
     assert len(before) == 4
+    code, again, err = run_command(capsys, *command, "--json")
+    assert json.loads(again)["comparison"]["top1"] == found["top1"] and err.startswith("wrote ")
     code, again, _ = run_command(capsys, *command)
     assert code == 0 and {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")} == before
     assert again.splitlines()[-6:] == out.splitlines()[-6:]

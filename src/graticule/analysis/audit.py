@@ -22,6 +22,7 @@ from graticule.analysis.probe import Eraser, PositionSums, Probe
 from graticule.analysis.timm_view import TimmView
 from graticule.analysis.view import ModelView, Pass, Size, Unavailable, evaluating
 from graticule.grid import Grid
+from graticule.progress import hidden
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
@@ -198,7 +199,7 @@ class _Bar:
     def __init__(self, passes: int, others: Mapping[Size, int], size: Size, shown: bool) -> None:
         self.size = size
         total = passes + sum(count * self._cost(other) for other, count in others.items())
-        self.bar = tqdm(total=round(total), unit="img", disable=not shown)
+        self.bar = tqdm(total=round(total), unit="img", disable=hidden(shown))
 
     def run(self, name: str, view: ModelView, images: Tensor, edit: Callable[..., Tensor] | None = None) -> Pass:
         """Run a view."""

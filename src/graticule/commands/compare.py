@@ -13,15 +13,15 @@ import tyro
 
 from graticule.commands.kinds import check_task_options
 from graticule.commands.options import (
+    Output,
     choose_device,
     output_folder,
     overridden,
     parse,
     parse_part,
     parse_sizes,
-    print_table,
-    print_written,
 )
+from graticule.files import read_json
 from graticule.specs import split_outside
 
 if TYPE_CHECKING:
@@ -68,12 +68,15 @@ class Compare:
     """print what would be trained where, with slurm the script of a job, and train nothing"""
     replace: bool = False
     """replace the tables of a comparison with further choices or seeds in the same folder"""
+    json: bool = False
+    """print the tables as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Train several choices with several seeds, and make one table."""
     options = parse(Compare, "compare", arguments)
     part = parse_part(options.part)
+    output = Output(options.json)
     from graticule.recipes import load_recipe
 
     base = load_recipe(options.recipe)  # first, so that an unknown name costs no import of PyTorch
@@ -102,7 +105,7 @@ def run(arguments: list[str]) -> int:
         flags = [text for key, _, value in pairs for text in _flag(key, value)]
         if choice in choices:
             raise ValueError(f"`choices` must differ, got {choice!r} twice.")
-        choices[choice] = overridden(base, flags, "compare --choices")
+        choices[choice] = overridden(base, flags, f"train {options.recipe}")
     for recipe in choices.values() if sizes else ():  # before any training
         check_sizes(build_model(recipe, num_classes=10), sizes)
     for recipe in choices.values() if options.lengths else ():
@@ -115,7 +118,7 @@ def run(arguments: list[str]) -> int:
         print(slurm_script(options.on, folder))
     if options.list_runs or options.dry_run:
         columns, *rows = planned_rows(plan(choices, options.seeds, folder))
-        print_table(columns, rows)
+        output.give(output.table(columns, rows))
         return 0
     try:
         with executor_of(options.on, folder) as executor:
@@ -131,33 +134,35 @@ def run(arguments: list[str]) -> int:
     except Interrupted:
         print("stopped; the same command resumes the comparison.", file=sys.stderr)
         return 130
-    print_table(comparison.columns, comparison.rows())
-    print(*comparison.verdict(), sep="\n")
-    print_written(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "tex", "png", "json")))
+    output.table(comparison.columns, comparison.rows())
+    output.say(*comparison.verdict())
+    given = {"comparison": read_json(folder / "comparison.json")}
+    output.wrote(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "tex", "png", "json")))
     if sizes:
         found = resolutions(comparison, sizes, device=choose_device("auto"), mode=options.mode)
         columns, *rows = found.rows()
-        print(f"\ntop-1 (%) at other sizes ({options.mode}), mean and standard deviation")
-        print_table(columns, rows)
-        _print_tests(found)
-        print_written(*found.write(folder))
+        output.say(f"\ntop-1 (%) at other sizes ({options.mode}), mean and standard deviation")
+        given["sizes"] = output.table(columns, rows)
+        _show_tests(found, output)
+        output.wrote(*found.write(folder))
     if options.lengths:
         at_lengths = lengths(comparison, options.lengths, device=choose_device("auto"))
         columns, *rows = at_lengths.rows()
-        print("\nbits per byte at other lengths, mean and standard deviation")
-        print_table(columns, rows)
-        print(at_lengths.legend())
-        _print_tests(at_lengths)
-        print_written(*at_lengths.write(folder))
+        output.say("\nbits per byte at other lengths, mean and standard deviation")
+        given["lengths"] = output.table(columns, rows)
+        output.say(at_lengths.legend())
+        _show_tests(at_lengths, output)
+        output.wrote(*at_lengths.write(folder))
+    output.give(given)
     return 0
 
 
-def _print_tests(found: Resolutions | Lengths) -> None:
+def _show_tests(found: Resolutions | Lengths, output: Output) -> None:
     """Print the differences from the first choice with p, p adjusted, and how many tests there are."""
     if len(found.scores) > 1:
         columns, *rows = found.differences()
-        print_table(columns, rows)
-        print(found.note())
+        output.table(columns, rows)
+        output.say(found.note())
 
 
 def _flag(key: str, value: str) -> list[str]:

@@ -66,7 +66,19 @@ METAVARS = {
 #: Options that few people need: `--help-all` lists them.
 RARE = {
     *("batch_size", "checkpoint", "context", "data_root", "device", "border", "labels", "private", "workers"),
-    *("located", "per_class", "stride", "window", "windows", "patch_size", "untrained", "dry_run", "part", "replace"),
+    *(
+        "located",
+        "per_class",
+        "stride",
+        "window",
+        "windows",
+        "patch_size",
+        "untrained",
+        "dry_run",
+        "part",
+        "replace",
+        "on",
+    ),
 }
 #: Options of recipes that most people need.
 USUAL = {

@@ -19,6 +19,7 @@ from graticule.data.hugging_face import DICT, PLAN, hugging_face, open_arrow, re
 from graticule.data.images import Split
 from graticule.data.tars import has_tars, tar_files
 from graticule.files import check_plain, locked, write_json, write_text, write_whole
+from graticule.progress import hidden
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -154,7 +155,7 @@ def each(
     if workers is not None and workers < 1:
         raise ValueError(f"`workers` must be at least 1, got {workers}.")
     options = {} if workers is None else {"max_workers": workers}
-    return list(thread_map(function, items, desc=about, unit=" files", disable=not progress, **options))
+    return list(thread_map(function, items, desc=about, unit=" files", disable=hidden(progress), **options))
 
 
 def _sources(root: Path, skip_broken: bool) -> tuple[tuple[str, ...], dict[Split, list[_Source]], tuple[str, ...]]:

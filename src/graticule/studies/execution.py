@@ -18,6 +18,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from graticule.progress import hidden
 from graticule.specs import Spec
 
 #: How often a run whose process died is submitted again without a new checkpoint in between.
@@ -239,19 +240,24 @@ def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
     from graticule.training import Run, train
 
     waiting = [one for one in runs if not Run(one.folder).finished]
+    start, begun = time.monotonic(), len(waiting)
     said = False
     while waiting:
         in_use = []
         for one in waiting:
             if progress and not Run(one.folder).finished:
-                print(f"{one.choice}, seed {one.recipe.seed} -> {one.folder}", flush=True)
+                done, left = sum(Run(one.folder).finished for one in runs), ""
+                if trained := begun - len(runs) + done:
+                    left = f", about {(time.monotonic() - start) / trained * (begun - trained) / 60:.0f} min left"
+                what = f"{one.choice}, seed {one.recipe.seed} -> {one.folder}"
+                print(f"run {done + 1} of {len(runs)}{left}: {what}", file=sys.stderr, flush=True)
             try:
                 train(one.recipe, one.folder, resume=True, progress=progress)
             except BlockingIOError:
                 in_use.append(one)
         if len(in_use) == len(waiting):
             if progress and not said:
-                print(f"waiting for {len(in_use)} runs that other processes train", flush=True)
+                print(f"waiting for {len(in_use)} runs that other processes train", file=sys.stderr, flush=True)
                 said = True
             time.sleep(_PATIENCE)
         waiting = in_use
@@ -274,7 +280,7 @@ def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) 
     lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and how often it died there
     failures: list[str] = []
     total = sum(one.recipe.epochs + one.recipe.cooldown_epochs for one in runs)
-    with tqdm(total=total, unit="epoch", disable=not progress, initial=sum(map(_epochs_done, runs))) as bar:
+    with tqdm(total=total, unit="epoch", disable=hidden(progress), initial=sum(map(_epochs_done, runs))) as bar:
         while outstanding or later:
             ended = [pair for pair in outstanding if pair[0].done()]
             outstanding = [pair for pair in outstanding if pair not in ended]

@@ -14,6 +14,7 @@ from graticule.analysis import resolution_plot, save_figure
 from graticule.data import Mode
 from graticule.files import write_json, write_text
 from graticule.metric import TOP1
+from graticule.progress import hidden
 from graticule.studies.comparison import Comparison, supported_decimals
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import check_sizes, evaluate
@@ -105,7 +106,7 @@ def resolutions(
     for runs in comparison.runs.values():
         check_sizes(runs[0].model(data, "last"), sizes)
     scores: dict[str, dict[Size, list[float]]] = {}
-    bar = tqdm(total=sum(map(len, comparison.runs.values())), unit="run", disable=not progress)
+    bar = tqdm(total=sum(map(len, comparison.runs.values())), unit="run", disable=hidden(progress))
     for name, runs in comparison.runs.items():
         scores[name] = {size: [] for size in sizes}
         bar.set_description(name, refresh=False)

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from graticule.analysis import length_plot, save_figure
 from graticule.files import write_json, write_text
 from graticule.metric import BITS_PER_BYTE
+from graticule.progress import hidden
 from graticule.studies.comparison import Comparison
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import check_lengths, evaluate_text, tokenizer_of
@@ -116,7 +117,7 @@ def lengths(
         {choice: [] for choice in data},
         {choice: {} for choice in data},
     )
-    bar = tqdm(total=sum(map(len, comparison.runs.values())), unit="run", disable=not progress)
+    bar = tqdm(total=sum(map(len, comparison.runs.values())), unit="run", disable=hidden(progress))
     for choice, runs in comparison.runs.items():
         bar.set_description(choice, refresh=False)
         for run in runs:

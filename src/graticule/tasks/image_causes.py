@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 
 from graticule.analysis import PASSES, check_larger, logits_of_passes
 from graticule.data import DataModule
+from graticule.progress import hidden
 from graticule.surgery.resampler import with_resampler
 
 Size = tuple[int, int]
@@ -80,7 +81,7 @@ def size_causes(
     loaders = [data.eval_dataloader(at) for at in (trained_at, size)] + [data.eval_dataloader(size, mode="canvas")]
     batches = zip(*loaders, strict=True)
     for (images, labels), (larger, _), (canvas, _) in tqdm(
-        batches, f"causes at {size[0]}x{size[1]}", disable=not progress
+        batches, f"causes at {size[0]}x{size[1]}", disable=hidden(progress)
     ):
         images, larger, canvas, labels = (x.to(device) for x in (images, larger, canvas, labels))
         found = {**logits_of_passes(model, images, larger), "canvas": model(canvas)}

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from graticule.analysis import view_of
 from graticule.backbones import Backbone
 from graticule.data import DataModule, Mode
+from graticule.progress import hidden
 from graticule.surgery import fold, unfold
 from graticule.tasks.image_causes import Causes
 from graticule.training.cost import inference_cost
@@ -93,14 +94,23 @@ def evaluate(
     was_training = model.training
     model.to(device)
     scores = []
+    loaders = {size: data.eval_dataloader(size, mode=mode) for size in dict.fromkeys(sizes)}
+    pixels = {size: size[0] * size[1] / 1e6 for size in sizes}  # which the time is about proportional to
+    total = sum(len(loaders[size]) * pixels[size] for size in sizes)
+    bar = tqdm(
+        total=total,
+        bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+        disable=hidden(progress),
+        leave=False,
+    )
     try:
         for size in sizes:
+            bar.set_description(f"{size[0]}x{size[1]}")
             sized = _at(model, size).to(device).eval()
             top1 = MulticlassAccuracy(classes, average="micro").to(device)
             top5 = MulticlassAccuracy(classes, average="micro", top_k=5).to(device) if classes > 5 else None
             loss, count, first = 0.0, 0, None
-            batches = data.eval_dataloader(size, mode=mode)
-            for images, labels in tqdm(batches, f"{size[0]}x{size[1]}", disable=not progress, leave=False):
+            for images, labels in loaders[size]:
                 images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
                 first = images if first is None else first
                 logits = sized(images)
@@ -109,6 +119,7 @@ def evaluate(
                 for metric in (top1, top5):
                     if metric is not None:
                         metric.update(logits, labels)
+                bar.update(pixels[size])
             assert first is not None  # there are test images, or `data` would have said so
             score = Score(
                 size=size,
@@ -120,6 +131,7 @@ def evaluate(
             cost = dataclasses.asdict(inference_cost(sized, first)) if measure_cost else {}
             scores.append(dataclasses.replace(score, **cost))
     finally:
+        bar.close()
         unfold(model).train(was_training)
     return scores
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
+from graticule.progress import hidden
 from graticule.tasks.dense_results import PixelScore
 from graticule.tasks.pixel_scores import class_ious, confusion, logits_of, mean_iou
 
@@ -37,7 +38,7 @@ def evaluate_segmentation(
     model.to(device)
     matrix = torch.zeros(len(names), len(names), dtype=torch.int64)
     images, seconds = 0, 0.0
-    for batch in tqdm(data.eval_dataloader(size), f"{size[0]}x{size[1]}", disable=not progress, leave=False):
+    for batch in tqdm(data.eval_dataloader(size), f"{size[0]}x{size[1]}", disable=hidden(progress), leave=False):
         for image, target in zip(*batch, strict=True):
             start = time.perf_counter()
             found = logits_of(model, image.to(device), target["size"], windows).argmax(0).cpu()

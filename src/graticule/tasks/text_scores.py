@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from graticule.backbones import LanguageModel
 from graticule.data import PADDING, TextModule
+from graticule.progress import hidden
 from graticule.surgery import fold, unfold
 from graticule.training.cost import inference_cost
 
@@ -109,7 +110,9 @@ def _score(
     num_bytes = torch.zeros(length, dtype=torch.int64)
     sizes = torch.as_tensor(data.tokenizer.lengths)
     tokens, first = 0, None
-    for inputs, targets in tqdm(data.eval_dataloader(length), f"{length} tokens", disable=not progress, leave=False):
+    for inputs, targets in tqdm(
+        data.eval_dataloader(length), f"{length} tokens", disable=hidden(progress), leave=False
+    ):
         inputs = inputs.to(device, non_blocking=True)
         first = inputs if first is None else first
         nats += token_nats(model(inputs), targets.to(device)).cpu().sum(0, dtype=torch.float64)

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from graticule.files import write_text
 from graticule.metric import Metric
+from graticule.progress import hidden
 
 
 class History(L.Callback):
@@ -92,13 +93,17 @@ class History(L.Callback):
 
 
 class Progress(L.Callback):
-    """One bar for the whole run: the time that is left, images or tokens per second, memory, loss, the best score."""
+    """One bar for the whole run: the time that is left, images or tokens per second, memory, loss, the best score.
+
+    Where nobody watches, as in the log of a cluster, it is one line per epoch.
+    """
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self._bar: tqdm[Any] | None = None
         self._best = metric.worst
         self._shown: dict[str, str] = {}
+        self._start, self._first = time.monotonic(), 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar at the current step."""
@@ -109,7 +114,9 @@ class Progress(L.Callback):
                 unit="step",
                 dynamic_ncols=True,
                 mininterval=0.5,
+                disable=hidden(True),
             )
+            self._start, self._first = time.monotonic(), trainer.current_epoch
             self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -120,7 +127,7 @@ class Progress(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Advance the bar by a step."""
         bar = self._bar
-        if bar is None or trainer.global_step == bar.n:
+        if bar is None or bar.disable or trainer.global_step == bar.n:
             return
         if time.time() - bar.last_print_t >= bar.mininterval:  # it is about to be drawn
             rate = bar.format_dict["rate"]
@@ -142,8 +149,18 @@ class Progress(L.Callback):
             self.metric.key: self.metric.show(score, unit=False),
             "best": self.metric.show(self._best, unit=False),
         }
-        if self._bar is not None:
+        if self._bar is not None and self._bar.disable:
+            self._print(trainer)
+        elif self._bar is not None:
             self._bar.set_postfix(self._shown)
+
+    def _print(self, trainer: L.Trainer) -> None:
+        """Print a line about the epoch, with an estimate of the time that is left."""
+        done, epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
+        seconds = time.monotonic() - self._start
+        left = seconds / (done - self._first) * (epochs - done)
+        shown = ", ".join(f"{name} {value}" for name, value in self._shown.items())
+        print(f"epoch {done}/{epochs}: {shown}, {seconds:.0f} s, about {left:.0f} s left", file=sys.stderr, flush=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""

@@ -11,6 +11,8 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from graticule.progress import hidden
+
 
 class Scored(Protocol):
     """The part of a task that scores held-out examples."""
@@ -64,7 +66,7 @@ def held_out(
     task.setup(model.to(device), data, device)
     task.start_validation()
     sums = Sums()
-    for batch in tqdm(data.eval_dataloader(data.size), "held out", disable=not progress, leave=False):
+    for batch in tqdm(data.eval_dataloader(data.size), "held out", disable=hidden(progress), leave=False):
         sums.add(task.validate(model, move_data_to_device(batch, device)))
     totals = {name: float(value) for name, value in sums.values.items()}
     return task.score(totals, sums.count), totals.get("loss", math.nan) / sums.count, sums.count
