@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 import shutil
 
 import pytest
@@ -232,6 +233,8 @@ def test_what_is_wrong_in_a_study_is_said_before_any_work(tmp_path):
 def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FILE)
+    code, out, _ = run_command(capsys, "study", "mine.py", "--dry-run", "--json")
+    assert code == 0 and len(json.loads(out)["runs"]) == 3  # and their sum
     code, out, _ = run_command(capsys, "study", "mine.py", "--dry-run")
     assert code == 0 and "2 runs to train, 0 in runs/study-mine/study_mine.csv; about 4.0 s on one core" in out
     code, out, err = run_command(capsys, "study", "mine.py", "--choices", "none")
@@ -246,6 +249,8 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
     (folder / "study_mine.md").unlink()
     code, _, _ = run_command(capsys, "study", "mine.py", "--report")
     assert code == 0 and (folder / "study_mine.md").read_bytes() == before
+    code, out, _ = run_command(capsys, "study", "mine.py", "--json", "--choices", "none")
+    assert code == 0 and json.loads(out)["means"][0]["choice"] == "none"
     with (folder / "study_mine.csv").open(newline="") as file:
         assert [row["choice"] for row in csv.DictReader(file)] == ["none"]
 
@@ -272,3 +277,5 @@ def test_a_mistake_on_the_command_line_is_one_line(capsys, tmp_path, monkeypatch
 def test_studies_are_listed_by_name_and_question(capsys):
     code, out, _ = run_command(capsys, "study")
     assert code == 0 and out.splitlines()[0].startswith("amplitude ") and "lape_joinings" in out
+    code, out, _ = run_command(capsys, "study", "--json")
+    assert code == 0 and json.loads(out) == list_studies()

@@ -6,11 +6,11 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from graticule.commands.options import output_folder, parse, parse_part, print_table, print_written
+from graticule.commands.options import Output, output_folder, parse, parse_part
 from graticule.names import known_name
 
 if TYPE_CHECKING:
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 class StudyOptions:
     """Run a study: train and measure what its table lacks, then write its tables, tests, figure and text.
 
-    Without a name, list the studies. The results are kept in one table, a CSV file with a row per score, from which
-    everything else is written:
+        graticule study
+        graticule study amplitude
+        graticule study amplitude --docs docs --report
+        graticule study --docs docs --report
 
-    graticule study amplitude
-
-    graticule study amplitude --docs docs --report
-
-    graticule study --docs docs --report (all studies of the package)
+    Without a name, the studies are listed, or, with --docs and --report, all of the package are written anew. All
+    results are in one table, a CSV file with a row per score.
     """
 
     study: tyro.conf.Positional[str | None] = None
@@ -57,6 +56,8 @@ class StudyOptions:
     """K/N, as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
     on: str = "here"
     """where the runs are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
+    json: bool = False
+    """print the tables as JSON, alone on stdout"""
 
 
 def run(arguments: list[str]) -> int:
@@ -64,6 +65,7 @@ def run(arguments: list[str]) -> int:
     options = parse(StudyOptions, "study", arguments)
     from graticule.studies.study import list_studies, load_study
 
+    output = Output(options.json)
     if options.study is None and options.report and options.docs is not None:
         from graticule.studies.study_runs import write_report
 
@@ -71,10 +73,12 @@ def run(arguments: list[str]) -> int:
         for name in list_studies():
             table = options.docs / "data" / f"study_{name}.csv"
             written += write_report(name, load_study(name), table, options.docs, options.docs)
-        print_written(*dict.fromkeys(written))
+        output.wrote(*dict.fromkeys(written))
         return 0
     if options.study is None:
-        print(*(f"{name:22}{question}" for name, question in list_studies().items()), sep="\n")
+        found = list_studies()
+        output.say(*(f"{name:22}{question}" for name, question in found.items()))
+        output.give(found)
         return 0
     part = parse_part(options.part)
     study = load_study(options.study)
@@ -97,33 +101,36 @@ def run(arguments: list[str]) -> int:
     if options.list_runs or options.dry_run:
         rows = read_table(table)
         missing = missing_runs(part_of_it, rows, folder, **given)
-        if missing:
-            columns, *found = planned_rows(missing)
-            print_table(columns, found)
+        columns, *planned = planned_rows(missing)
+        records = output.table(columns, planned) if missing else []
         kept = len(part_of_it.cells) * len(part_of_it.seeds) - len(missing)
         cost = StudyReport(name, part_of_it, rows).cost()
-        print(f"{len(missing)} runs to train, {kept} in {table}; about {cost} on one core")
+        output.say(f"{len(missing)} runs to train, {kept} in {table}; about {cost} on one core")
+        output.give({"runs": records, "kept": kept, "cost": cost})
         return 0
     if not options.report:
         try:
             with executor_of(options.on, folder) as executor:
-                left = run_study(part_of_it, folder, table, part=part, executor=executor, **given)
+                progress = not options.json
+                left = run_study(part_of_it, folder, table, part=part, executor=executor, progress=progress, **given)
         except Interrupted:
             print("stopped; the same command resumes the study.", file=sys.stderr)
             return 130
         if left:
-            print(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
+            output.say(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
+            output.give({"runs_left": left})
             return 0
     report = StudyReport(name, study, read_table(table))
     if not report.rows and options.docs is None:
         raise FileNotFoundError(
             f"{table} has no results yet; graticule study {options.study} without --report runs it."
         )
-    print(study.question)
-    for header, *body in (report.means(), report.findings()):
-        if body:
-            print_table(header, body)
-    print_written(*([] if options.report else [table]), *write_report(name, study, table, folder, options.docs))
+    output.say(study.question)
+    tables: dict[str, Any] = {"question": study.question}
+    for key, (header, *body) in (("means", report.means()), ("tests", report.findings())):
+        tables[key] = output.table(header, body) if body else []
+    output.wrote(*([] if options.report else [table]), *write_report(name, study, table, folder, options.docs))
+    output.give(tables)
     return 0
 
 
