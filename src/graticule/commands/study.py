@@ -57,7 +57,7 @@ class StudyOptions:
     on: str = "here"
     """where the runs are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
     json: bool = False
-    """print the tables as JSON, alone on stdout"""
+    """print the tables as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
