@@ -171,7 +171,12 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
     code, out, _ = run_command(capsys, "attention", trained.folder, pegged.folder, *chosen)
     assert code == 0 and out.count("without position") == 2 and "distance" in out
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"attention.png", *(f"attention-{n}.npz" for n in range(1, 5))}
+    assert names == {"attention.png", "attention-image.png", *(f"attention-{n}.npz" for n in range(1, 5))}
+    code, *_ = run_command(
+        *(capsys, "attention", trained.folder, "--query", "0x6", "--format", "pdf", "--scale", 0, 0.1),
+        *("--output", tmp_path),
+    )
+    assert code == 0 and (tmp_path / "attention-image.pdf").read_bytes().startswith(b"%PDF")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +193,10 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
         (["attention", "RUN", "--layers", 0], "count from 1"),
         (["attention", "RUN", "--heads", 5], "`heads`"),
         (["attention", "RUN", "--image", 40], "`image`"),
+        (["attention", "RUN", "--query", "7x0"], "`query` must be inside the 7 x 7 patches"),
+        (["attention", "RUN", "--query", "middle"], "`query` must be ROWxCOLUMN"),
+        (["attention", "RUN", "--scale", 1, 0], "`scale` must be two numbers"),
+        (["correlations", "RUN", "--scale", 1], "`scale` must be two numbers"),
         (["attention", "./nowhere"], "is not there"),
         (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
         (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),

@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "train a recipe, or resume a run",
     "runs": "list runs with their progress and results",
     "plot": "draw learning curves of runs, or their mean with a band",
+    "report": "write a page on runs: results, tests, curves, recipes, position",
     "evaluate": "score models at several image sizes or text lengths",
     "predict": "draw and write what a run finds: classes, boxes, masks",
     "generate": "continue a text with a run on text",

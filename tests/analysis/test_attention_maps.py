@@ -6,7 +6,14 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.analysis import AttentionMap, attention_maps, attention_sheet, save_attention
+from graticule.analysis import (
+    AttentionMap,
+    attention_maps,
+    attention_on_image,
+    attention_sheet,
+    save_attention,
+    sheet_heads,
+)
 from graticule.grid import Grid
 from tiny import draw, images, tiny
 
@@ -120,7 +127,7 @@ def test_the_arrays_are_saved_by_layer(tmp_path):
         np.testing.assert_array_equal(arrays["layer3"], maps[1].weights)
 
 
-def test_the_sheet_has_a_column_a_model_and_a_row_a_layer_and_head():
+def test_the_sheet_has_a_row_per_layer_and_a_column_per_model_and_head():
     x = images()
     maps = {name: attention_maps(tiny(name), x, [0, 1]) for name in ("learnable", "peg", "none")}
     figure = attention_sheet(maps, heads=[0, 2], title="title")
@@ -128,9 +135,56 @@ def test_the_sheet_has_a_column_a_model_and_a_row_a_layer_and_head():
     assert len(panels) == 3 * 2 * 2
     np.testing.assert_array_equal(panels[0].images[0].get_array(), maps["learnable"][0].patches(0))
     np.testing.assert_array_equal(panels[-1].images[0].get_array(), maps["none"][1].patches(2))
-    assert panels[0].get_title() == "learnable" and "layer 1, head 1" in panels[0].get_ylabel()
-    row = [panel.images[0].get_clim() for panel in panels[:3]]
-    assert len(set(row)) == 1  # one colour scale a row
+    assert panels[0].get_title() == "head 1" and panels[0].get_ylabel() == "layer 1"
+    assert [text.get_text() for text in figure.texts] == ["learnable", "peg", "none", "title"]
+    rows = [{panel.images[0].get_clim() for panel in panels[start : start + 6]} for start in (0, 6)]
+    assert all(len(row) == 1 for row in rows)  # one color scale per row
+    fixed = attention_sheet(maps, heads=[0], limits=(0, 0.5))
+    assert {ax.images[0].get_clim() for ax in fixed.axes if ax.images} == {(0, 0.5)}
+
+
+@pytest.mark.parametrize(("models", "heads"), [(1, [0, 2, 4, 7, 9, 11]), (2, [0, 6, 11]), (4, [0]), (7, [0])])
+def test_a_sheet_has_at_most_six_columns_unless_heads_are_chosen(models, heads):
+    every = {str(n): [one_map(np.ones((1, 12, 4, 4)), Grid(2, 2))] for n in range(models)}
+    assert sheet_heads(every) == heads
+    assert sheet_heads(every, [3, 1]) == [3, 1]
+
+
+@pytest.mark.parametrize("share", [(0.0, 0.0), (0.5, 0.4), (0.99, 0.99)])
+def test_the_map_of_a_query_is_its_row(share):
+    model = draw(tiny("learnable")).eval()
+    (found,) = attention_maps(model, images(24, 40), [1])
+    row, column = int(3 * share[0]), int(5 * share[1])
+    weights, place, shape = found.of_query(2, share, 24 / 40, 1)
+    assert place == (row, column) and shape == (3, 5)
+    np.testing.assert_array_equal(weights.ravel(), found.weights[1, 2, 1 + 5 * row + column, 1:])
+
+
+def test_the_map_of_a_query_in_a_window_has_no_color_outside_of_it():
+    model = draw(graticule.create_model("swin_tiny_patch4_window7_224", num_classes=5, **SWIN)).eval()
+    (found,) = attention_maps(model, images(64, 64), [0])
+    weights, place, shape = found.of_query(0, (0.5, 0.25), 1.0, 1)
+    assert shape == (16, 16) and place == (8, 4)
+    known = np.zeros((16, 16), bool)
+    known[8:12, 4:8] = True  # windows of 4 that are not shifted
+    np.testing.assert_array_equal(np.isfinite(weights), known)
+    np.testing.assert_allclose(weights[known], found.weights[16 + 2 * 4 + 1, 0, 0])
+
+
+def test_attention_is_drawn_over_the_image_with_the_query_marked():
+    model = draw(tiny("learnable")).eval()
+    maps = {"a": attention_maps(model, images(24, 40), [0, 2])}
+    picture = np.random.default_rng(0).random((24, 40, 3))
+    figure = attention_on_image(maps, picture, (0.5, 0.5), heads=[0, 1])
+    panels = [ax for ax in figure.axes if len(ax.images) == 2]
+    assert len(panels) == 4
+    shown, weights = panels[0].images
+    np.testing.assert_allclose(shown.get_array(), 0.35 + 0.65 * picture.mean(-1))
+    np.testing.assert_array_equal(weights.get_array(), maps["a"][0].of_query(0, (0.5, 0.5), 0.6)[0])
+    box = panels[0].patches[-1]
+    assert (box.get_x(), box.get_y(), box.get_width(), box.get_height()) == (15.5, 7.5, 8, 8)
+    with pytest.raises(ValueError, match="`query`"):
+        attention_on_image(maps, picture, (1.0, 0.5))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 import graticule
 from graticule import Grid
 from graticule.analysis import BiasMaps, bias_map_sheet, bias_maps
-from graticule.analysis.plots import png
+from graticule.analysis.figure_files import png
 from graticule.encodings import ENCODINGS, BiasEncoding
 from tiny import images, tiny
 

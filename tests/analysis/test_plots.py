@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
 
-from graticule.analysis import Correlations, correlation_sheet, curves, locality_plot, resolution_plot, save_figure
+from graticule.analysis import (
+    Correlations,
+    correlation_sheet,
+    curves,
+    locality_plot,
+    resolution_plot,
+    save_figure,
+    score_plot,
+)
 from graticule.analysis.plots import _style
 from graticule.grid import Grid
 
@@ -33,11 +41,11 @@ def test_a_sheet_has_two_panels_a_layer_and_two_for_the_table(layers, initial, c
     assert figure.axes[-1].get_ylabel() == "cosine similarity"
 
 
-@pytest.mark.parametrize("limits", [None, (-1.0, 1.0)])
-def test_a_sheet_has_one_colour_scale(limits):
-    figure = correlation_sheet(correlations(), "a model", limits)
+@pytest.mark.parametrize("limits", [None, (-0.5, 1.0)])
+def test_all_sheets_have_one_color_scale(limits):
+    figure = correlation_sheet(correlations(), "a model", *([limits] if limits else []))
     ranges = {image.get_clim() for ax in figure.axes[:-1] for image in ax.images}
-    assert ranges == {limits or (-0.5, 1.0)}
+    assert ranges == {limits or (-1.0, 1.0)}
     assert figure.axes[-1].get_ylim() == ranges.pop()
 
 
@@ -99,14 +107,33 @@ def test_curves_have_a_band_where_there_is_a_deviation():
 
 
 def test_resolutions_are_in_order_with_means_bars_and_the_training_size():
-    scores = {"default": {(32, 32): [70.0, 72.0], (28, 28): [80.0, 80.0], (20, 32): [60.0]}}
+    scores = {"default": {(32, 32): [70.0, 72.0], (28, 28): [80.0, 80.0]}}
     ax = drawn(resolution_plot(scores, trained_at=28)).axes[0]
     points, _, (bars,) = ax.containers[0]
-    np.testing.assert_allclose(points.get_xydata(), [[640**0.5, 60], [28, 80], [32, 71]])
-    np.testing.assert_allclose(np.ptp([s[:, 1] for s in bars.get_segments()], axis=1), [0, 0, 2 * 2**0.5])
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["20 × 32", "28", "32"]
+    np.testing.assert_allclose(points.get_xydata(), [[28, 80], [32, 71]])
+    np.testing.assert_allclose(np.ptp([s[:, 1] for s in bars.get_segments()], axis=1), [0, 2 * 2**0.5])
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["28", "32"]
     assert any(list(line.get_xdata()) == [28, 28] for line in ax.lines)
     resolution_plot(scores, trained_at=(28, 28))
+
+
+def test_no_line_leads_from_a_square_to_another_size():
+    scores = {"default": {(32, 32): [70.0], (20, 32): [60.0], (28, 28): [80.0], (40, 20): [50.0]}}
+    squares, others = drawn(resolution_plot(scores, trained_at=28)).axes
+    assert [tick.get_text() for tick in squares.get_xticklabels()] == ["28", "32"]
+    assert [tick.get_text() for tick in others.get_xticklabels()] == ["20 × 32", "40 × 20"]
+    (line,) = others.lines
+    assert line.get_linestyle() == "None" and line.get_ydata().tolist() == [60, 50]
+    assert squares.get_ylim() == others.get_ylim()
+    (alone,) = drawn(resolution_plot({"a": {(20, 32): [60.0]}}, trained_at=(20, 32))).axes
+    assert [tick.get_text() for tick in alone.get_xticklabels()] == ["20 × 32"]
+
+
+def test_a_legend_shows_bars_only_where_there_are_some():
+    one, several = (resolution_plot({"a": {(28, 28): values}}, 28) for values in ([80.0], [80.0, 82.0]))
+    assert not one.axes[0].containers and len(several.axes[0].containers) == 1
+    seeds = [score_plot({"a": values, "b": values}, "top-1").axes[0].get_xlabel() for values in ([1.0], [1.0, 2.0])]
+    assert "one seed each" in seeds[0] and "standard deviation" in seeds[1]
 
 
 def test_lines_differ_in_grey_as_in_colour():

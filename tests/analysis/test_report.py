@@ -26,7 +26,7 @@ def report():
 def test_all_text_is_escaped(report):
     html = report.html()
     assert "<script" not in html
-    assert html.count("&lt;script&gt;") == 12  # title and table caption are there twice
+    assert html.count("&lt;script&gt;") == 13  # title, table caption and alternative text are there twice
     assert "{braces} {{ 7 * 7 }} {% raw %}" in html and "49" not in html  # text is data, never a template
     assert html.count("</style>") == 1 and not re.search(r"\"[^<>\"]*\" onload", html)
 
@@ -45,7 +45,7 @@ def test_tags_are_closed_in_order(report):
         stack: list[str] = []  # noqa: RUF012 (one instance)
 
         def handle_starttag(self, tag, attrs):
-            if tag not in ("meta", "img"):
+            if tag not in ("meta", "img", "input"):
                 self.stack.append(tag)
 
         def handle_endtag(self, tag):
@@ -74,6 +74,17 @@ def test_a_picture_may_be_bytes_and_must_be_a_png(tmp_path):
     assert 'alt="what is on it" width="600" height="150"' in page.html()
     with pytest.raises(ValueError, match="bytes of a PNG"):
         page.figure(b"GIF89a", "", "")
+
+
+def test_a_link_leads_to_a_file_beside_the_page():
+    page = Report("t")
+    page.link("the explorer", "my explorer.html")
+    assert '<a href="my%20explorer.html">the explorer</a>' in page.html()
+
+
+def test_a_picture_is_enlarged_without_a_script(report):
+    html = report.html()
+    assert html.count('<input type="checkbox"') == 1 and "<script" not in html
 
 
 def test_a_row_of_another_length_is_an_error():

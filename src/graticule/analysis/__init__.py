@@ -3,7 +3,7 @@
 from graticule.analysis.any_view import view_of
 from graticule.analysis.attention import attention_maps
 from graticule.analysis.attention_map import AttentionMap, save_attention
-from graticule.analysis.attention_sheet import attention_sheet
+from graticule.analysis.attention_sheet import attention_on_image, attention_sheet, sheet_heads
 from graticule.analysis.audit import Audit, audit
 from graticule.analysis.audit_page import audit_json, audit_page
 from graticule.analysis.backbone_view import BackboneView
@@ -23,20 +23,21 @@ from graticule.analysis.equivariance import Translation, translation_error, whol
 from graticule.analysis.explorer import explored
 from graticule.analysis.explorer_data import Explored
 from graticule.analysis.explorer_page import write_explorer
+from graticule.analysis.figure_files import save_figure
 from graticule.analysis.larger_image import PASSES, check_larger, logits_of_passes
 from graticule.analysis.length_plots import length_plot
 from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
 from graticule.analysis.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, parts_sheet, sheet_layers
+from graticule.analysis.pixels import pixels_of
 from graticule.analysis.plots import (
     correlation_sheet,
     curves,
     locality_plot,
-    resolution_plot,
-    save_figure,
     translation_plot,
 )
 from graticule.analysis.probe import Eraser, PositionSums, Probe
 from graticule.analysis.report import Report
+from graticule.analysis.resolution_plot import resolution_plot
 from graticule.analysis.rotary_similarity import rotary_similarity
 from graticule.analysis.score_plot import score_plot
 from graticule.analysis.timm_view import TimmView
@@ -63,6 +64,7 @@ __all__ = [
     "Translation",
     "Unavailable",
     "attention_maps",
+    "attention_on_image",
     "attention_sheet",
     "audit",
     "audit_json",
@@ -86,6 +88,7 @@ __all__ = [
     "non_locality_plot",
     "norm_coefficients",
     "parts_sheet",
+    "pixels_of",
     "position_correlations",
     "resolution_plot",
     "rotary_similarity",
@@ -93,6 +96,7 @@ __all__ = [
     "save_figure",
     "save_mixing",
     "score_plot",
+    "sheet_heads",
     "sheet_layers",
     "translation_error",
     "translation_plot",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,35 @@ class AttentionMap:
     def patches(self, head: int, image: int = 0) -> Array:
         """Return the weights between patches alone, (H * W, M'), as they are: rows sum to 1 less the prefix's."""
         return self.weights[image, head, self.queries.prefix :, self.keys.prefix :]
+
+    def of_query(
+        self, head: int, query: tuple[float, float], aspect: float, image: int = 0
+    ) -> tuple[Array, tuple[int, int], tuple[int, int]]:
+        """Return what one patch attends to, laid out on the keys of the layer, NaN outside of its window.
+
+        Args:
+            head: counted from 0.
+            query: its place in the image as shares of height and width, from 0 to 1.
+            aspect: height of the image as a share of its width, by which the grid of layers with windows is known.
+            image: counted from 0.
+
+        Returns:
+            The weights (H', W'), the query's (row, column), and the (H, W) of the grid that it is in.
+        """
+        shape = self.queries.shape
+        if self.windows is not None:
+            count = int(self.windows.max()) + 1
+            rows = round(math.sqrt(count * aspect))
+            shape = (rows, count // rows)
+        row, column = (int(share * side) for share, side in zip(query, shape, strict=True))
+        if self.windows is None:
+            return self.patches(head, image)[row * shape[1] + column].reshape(self.keys.shape), (row, column), shape
+        window, place = np.argwhere(self.windows == row * shape[1] + column)[0]
+        tokens = self.windows[window]
+        weights = self.patches(head, image * len(self.windows) + window)[place]
+        found = np.full(shape[0] * shape[1], np.nan)
+        found[tokens[tokens >= 0]] = weights[tokens >= 0]
+        return found.reshape(shape), (row, column), shape
 
     def distance(self, head: int, image: int = 0) -> float:
         """Mean distance from a query patch to what it attends to, in patches of the queries' grid.

@@ -1,40 +1,115 @@
-"""The sheet of attention maps: one column per model, one row per layer and head."""
+"""Sheets of attention: one row per layer, and one column per model and head, as score matrices or on the image."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from graticule.analysis.attention_map import AttentionMap
 from graticule.analysis.plots import SIMILARITY
 
-#: Weights above this quantile of a row of the sheet are drawn in the last colour: a few peaks would darken the rest.
+#: Weights above this quantile of a row of the sheet are drawn in the last color: a few peaks would darken the rest.
 _TOP = 0.995
+#: Columns of a sheet by default.
+_MOST = 6
+
+Maps = Mapping[str, Sequence[AttentionMap]]
+Limits = tuple[float, float]
 
 
 def attention_sheet(
-    maps: Mapping[str, Sequence[AttentionMap]],
-    heads: Sequence[int] | None = None,
-    image: int = 0,
-    title: str = "",
+    maps: Maps, heads: Sequence[int] | None = None, image: int = 0, title: str = "", limits: Limits | None = None
 ) -> Figure:
-    """Draw the score matrices between patches, one column per model and one row per layer and head.
+    """Draw the score matrices between patches, one row per layer and one column per model and head.
 
-    Every row of the sheet has one colour scale, from 0 to the 99.5 % quantile of its weights. Beneath each
-    matrix is its mean attention distance.
+    Every row of the sheet has one color scale, from 0 to the 99.5 % quantile of its weights. Below each matrix is its
+    mean attention distance.
 
     Reference: CPVT (Chu et al., 2023), Figures 5 and 6.
 
     Args:
         maps: label -> maps of the same layers, in the same order, with the same number of heads.
-        heads: counted from 0; all by default.
+        heads: counted from 0; by default evenly spaced ones, so many that there are at most six columns.
         image: which of the images that the maps are of.
         title: above the sheet.
+        limits: the ends of the color scale, to hold several sheets side by side.
+
+    Raises:
+        ValueError: if there is nothing to draw, or the models have different layers or no such head.
+    """
+    heads = sheet_heads(maps, heads)
+
+    def draw(ax: Axes, one: AttentionMap, head: int, scale: Normalize) -> None:
+        ax.imshow(one.patches(head, image), cmap=SIMILARITY, norm=scale, aspect="auto", interpolation="nearest")
+        ax.set_xlabel(f"distance {one.distance(head, image):.2f} patches", fontsize=8)
+
+    def largest(one: AttentionMap, head: int) -> float:
+        return float(np.quantile(one.patches(head, image), _TOP))
+
+    return _sheet(maps, heads, draw, largest, 1.0, title, limits)
+
+
+def attention_on_image(
+    maps: Maps,
+    picture: NDArray[Any],
+    query: tuple[float, float] = (0.5, 0.5),
+    heads: Sequence[int] | None = None,
+    image: int = 0,
+    title: str = "",
+    limits: Limits | None = None,
+) -> Figure:
+    """Draw what one query attends to over the image, one row per layer and one column per model and head.
+
+    The query is a square. Every row has one color scale, from 0 to the largest of its weights. Where attention is
+    within windows, the rest of the image has no color.
+
+    Args:
+        maps: as `attention_sheet`.
+        picture: the image, (height, width) or (height, width, 3), from 0 to 1.
+        query: its place as shares of height and width, from 0 to 1; the patch that it lies in is the query.
+        heads: as `attention_sheet`.
+        image: which of the images that the maps are of.
+        title: above the sheet.
+        limits: the ends of the color scale, to hold several sheets side by side.
+
+    Raises:
+        ValueError: as `attention_sheet`, or if the query is outside of the image.
+    """
+    heads = sheet_heads(maps, heads)
+    if not all(0 <= share < 1 for share in query):
+        raise ValueError(f"`query` must be from 0 to 1 (1 is outside of the image), got {query}.")
+    height, width = picture.shape[:2]
+    gray = 0.35 + 0.65 * (picture.mean(-1) if picture.ndim == 3 else picture)  # black would hide the colors
+    box = (-0.5, width - 0.5, height - 0.5, -0.5)
+
+    def draw(ax: Axes, one: AttentionMap, head: int, scale: Normalize) -> None:
+        weights, (row, column), shape = one.of_query(head, query, height / width, image)
+        ax.imshow(gray, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        ax.imshow(weights, cmap=SIMILARITY, norm=scale, alpha=0.65, extent=box, aspect="auto", interpolation="nearest")
+        down, across = height / shape[0], width / shape[1]
+        for color, edge in (("black", 2.6), ("white", 1.2)):  # seen on dark and on light
+            corner = (column * across - 0.5, row * down - 0.5)
+            ax.add_patch(Rectangle(corner, across, down, fill=False, edgecolor=color, linewidth=edge))
+        ax.set(xlim=box[:2], ylim=box[2:])
+        ax.set_xlabel(f"{shape[0]} × {shape[1]} patches", fontsize=8)
+
+    def largest(one: AttentionMap, head: int) -> float:
+        return float(np.nanmax(one.of_query(head, query, height / width, image)[0]))
+
+    return _sheet(maps, heads, draw, largest, height / width, title, limits)
+
+
+def sheet_heads(maps: Maps, heads: Sequence[int] | None = None) -> list[int]:
+    """Return the heads of a sheet: those that are given, or evenly spaced ones for at most six columns.
 
     Raises:
         ValueError: if there is nothing to draw, or the models have different layers or no such head.
@@ -50,45 +125,67 @@ def attention_sheet(
                 f"{label!r} and {layers} for {labels[0]!r}."
             )
     fewest = min(one.num_heads for column in columns for one in column)
-    chosen = list(range(fewest)) if heads is None else list(heads)
-    for head in chosen:
+    for head in heads or ():
         if not 0 <= head < fewest:
             raise ValueError(f"`heads` must be from 0 to {fewest - 1}, got {head}.")
-    rows = [(index, head) for index in range(len(layers)) for head in chosen]
-    names = [_wrapped(label) for label in labels]
-    side, gap, left, right, below = 2.0, 0.3, 0.9, 1.0, 0.45
-    top = 0.6 + 0.16 * max(name.count("\n") + 1 for name in names)
-    width = left + len(columns) * (side + gap) + right
-    height = top + len(rows) * (side + below)
-    figure = Figure(figsize=(max(width, 5.0), height))
-    size = figure.get_size_inches()
-    left += (size[0] - width) / 2
-    for row, (index, head) in enumerate(rows):
-        panels = [column[index].patches(head, image) for column in columns]
-        high = max(float(np.quantile(panel, _TOP)) for panel in panels)
-        scale = Normalize(0, high or 1.0)
-        y = top + row * (side + below)
-        for number, (panel, column) in enumerate(zip(panels, columns, strict=True)):
-            x = left + number * (side + gap)
-            ax = figure.add_axes((x / size[0], (size[1] - y - side) / size[1], side / size[0], side / size[1]))
-            ax.imshow(panel, cmap=SIMILARITY, norm=scale, aspect="auto", interpolation="nearest")
-            ax.set(xticks=[], yticks=[])
-            ax.set_xlabel(f"distance {column[index].distance(head, image):.2f} patches", fontsize=9)
+    most = min(fewest, max(1, _MOST // len(columns)))
+    return list(heads) if heads else sorted({round(at) for at in np.linspace(0, fewest - 1, most)})
+
+
+def _sheet(
+    maps: Maps,
+    heads: Sequence[int],
+    draw: Callable[[Axes, AttentionMap, int, Normalize], None],
+    largest: Callable[[AttentionMap, int], float],
+    ratio: float,
+    title: str,
+    limits: Limits | None,
+) -> Figure:
+    """Place the panels of a sheet, of which `ratio` is the height as a share of the width."""
+    columns = list(maps.values())
+    side, gap, between, left, right, below = 1.7, 0.1, 0.3, 0.7, 0.9, 0.42
+    high = side * ratio
+    wide = len(heads) * (side + gap) - gap
+    names = [_wrapped(label, int(13 * wide)) for label in maps]
+    top = 0.75 + 0.16 * max(name.count("\n") + 1 for name in names)
+    needed = left + len(columns) * (wide + between) - between + right
+    inches = np.array([max(needed, 5.0), top + len(columns[0]) * (high + below)])
+    left += (inches[0] - needed) / 2
+    figure = Figure(figsize=(inches[0], inches[1]))
+
+    def place(x: float, y: float, across: float) -> Axes:
+        """Add axes whose upper left corner is `x` inches from the left and `y` from the top."""
+        corner, size = np.array([x, inches[1] - y - high]) / inches, np.array([across, high]) / inches
+        return figure.add_axes((*corner, *size))
+
+    for row in range(len(columns[0])):
+        end = max(largest(column[row], head) for column in columns for head in heads)
+        scale = Normalize(*(limits or (0, end or 1.0)))
+        y = top + row * (high + below)
+        for number, column in enumerate(columns):
+            start = left + number * (wide + between)
+            for index, head in enumerate(heads):
+                ax = place(start + index * (side + gap), y, side)
+                draw(ax, column[row], head, scale)
+                ax.set(xticks=[], yticks=[])
+                if row == 0:
+                    ax.set_title(f"head {head + 1}", fontsize=8, pad=4)
+                if index == 0 and number == 0:
+                    ax.set_ylabel(f"layer {column[row].layer + 1}", fontsize=9)
             if row == 0:
-                ax.set_title(names[number], fontsize=9, pad=5)
-            if number == 0:
-                ax.set_ylabel(f"layer {layers[index] + 1}, head {head + 1}\n{panel.shape[0]} queries", fontsize=9)
-        x = left + len(columns) * (side + gap)
-        bar = figure.add_axes((x / size[0], (size[1] - y - side) / size[1], 0.12 / size[0], side / size[1]))
+                figure.text(
+                    (start + wide / 2) / inches[0], 1 - (top - 0.28) / inches[1], names[number], ha="center", fontsize=9
+                )
+        bar = place(left + len(columns) * (wide + between) - between + 0.1, y, 0.12)
         figure.colorbar(ScalarMappable(scale, SIMILARITY), cax=bar, extend="max")
         bar.tick_params(labelsize=8)
         if row == 0:
             bar.set_title("weight", fontsize=8, pad=5)
-    figure.text(0.5, 1 - 0.25 / size[1], title, ha="center", va="center", fontsize=12)
+    figure.text(0.5, 1 - 0.25 / inches[1], title, ha="center", va="center", fontsize=12)
     return figure
 
 
-def _wrapped(label: str) -> str:
-    """Break a label into lines that a column holds, a path after its slashes."""
-    lines = [part for line in label.split("\n") for part in textwrap.wrap(line.replace("/", "/ "), 28)]
+def _wrapped(label: str, width: int) -> str:
+    """Break a label into lines that its columns hold, a path after its slashes."""
+    lines = [part for line in label.split("\n") for part in textwrap.wrap(line.replace("/", "/ "), width)]
     return "\n".join(line.replace("/ ", "/") for line in lines)

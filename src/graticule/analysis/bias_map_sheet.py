@@ -11,7 +11,7 @@ from graticule.analysis.bias import BiasMaps
 from graticule.analysis.plots import SIMILARITY
 
 
-def bias_map_sheet(maps: BiasMaps, title: str) -> Figure:
+def bias_map_sheet(maps: BiasMaps, title: str, limits: tuple[float, float] | None = None) -> Figure:
     """Draw the bias of all pairs of places, one row per layer and one column per head, and the center token's map.
 
     Every row has one color scale, from its least bias to its largest, so that heads of a layer compare. Keys that a
@@ -23,6 +23,7 @@ def bias_map_sheet(maps: BiasMaps, title: str) -> Figure:
     Args:
         maps: of one model, or of one stage.
         title: above the sheet.
+        limits: the ends of one color scale for all rows, to hold several sheets side by side.
     """
     height, width = maps.grid.shape
     side, gap, left, right, top, bottom = 1.5, 0.15, 0.75, 0.8, 0.75, 0.4
@@ -37,7 +38,7 @@ def bias_map_sheet(maps: BiasMaps, title: str) -> Figure:
     figure = Figure(figsize=(inches[0], inches[1]))
     for row, one in enumerate(maps.bias):
         low, high = float(np.nanmin(one)), float(np.nanmax(one))
-        norm = Normalize(low, high if high > low else low + 1.0)
+        norm = Normalize(*(limits or (low, high if high > low else low + 1.0)))
         y = top + row * band
         for head, image in enumerate(one):
             x = left + head * (side + gap)

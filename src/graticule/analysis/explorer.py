@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from graticule.analysis.any_view import view_of
 from graticule.analysis.explorer_data import Explored
 from graticule.analysis.explorer_maps import explorer_maps
+from graticule.analysis.pixels import pixels_of
 from graticule.checks import checked
 
 #: Smaller pictures are enlarged to about so many pixels, without smoothing.
@@ -50,9 +51,7 @@ def explored(
 
 def _png(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> bytes:
     """Return an image (C, height, width) as a PNG file, in gray unless it has three channels."""
-    center, spread = (image.new_tensor(values)[:, None, None] for values in (mean, std))
-    pixels = ((image * spread + center).clamp(0, 1) * 255).round().byte().cpu().numpy()
-    drawn = Image.fromarray(np.moveaxis(pixels, 0, -1) if len(pixels) == 3 else pixels[0])
+    drawn = Image.fromarray((pixels_of(image, mean, std) * 255).round().astype(np.uint8))
     factor = max(1, _SIDE // min(drawn.size))
     enlarged = drawn.resize((drawn.width * factor, drawn.height * factor), Image.Resampling.NEAREST)
     buffer = io.BytesIO()

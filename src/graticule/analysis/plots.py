@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from graticule.analysis.correlation import Array, Correlations, locality
 from graticule.analysis.equivariance import Translation
-from graticule.checks import printable
-from graticule.files import write_bytes
 
-DPI = 150
-#: Formats of files, and the metadata that leaves out the date, so that the same figure gives the same bytes.
-_UNDATED: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-FORMATS = tuple(_UNDATED)
 COLUMNS = 7  # of a sheet
 SIMILARITY = "viridis"  # even in lightness: it survives a grey printer and every kind of colour vision
 
@@ -39,20 +28,20 @@ DASHES = ("-", "--", "-.", ":")
 Size = tuple[int, int]
 
 
-def correlation_sheet(correlations: Correlations, title: str, limits: tuple[float, float] | None = None) -> Figure:
+def correlation_sheet(correlations: Correlations, title: str, limits: tuple[float, float] = (-1.0, 1.0)) -> Figure:
     """Draw, for the table w and for every layer, all pairs of tokens and beneath them the center token's map.
 
     Of a text, which is a grid of height 1, the center token's row is drawn as a line.
 
-    One colour scale for the whole sheet, from 0, or from the lowest cosine if that is negative, to 1. The
-    center token is marked. A layer that receives nothing is an empty panel that says so.
+    One color scale for all sheets, from -1 to 1, so that any two can stand side by side. The center token is marked. A
+    layer that receives nothing is an empty panel that says so.
 
     Reference: LaPE (Yu et al., 2023), Figures 3 and 4.
 
     Args:
         correlations: of one model.
         title: above the sheet.
-        limits: the ends of the colour scale, to hold several sheets side by side.
+        limits: the ends of the color scale.
     """
     panels = list(_panels(correlations))
     bands = max(1, math.ceil(len(panels) / COLUMNS))
@@ -73,8 +62,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
         corner, size = np.array([x, inches[1] - y - high]) / inches, np.array([wide, high]) / inches
         return figure.add_axes((*corner, *size))
 
-    images = [image[np.isfinite(image)] for _, image in panels if image is not None]
-    low, high = limits or (min([0.0, *(float(image.min()) for image in images if image.size)]), 1.0)
+    low, high = limits
     scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(low, high)}
     for index, (name, image) in enumerate(panels):
         band, column = divmod(index, columns)
@@ -169,52 +157,6 @@ def curves(
     return _legend(figure, ax)
 
 
-def resolution_plot(
-    scores: Mapping[str, Mapping[Size, Sequence[float]]],
-    trained_at: int | Size,
-    ylabel: str = "top-1 accuracy (%)",
-    title: str = "",
-) -> Figure:
-    """Draw accuracy against the size of the test images: means over seeds, bars of one standard deviation.
-
-    Args:
-        scores: label -> (height, width) in pixels -> values over seeds.
-        trained_at: pixels, a side or (height, width); marked by a vertical line.
-        ylabel: what the values are.
-        title: above the plot.
-    """
-    _check(scores, "scores")
-    trained = (trained_at, trained_at) if isinstance(trained_at, int) else (trained_at[0], trained_at[1])
-    figure, ax = _axes("size of the test images (pixels)", ylabel, title)
-    for index, (label, by_size) in enumerate(scores.items()):
-        sizes = sorted(by_size, key=_side)
-        if not all(len(by_size[size]) for size in sizes):
-            raise ValueError(f"`scores` must have a value for every size, got none for some of {label!r}.")
-        means = [fmean(by_size[size]) for size in sizes]
-        bars = [stdev(by_size[size]) if len(by_size[size]) > 1 else 0.0 for size in sizes]
-        ax.errorbar([_side(s) for s in sizes], means, bars, capsize=3, label=label, **_style(index))
-    sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=_side)
-    crowded = len(sizes) > 8
-    ax.set_xticks(
-        [_side(size) for size in sizes],
-        [str(h) if h == w else f"{h} × {w}" for h, w in sizes],
-        rotation=45 if crowded else 0,
-        ha="right" if crowded else "center",
-        rotation_mode="anchor",
-    )
-    ax.axvline(_side(trained), color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
-    ax.annotate(
-        "trained at",
-        (_side(trained), 0),
-        xycoords=("data", "axes fraction"),
-        xytext=(3, 4),
-        fontsize=8,
-        textcoords="offset points",
-        color="#444444",
-    )
-    return _legend(figure, ax)
-
-
 def translation_plot(found: Mapping[str, Translation], title: str = "") -> Figure:
     """Draw how far each layer is from translation equivariance, inside and at the border, a line a model.
 
@@ -253,63 +195,6 @@ def translation_plot(found: Mapping[str, Translation], title: str = "") -> Figur
     if title:
         figure.suptitle(title, fontsize=12)
     return _legend(figure, panels[0])
-
-
-def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write `figure` to `path`, whole or not at all, in the format that its suffix names; returns the path.
-
-    A PNG has 150 dots per inch; a PDF and an SVG are drawn as lines and text, and scale to any size. The same figure
-    gives the same bytes.
-
-    Raises:
-        ValueError: if the suffix is not .png, .pdf or .svg.
-    """
-    return write_bytes(path, rendered(figure, figure_format(path)))
-
-
-def figure_format(path: str | Path) -> str:
-    """Return the format that the suffix of `path` names: png, pdf or svg.
-
-    Raises:
-        ValueError: for any other suffix.
-    """
-    found = Path(path).suffix.lower().removeprefix(".")
-    if found not in FORMATS:
-        raise ValueError(f"`path` must end with .png, .pdf or .svg, which says the format, got {str(path)!r}.")
-    return found
-
-
-def png(figure: Figure) -> bytes:
-    """Render `figure` as a PNG at 150 dots per inch."""
-    return rendered(figure, "png")
-
-
-def rendered(figure: Figure, kind: str) -> bytes:
-    """Render `figure` in one of `FORMATS`.
-
-    Names in it are drawn as they are: $ is no mathematics, and what cannot be drawn is escaped.
-    """
-    for text in _texts(figure):
-        text.set_parse_math(False)
-        text.set_text("\n".join(printable(line) for line in text.get_text().split("\n")))
-    buffer = io.BytesIO()
-    # fonts that a publisher accepts (TrueType instead of Type 3), and names of elements that are not drawn at random
-    with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "graticule"}):
-        figure.savefig(buffer, format=kind, dpi=DPI, facecolor="white", metadata=_UNDATED[kind])
-    return buffer.getvalue()
-
-
-def _texts(figure: Figure) -> list[Text]:
-    """Return all texts of a figure but the labels of ticks, which matplotlib writes."""
-    axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
-    ticks = [tick for axis in axes for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
-    own = {*(axis.offsetText for axis in axes), *(label for tick in ticks for label in (tick.label1, tick.label2))}
-    return [text for text in figure.findobj(Text) if isinstance(text, Text) and text not in own]
-
-
-def _side(size: Size) -> float:
-    """The side of a square of as many pixels."""
-    return math.sqrt(size[0] * size[1])
 
 
 def _check(lines: Mapping[str, Any], name: str) -> None:

@@ -23,18 +23,26 @@ def position_sheets(report: Report, stages: Sequence[StageMaps], title: str) -> 
     Args:
         report: the page.
         stages: the maps of each stage, as `position_maps` returns them.
-        title: of the sheets.
+        title: what the sheets are of.
     """
     for number, maps in enumerate(stages, start=1):
         of = f", stage {number}" if len(stages) > 1 else ""
         if maps.correlations is not None:
             said = f"Position correlations{of}: the cosine of what each layer sees of two positions (LaPE, Eq. 12)"
-            report.figure(correlation_sheet(maps.correlations, title), said, f"Position correlations{of}")
+            report.figure(
+                correlation_sheet(maps.correlations, f"Position correlations, {title}{of}"),
+                said,
+                f"Position correlations{of}",
+            )
         if maps.rotary is not None:
             said = f"Similarity of two positions under the rotation of queries and keys alone, mean over heads{of}"
             rotary, same = _once(maps.rotary)
             said += "; the same in all layers that rotate" * same
-            report.figure(correlation_sheet(rotary, title), said, f"Similarity under rotation{of}")
+            report.figure(
+                correlation_sheet(rotary, f"Similarity under rotation, {title}{of}"),
+                said,
+                f"Similarity under rotation{of}",
+            )
         if maps.biases is not None:
             biases, said = maps.biases, f"The bias that each head adds to its attention logits{of}"
             if len(biases.layers) > _SHEET_LAYERS:
@@ -42,7 +50,7 @@ def position_sheets(report: Report, stages: Sequence[StageMaps], title: str) -> 
                 kept = tuple(biases.layers[i] for i in chosen)
                 said += f"; {_SHEET_LAYERS} of {len(biases.layers)} layers"
                 biases = dataclasses.replace(biases, layers=kept, bias=biases.bias[chosen])
-            report.figure(bias_map_sheet(biases, title), said, f"Biases of the heads{of}")
+            report.figure(bias_map_sheet(biases, f"Bias of attention, {title}{of}"), said, f"Biases of the heads{of}")
 
 
 def _once(rotary: Correlations) -> tuple[Correlations, bool]:

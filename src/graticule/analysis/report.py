@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from graticule.analysis.plots import png
+from graticule.analysis.figure_files import png
 from graticule.files import write_bytes
 
 _TEMPLATES = Environment(loader=PackageLoader("graticule.analysis"), autoescape=True, undefined=StrictUndefined)
@@ -48,6 +48,10 @@ class Report:
     def note(self, text: str) -> None:
         """Add a highlighted paragraph: a caution, a finding."""
         self._parts.append({"kind": "note", "text": text})
+
+    def link(self, text: str, place: str) -> None:
+        """Add a link to `place`, a file beside the page, with a text that says what is there."""
+        self._parts.append({"kind": "link", "text": text, "place": place})
 
     def table(self, columns: Sequence[object], rows: Iterable[Sequence[object]], caption: str = "") -> None:
         """Add a table; a column of numbers is aligned to the right, a wide table scrolls.

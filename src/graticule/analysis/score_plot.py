@@ -24,14 +24,16 @@ def score_plot(scores: Mapping[str, Sequence[float]], xlabel: str, title: str = 
     longest = max(map(len, scores))
     figure = Figure(figsize=(4.2 + min(0.075 * longest, 5.0), 1.3 + 0.42 * len(scores)), layout="constrained")
     ax = figure.subplots()
-    ax.set(xlabel=f"{xlabel}\ndots: seeds; diamonds and bars: mean and one standard deviation", title=title)
+    several = any(len(values) > 1 for values in scores.values())
+    legend = "\ndots: seeds; diamonds and bars: mean and one standard deviation" if several else "\none seed each"
+    ax.set(xlabel=f"{xlabel}{legend}", title=title)
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.grid(axis="x", color="#dddddd", linewidth=0.6)
     ax.set_axisbelow(True)
     color = PALETTE[0]
     for row, values in enumerate(scores.values()):
         ax.plot(values, [row] * len(values), "o", color=color, alpha=0.35, markersize=5, markeredgewidth=0)
-        bar = stdev(values) if len(values) > 1 else 0.0
+        bar = stdev(values) if len(values) > 1 else None
         ax.errorbar(fmean(values), row, xerr=bar, fmt="D", color=color, capsize=4, markersize=6, linewidth=1.6)
     ax.axvline(fmean(next(iter(scores.values()))), color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
     ax.set_yticks(range(len(scores)), list(map(printable, scores)), parse_math=False)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 from graticule.checks import printable
+from graticule.commands.figures import ScaledFigures, limits_of
 from graticule.commands.opening import NamedModels, check_targets, open_model
 from graticule.commands.options import (
     Output,
@@ -20,7 +24,7 @@ from graticule.commands.options import (
 
 
 @dataclass
-class Correlations(NamedModels):
+class Correlations(ScaledFigures, NamedModels):
     """Draw the position correlations of every layer (LaPE, Eq. 12), rotations, and the bias of every head.
 
     graticule correlations RUN
@@ -50,12 +54,18 @@ def run(arguments: list[str]) -> int:
     from graticule.analysis import bias_map_sheet, correlation_sheet, save_figure
     from graticule.analysis.position_maps import position_maps
 
+    limits = limits_of(options.scale)
     size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
     folder = output_folder(options.output, opened.folder)
     # everything is computed before anything is written
     stages = position_maps(opened.model, size, options.untrained)
     title = opened.title if opened.run is not None else printable(opened.target)
     written: list[Path] = []
+
+    def draw(figure: Figure, name: str) -> Path:
+        """Write a figure; returns its path."""
+        return save_figure(figure, folder / f"{name}.{options.format}")
+
     tables: list[dict[str, Any]] = []
     for number, maps in enumerate(stages, start=1):
         table: dict[str, Any] = {"stage": number}
@@ -66,17 +76,21 @@ def run(arguments: list[str]) -> int:
                 output.say(f"stage {number}, {found.grid.height} x {found.grid.width} tokens")
             table |= {"correlations": _shown(output, found.summary()), "verdict": found.verdict}
             output.say(found.verdict)
-            written.append(save_figure(correlation_sheet(found, title + of), folder / f"correlations{suffix}.png"))
+            written.append(
+                draw(correlation_sheet(found, f"Position correlations, {title}{of}"), f"correlations{suffix}")
+            )
             written.append(found.save(folder / f"correlations{suffix}.npz"))
         if (rotary := maps.rotary) is not None:
             output.say(f"similarity under rotation alone{of}, mean over heads")
             table["rotary"] = _shown(output, rotary.summary())
-            written.append(save_figure(correlation_sheet(rotary, title + of), folder / f"rotary{suffix}.png"))
+            written.append(
+                draw(correlation_sheet(rotary, f"Similarity under rotation, {title}{of}"), f"rotary{suffix}")
+            )
             written.append(rotary.save(folder / f"rotary{suffix}.npz"))
         if (biases := maps.biases) is not None:
             output.say(f"bias{of} on {biases.grid.height} x {biases.grid.width} {biases.unit}, from head to head")
             table["bias"] = _shown(output, biases.summary())
-            written.append(save_figure(bias_map_sheet(biases, title + of), folder / f"bias{suffix}.png"))
+            written.append(draw(bias_map_sheet(biases, f"Bias of attention, {title}{of}", limits), f"bias{suffix}"))
             written.append(biases.save(folder / f"bias{suffix}.npz"))
     output.give(tables)
     output.wrote(*written)

@@ -9,6 +9,7 @@ from typing import Any
 
 import tyro
 
+from graticule.commands.figures import Figures
 from graticule.commands.kinds import check_task_options
 from graticule.commands.opening import NamedData, Opened, check_targets, labels_of, open_model, test_data, test_task
 from graticule.commands.options import (
@@ -21,7 +22,7 @@ from graticule.commands.options import (
 
 
 @dataclass
-class Evaluate(NamedData):
+class Evaluate(Figures, NamedData):
     """Scores of models on held-out data: image classifiers at several sizes, language models at several lengths.
 
         graticule evaluate RUN RUN --sizes 20 28 40 28x56
@@ -91,7 +92,7 @@ def run(arguments: list[str]) -> int:
     if figure is not None:
         from graticule.analysis import save_figure
 
-        written.append(save_figure(figure, folder / "evaluation.png"))
+        written.append(save_figure(figure, folder / f"evaluation.{options.format}"))
     output.give(list(table.records))
     output.wrote(*written)
     return 0

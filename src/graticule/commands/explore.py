@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 class Explore(NamedModels):
     """Write one page to look at position in a model, or in two side by side, and open it in the browser.
 
+        graticule explore RUN
+        graticule explore RUN RUN --images 0 5 --sizes 224 288
+        graticule explore deit_tiny_patch16_224 --images photo.jpg
+
     Choose layer, head and token, by pointer or keys: the page shows the position correlations of the token, its
     attention with and without position, the bias, the similarity under rotation, and mixing weights. The page contains
     everything that it shows, so it can be sent as it is.

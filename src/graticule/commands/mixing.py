@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import tyro
 
+from graticule.commands.figures import Figures
 from graticule.commands.kinds import check_on_images
 from graticule.commands.options import (
     Output,
@@ -22,7 +23,7 @@ from graticule.commands.options import (
 
 
 @dataclass
-class Mixing:
+class Mixing(Figures):
     """Draw the token mixing of gated MLPs: the weights around a token, the bias maps, and their non-locality.
 
         graticule mixing RUN
@@ -73,7 +74,7 @@ def run(arguments: list[str]) -> int:
     if min([*options.layers, *options.groups], default=1) < 1:
         raise ValueError(f"`layers` and `groups` must count from 1, got {options.layers} and {options.groups}.")
     layers, groups = ([index - 1 for index in given] or None for given in (options.layers, options.groups))
-    query = _query(options.query) if options.query else None
+    query = parse_query(options.query) if options.query else None
     size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
     maps = {}
     parts = {}
@@ -94,14 +95,14 @@ def run(arguments: list[str]) -> int:
         recipe = run.recipe()
         title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}"
         sheet = mixing_sheet(drawn, groups, options.values, f"Mixing {options.values}, {title}")
-        figures[f"mixing{mark}.png"] = sheet
+        figures[f"mixing{mark}"] = sheet
         if any(one.bias is not None for one in maps[label]):
-            figures[f"mixing-bias{mark}.png"] = bias_sheet(maps[label], f"Bias, {title}")
+            figures[f"mixing-bias{mark}"] = bias_sheet(maps[label], f"Bias, {title}")
         parts[label] = mixing_parts(model, size, query, [one.layer for one in drawn])
         if parts[label]:
             group = groups[0] if groups else 0
-            figures[f"mixing-parts{mark}.png"] = parts_sheet(parts[label], group, f"Parts of the weights, {title}")
-    figures["mixing-locality.png"] = non_locality_plot(maps)
+            figures[f"mixing-parts{mark}"] = parts_sheet(parts[label], group, f"Parts of the weights, {title}")
+    figures["mixing-locality"] = non_locality_plot(maps)
     folder = output_folder(options.output, runs[0].folder)
     written: list[Path] = []
     tables = {}
@@ -121,13 +122,18 @@ def run(arguments: list[str]) -> int:
     output.say(
         f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local"
     )
-    written += [save_figure(figure, folder / name) for name, figure in figures.items()]
+    written += [save_figure(figure, folder / f"{name}.{options.format}") for name, figure in figures.items()]
     output.give(tables)
     output.wrote(*written)
     return 0
 
 
-def _query(text: str) -> tuple[int, int]:
+def parse_query(text: str) -> tuple[int, int]:
+    """Return the ROWxCOLUMN of a token.
+
+    Raises:
+        ValueError: if it is none.
+    """
     sides = text.lower().split("x")
     if len(sides) != 2 or not all(side.isdecimal() for side in sides):
         raise ValueError(f"`query` must be ROWxCOLUMN, as 0x3, got {text!r}.")

@@ -39,7 +39,7 @@ class Plot:
     group: bool = False
     """draw runs whose recipes differ only in `seed` as one line, their mean, with a band of one standard deviation"""
     output: Path | None = None
-    """PNG file; the CSV has the same name (default: convergence.png in the first folder)"""
+    """PNG, PDF or SVG file; the CSV has the same name (default: convergence.png in the first folder)"""
     json: bool = False
     """print the ends and the best points of the lines as JSON, and nothing else, on stdout"""
 
@@ -55,8 +55,11 @@ def run(arguments: list[str]) -> int:
     from graticule.studies.runs import curve, group_seeds, read_recipe
 
     picture = followed(options.output) or options.runs[0] / "convergence.png"
-    if picture.suffix != ".png" or picture.stem == "metrics" or picture.is_dir():  # a run keeps its own metrics.csv
-        raise ValueError(f"`output` must be a file NAME.png, and NAME not metrics, got {str(picture)!r}.")
+    suffixes = (".png", ".pdf", ".svg")
+    if picture.suffix not in suffixes or picture.stem == "metrics" or picture.is_dir():  # a run has a metrics.csv
+        raise ValueError(
+            f"`output` must be a file NAME.png, NAME.pdf or NAME.svg, and NAME not metrics, got {str(picture)!r}."
+        )
     names = [printable(name) for name in run_labels(runs)]
     if len(set(names)) < len(names):
         raise ValueError(f"`runs` must differ, got {', '.join(map(str, options.runs))}.")

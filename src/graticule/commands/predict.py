@@ -9,11 +9,12 @@ from typing import Any
 import tyro
 
 from graticule.checks import printable
+from graticule.commands.figures import Figures
 from graticule.commands.options import Output, choose_device, open_runs, output_folder, parse, parse_checkpoint
 
 
 @dataclass
-class Predict:
+class Predict(Figures):
     """Draw what a run finds in images: the likeliest classes, boxes and masks with labels, or the class of each pixel.
 
         graticule predict RUN a.jpg b.jpg
@@ -87,7 +88,7 @@ def _predict(run: Any, options: Predict, checkpoint: Any, device: str, folder: P
         for name, values in found.entries.items():
             entries.setdefault(name, []).extend(values)
         shown = above(found, options.threshold)
-        written.append(save_figure(picture([(printable(path.name), shown)]), folder / f"{path.stem}.png"))
+        written.append(save_figure(picture([(printable(path.name), shown)]), folder / f"{path.stem}.{options.format}"))
         if found.classes is not None:
             written.append(_save_classes(found.classes, folder / f"{path.stem}.classes.png"))
         what = found.lines or _summary(shown)

@@ -9,6 +9,7 @@ from pathlib import Path
 import tyro
 
 from graticule.checks import printable
+from graticule.commands.figures import Figures
 from graticule.commands.opening import NamedData, check_inputs, check_targets, labels_of, open_model, size_of, test_data
 from graticule.commands.options import (
     Output,
@@ -21,7 +22,7 @@ from graticule.commands.options import (
 
 
 @dataclass
-class Translation(NamedData):
+class Translation(Figures, NamedData):
     """Measure how far each layer is from translation equivariance, and the logits from invariance.
 
         graticule translation RUN RUN
@@ -89,7 +90,7 @@ def run(arguments: list[str]) -> int:
     output.say("0: the layer is equivariant; 1: the shift changes as much as another image does; - : no such token")
     figure = translation_plot(found, "Distance from translation equivariance")
     output.give(tables)
-    output.wrote(*written, save_figure(figure, folder / "translation.png"))
+    output.wrote(*written, save_figure(figure, folder / f"translation.{options.format}"))
     return 0
 
 

@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-import numpy as np
 import torch
 
 from graticule.analysis import (
     Correlations,
     Report,
+    convergence_plot,
     correlation_sheet,
-    curves,
+    explored,
     locality_plot,
     position_correlations,
     save_figure,
+    write_explorer,
 )
 from graticule.recipes import load_recipe
 from graticule.studies.comparison import Comparison
@@ -56,8 +57,27 @@ def demo(folder: str | Path, seeds: Sequence[int] = (0, 1, 2), *, quick: bool = 
     for joining, runs in comparison.runs.items():
         sheets[joining] = position_correlations(runs[0].model(checkpoint="last"), untrained=UNTRAINED)
         sheets[joining].save(folder / f"correlations-{joining}.npz")
+    _write_explorer(comparison, folder)
     report = _report(comparison, scores, sheets, folder, time.perf_counter() - start)
     return report.write(folder / "report.html")
+
+
+def _write_explorer(comparison: Comparison, folder: Path) -> None:
+    """Write explorer.html with the run of the first seed of both joinings, side by side, at all sizes."""
+    data = comparison.runs[JOININGS[0]][0].data()
+    images = [data.test_images(size, [0])[0] for size in SIZES]
+    models = [
+        explored(
+            comparison.runs[joining][0].model(data, "last"),
+            images,
+            data.info.mean,
+            data.info.std,
+            f"joining {joining}",
+            f"seed {comparison.seeds[0]}, last epoch",
+        )
+        for joining in JOININGS
+    ]
+    write_explorer(models, folder / "explorer.html")
 
 
 def _history(run: Run) -> list[dict[str, float]]:
@@ -108,12 +128,12 @@ def _report(
         "--encoding learnable(std=1) alone 86.6 %, and LaPE 89.0 % (measured on 2026-11-22, apart from this page)."
     )
     report.figure(
-        curves(_curves(comparison, "val_top1"), "epoch", "top-1 accuracy (%)", "Test accuracy while training"),
+        convergence_plot(_curves(comparison, "val_top1"), "val_top1"),
         "Mean over seeds; the band is one standard deviation.",
         "Top-1 accuracy against epochs for both joinings",
     )
     report.figure(
-        curves(_curves(comparison, "train_loss"), "epoch", "training loss (nats)", "Training loss"),
+        convergence_plot(_curves(comparison, "train_loss"), "train_loss"),
         "Mean over seeds; the band is one standard deviation.",
         "Training loss against epochs for both joinings",
     )
@@ -137,9 +157,8 @@ def _report(
         "the range of locality over the layers is a share of that of a uniform map, and is compared with untrained "
         f"models of the same shape. Seed {comparison.seeds[0]}, last epoch."
     )
-    least = min(float(np.nanmin(found.similarity)) for found in sheets.values())
-    for joining, found in sheets.items():  # one color scale for both
-        figure = correlation_sheet(found, f"joining {joining}", limits=(min(least, 0.0), 1.0))
+    for joining, found in sheets.items():
+        figure = correlation_sheet(found, f"Position correlations, joining {joining}")
         save_figure(figure, folder / f"correlations-{joining}.png")
         report.figure(figure, f"Position correlations, joining {joining}.", f"Correlation sheet of joining {joining}")
         columns, *rows = found.summary()
@@ -149,6 +168,7 @@ def _report(
         "Low is local, high is global.",
         "Locality against layer for both joinings",
     )
+    report.link("Choose a token, a layer and a head, and see both models side by side: the explorer", "explorer.html")
     report.heading("What this shows, and what it does not")
     report.text(f"{recipe.epochs} epochs are few: this shows the beginning of training as much as its end.")
     report.text(

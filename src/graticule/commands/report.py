@@ -1,0 +1,58 @@
+"""`graticule report`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from graticule.commands.options import open_runs, parse, print_written, run_labels
+
+
+@dataclass
+class ReportOptions:
+    """Write a page on runs, finished or not: results, tests, learning curves, recipes, and position in their layers.
+
+        graticule report runs/a
+        graticule report runs/compare-digits_quick --output comparison.html
+
+    Runs whose recipes differ in the seed alone are one choice; choices with the same seeds are tested against the
+    first. A page on predictions of a detector or a segmentation model is written by graticule predict RUN.
+    """
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders, or folders of runs at any depth"""
+    position: bool = True
+    """draw what the layers of the first run of each choice see of position"""
+    untrained: int = 39
+    """number of untrained models of the same shape that the range over layers is tested against; 0 for none"""
+    output: Path | None = None
+    """file NAME.html (default: report.html in the first folder)"""
+
+
+def run(arguments: list[str]) -> int:
+    """Write a page on runs."""
+    options = parse(ReportOptions, "report", arguments)
+    if options.untrained < 0:
+        raise ValueError(f"`untrained` must be at least 0, got {options.untrained}.")
+    if options.output is not None and (options.output.suffix != ".html" or options.output.is_dir()):
+        raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
+    if not options.runs:
+        raise ValueError("`runs` must be one run folder or more, got none; see graticule report --help.")
+    from graticule.studies.runs import find_runs
+
+    folders = []
+    for given in options.runs:
+        found = list(find_runs(given))
+        if not found:
+            raise ValueError(f"`runs` must be run folders or folders with runs, got {str(given)!r}, which has none.")
+        folders += found
+    runs = open_runs(folders, "report")
+    from graticule.studies.run_report import run_report
+
+    report = run_report(
+        dict(zip(run_labels(runs), runs, strict=True)), untrained=options.untrained, position=options.position
+    )
+    print_written(report.write(options.output or options.runs[0] / "report.html"))
+    return 0
