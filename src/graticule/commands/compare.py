@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from graticule.commands.choices import parse_choices
 from graticule.commands.kinds import check_task_options
 from graticule.commands.options import (
     Output,
     choose_device,
     output_folder,
-    overridden,
     parse,
     parse_part,
     parse_sizes,
 )
 from graticule.files import read_json
-from graticule.specs import split_outside
 
 if TYPE_CHECKING:
     from graticule.studies import Lengths, Resolutions
@@ -97,15 +96,7 @@ def run(arguments: list[str]) -> int:
     check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)
     sizes = parse_sizes(options.sizes)
     base = base.quick() if options.quick else base
-    choices = {}
-    for choice in options.choices:
-        pairs = [pair.strip().partition("=") for pair in split_outside(choice, ",")]
-        if not all(key and equals for key, equals, _ in pairs):
-            raise ValueError(f"`choices` must be like encoding=learnable,joining=lape, got {choice!r}.")
-        flags = [text for key, _, value in pairs for text in _flag(key, value)]
-        if choice in choices:
-            raise ValueError(f"`choices` must differ, got {choice!r} twice.")
-        choices[choice] = overridden(base, flags, f"train {options.recipe}")
+    choices = parse_choices(base, options.choices, f"train {options.recipe}")
     for recipe in choices.values() if sizes else ():  # before any training
         check_sizes(build_model(recipe, num_classes=10), sizes)
     for recipe in choices.values() if options.lengths else ():
@@ -163,13 +154,3 @@ def _show_tests(found: Resolutions | Lengths, output: Output) -> None:
         columns, *rows = found.differences()
         output.table(columns, rows)
         output.say(found.note())
-
-
-def _flag(key: str, value: str) -> list[str]:
-    """Turn one override of a choice into options as tyro has them: a truth value is --option or --no-option."""
-    *group, name = key.replace("_", "-").split(".")
-    truth = value.lower()
-    if truth in ("true", "false"):
-        return ["--" + ".".join([*group, name if truth == "true" else f"no-{name}"])]
-    values = [value] if key in ("encoding", "joining") else split_outside(value, " ")  # of which one text has spaces
-    return [f"--{'.'.join([*group, name])}", *values]

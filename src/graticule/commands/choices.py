@@ -1,0 +1,42 @@
+"""Choices as the command line has them: overrides of a recipe, separated by commas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graticule.commands.options import overridden
+from graticule.specs import split_outside
+
+
+def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, Any]:
+    """Return text -> `base` with its overrides, for each text as encoding=sinusoidal_2d,joining=lape.
+
+    Args:
+        base: a recipe, a dataclass.
+        given: the texts.
+        command: whose options the fields are.
+
+    Raises:
+        ValueError: for a text that is no list of overrides or comes twice, an unknown field or a value that it refuses.
+    """
+    choices: dict[str, Any] = {}
+    for choice in given:
+        pairs = [pair.strip().partition("=") for pair in split_outside(choice, ",")]
+        if not all(key and equals for key, equals, _ in pairs):
+            raise ValueError(f"`choices` must be like encoding=learnable,joining=lape, got {choice!r}.")
+        flags = [text for key, _, value in pairs for text in _flag(key, value)]
+        if choice in choices:
+            raise ValueError(f"`choices` must differ, got {choice!r} twice.")
+        choices[choice] = overridden(base, flags, command)
+    return choices
+
+
+def _flag(key: str, value: str) -> list[str]:
+    """Turn one override of a choice into options as tyro has them: a truth value is --option or --no-option."""
+    *group, name = key.replace("_", "-").split(".")
+    truth = value.lower()
+    if truth in ("true", "false"):
+        return ["--" + ".".join([*group, name if truth == "true" else f"no-{name}"])]
+    values = [value] if key in ("encoding", "joining") else split_outside(value, " ")  # of which one text has spaces
+    return [f"--{'.'.join([*group, name])}", *values]
