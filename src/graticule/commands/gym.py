@@ -1,0 +1,79 @@
+"""`graticule gym`."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from graticule.commands.options import output_folder, parse, print_table, print_written
+from graticule.studies.gym.recipe import GymRecipe
+
+
+@dataclass
+class Gym:
+    """Train tiny models on pictures whose answer needs one kind of knowledge of position, and print their profiles.
+
+    A score is the share of the way from chance to a perfect answer. A choice is overrides of the options below,
+    separated by commas, as in compare:
+    graticule gym --choices encoding=learnable encoding=learnable,joining=lape encoding=rope --seeds 0 --sizes 9
+
+    An interrupted gym resumes by the same command.
+    """
+
+    choices: list[str] = dataclasses.field(default_factory=list)
+    """the choices (default: every encoding, absolute ones with LaPE, too)"""
+    tasks: list[str] = dataclasses.field(default_factory=list)
+    """tasks, with options as place(density=0.2) (default: all that the surface has)"""
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
+    """seeds of weights and pictures, the same for every choice"""
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    """also test the models on pictures with these numbers of cells a side"""
+    output: Path = Path("runs/gym")
+    """folder of the tables and the picture"""
+    list_tasks: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """list the tasks, what each needs, and its chance level, and train nothing"""
+    recipe: Annotated[GymRecipe, tyro.conf.arg(name="")] = dataclasses.field(default_factory=GymRecipe)
+
+
+def run(arguments: list[str]) -> int:
+    """Train choices on tasks, and print their profiles."""
+    options = parse(Gym, "gym", arguments)
+    if options.list_tasks:
+        from graticule.studies.gym.page import task_rows
+
+        for name, question, knows, frame, surfaces, chance in task_rows()[1:]:
+            print(f"{name}: {question}\n    {knows} ({frame}), on {surfaces}, chance {chance}")
+        return 0
+    from graticule.commands.choices import parse_choices
+    from graticule.studies.gym import gym, standard_choices
+
+    base = options.recipe
+    given = options.choices or _single(base) or standard_choices()
+    choices = parse_choices(base, given, "gym")
+    folder = output_folder(options.output, Gym.output)
+    profile = gym(
+        choices,
+        folder,
+        tasks=options.tasks,
+        seeds=options.seeds,
+        sides=options.sizes,
+        command=shlex.join(["graticule", "gym", *arguments]),
+    )
+    for side in profile.sides:
+        print(f"\n{profile.title(side)}")
+        columns, *rows = profile.table(side)
+        print_table(columns, rows)
+    print_written(*(folder / f"gym.{kind}" for kind in ("csv", "md", "png", "json")))
+    return 0
+
+
+def _single(base: GymRecipe) -> list[str]:
+    """Return the one choice that options name instead of --choices."""
+    named = {name: getattr(base, name) for name in ("model", "encoding", "joining")}
+    changed = [f"{name}={value}" for name, value in named.items() if value != getattr(GymRecipe, name)]
+    return [",".join(changed)] if changed else []

@@ -1,0 +1,144 @@
+"""Tasks that ask where marks are on the image: place, border, symmetry about its middle, order along a scan, a box."""
+
+from __future__ import annotations
+
+import torch
+
+from graticule.studies.gym.answers import Classes, Values
+from graticule.studies.gym.base import TASKS, Arrangements, ListedTask, Surface, even
+from graticule.studies.gym.marks import A, B
+from graticule.studies.gym.pairs import ordered_pairs, rows_and_columns
+
+
+@TASKS.register("place")
+class Place(ListedTask):
+    """In which of nine regions, thirds of the height by thirds of the width, is the mark?
+
+    Needs: the absolute place, along both axes. Chance: 1/9.
+
+    Each region is drawn equally often, and every image has one mark A. On a torus, all shifts of an image together show
+    each region equally often, so a model that a shift leaves unchanged is at chance, too.
+    """
+
+    knows = "absolute place"
+    frame = "absolute"
+    symbols = (A,)
+    answer = Classes(tuple(f"{y} {x}" for y in ("top", "middle", "bottom") for x in ("left", "center", "right")))
+
+    def arrangements(self) -> Arrangements:
+        """List the cells of the mark."""
+        y, x = rows_and_columns(torch.arange(self.cells), self.grid)
+        label = 3 * (3 * y // self.grid[0]) + 3 * x // self.grid[1]
+        return Arrangements(torch.arange(self.cells)[:, None], label, even(label))
+
+
+@TASKS.register("border")
+class Border(ListedTask):
+    """Is the mark in the outermost rows or columns?
+
+    Needs: nearness to the border, which is absolute place, but no more of it than a padded convolution sees.
+    Chance: 1/2.
+
+    Either answer is drawn equally often, and every image has one mark A.
+    """
+
+    knows = "border"
+    frame = "absolute"
+    surfaces = ("plane",)
+    symbols = (A,)
+    answer = Classes(("inside", "border"))
+
+    def arrangements(self) -> Arrangements:
+        """List the cells of the mark."""
+        height, width = self.grid
+        y, x = rows_and_columns(torch.arange(self.cells), self.grid)
+        label = ((y == 0) | (y == height - 1) | (x == 0) | (x == width - 1)).long()
+        return Arrangements(torch.arange(self.cells)[:, None], label, even(label))
+
+
+@TASKS.register("symmetry")
+class Symmetry(ListedTask):
+    """Are two equal marks in one row mirror images of each other about the middle of the image?
+
+    Needs: the middle of the image along one axis. Their displacement says nothing: among pairs of each distance, either
+    answer is equally probable. Chance: 1/2.
+
+    Either answer is drawn equally often, and every image has two marks A. On a torus, the same holds of all
+    shifts of an image together.
+    """
+
+    knows = "symmetry"
+    frame = "absolute"
+    symbols = (A, A)
+    answer = Classes(("no", "mirrored"))
+
+    def arrangements(self) -> Arrangements:
+        """List the pairs whose distance mirrored pairs have, and other pairs as well."""
+        height, width = self.grid
+        first, second = ordered_pairs(height * width)
+        (y, x), (y2, x2) = (rows_and_columns(cells, self.grid) for cells in (first, second))
+        distance = (x2 - x).abs()
+        if self.surface == "torus":
+            distance = torch.minimum(distance, width - distance)
+        label = (((x + x2) % width) == width - 1).long()
+        both = torch.zeros(2, width + 1, dtype=torch.bool)
+        row = (y == y2) & (first < second)
+        both[label[row], distance[row]] = True
+        kept = row & both.all(0)[distance]
+        cells = torch.stack([first, second], 1)[kept]
+        return Arrangements(cells, label[kept], even(label[kept], within=distance[kept]))
+
+
+@TASKS.register("order")
+class Order(ListedTask):
+    """Which of two different marks comes first when the image is read row by row?
+
+    Needs: the order along a scan. Chance: 1/2.
+
+    Either answer is drawn equally often, and every image has one mark A and one B.
+    """
+
+    knows = "order along a scan"
+    frame = "absolute"
+    surfaces = ("plane",)
+    symbols = (A, B)
+    answer = Classes(("A first", "B first"))
+
+    def arrangements(self) -> Arrangements:
+        """List the pairs of different cells."""
+        first, second = ordered_pairs(self.cells)
+        label = (second < first).long()
+        return Arrangements(torch.stack([first, second], 1), label, even(label))
+
+
+@TASKS.register("box")
+class Box(ListedTask):
+    """Between which rows and columns does the rectangle lie whose corners four marks are?
+
+    Needs: absolute place of both corners, as numbers: top, left, bottom and right as shares of the image.
+    Score: share of variance explained. Chance: 0.
+
+    Each rectangle is drawn equally often, and every image has four marks A, so without position the best answer is the
+    mean rectangle.
+    """
+
+    knows = "box"
+    frame = "absolute"
+    surfaces = ("plane",)
+    symbols = (A, A, A, A)
+
+    def __init__(self, grid: tuple[int, int], surface: Surface = "plane", density: float = 0.0) -> None:
+        super().__init__(grid, surface, density)
+        target = self.arrangements().target
+        self.answer = Values(("top", "left", "bottom", "right"), target.var(0, correction=0))
+
+    def arrangements(self) -> Arrangements:
+        """List the rectangles of at least two rows and columns."""
+        height, width = self.grid
+        rows, columns = (torch.combinations(torch.arange(side)) for side in (height, width))
+        top, bottom = rows.repeat_interleave(len(columns), 0).unbind(1)
+        left, right = columns.repeat(len(rows), 1).unbind(1)
+        cells = torch.stack([y * width + x for y in (top, bottom) for x in (left, right)], 1)
+        sides = torch.tensor([height, width, height, width])
+        target = torch.stack([top, left, bottom, right], 1) / sides
+        return Arrangements(cells, target, torch.full((len(cells),), 1 / len(cells), dtype=torch.float64))

@@ -1,0 +1,150 @@
+"""A task of the gym: pictures whose answer needs one kind of knowledge of position."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graticule.registries import Registry, options_of
+from graticule.studies.gym.answers import Answer
+from graticule.studies.gym.marks import BLANK, DISTRACTORS, paint
+
+Surface = Literal["plane", "torus"]
+#: What a task is given by whoever builds it; all other arguments of its class are options.
+_CONTEXT = frozenset({"self", "grid", "surface"})
+#: The smallest side of a grid that every task is defined on.
+LEAST = 6
+
+
+class Examples(NamedTuple):
+    """Pictures and their answers.
+
+    symbols: (count, H, W), what each cell shows.
+    target: the answers, whose shape the task's `answer` says.
+    """
+
+    symbols: Tensor
+    target: Tensor
+
+    @property
+    def images(self) -> Tensor:
+        """Return the pictures, (count, 1, 4 H, 4 W)."""
+        return paint(self.symbols)
+
+
+class GymTask(ABC):
+    """Draws arrangements of marks on a grid, with answers that depend on where the marks are.
+
+    How many cells show which mark is the same in all arrangements. The other cells show distractors or nothing, drawn
+    one after the other without regard to the arrangement. So the multiset of the patches of an image is independent of
+    the answer, and a model that sees no more than this multiset is at chance.
+
+    knows: what the answer depends on, in words.
+    frame: 'relative' if shifting the whole picture around a torus leaves the answer as it is; else 'absolute'.
+    surfaces: where the task is defined.
+    symbols: what the marks of an arrangement look like.
+    answer: what is asked for.
+
+    Args:
+        grid: (H, W), at least 6 each.
+        surface: on a torus, the neighbor of the last cell of a row or column is the first one.
+        density: share of the other cells that show a distractor; none by default, since models then learn several times
+            as fast.
+    """
+
+    knows: ClassVar[str]
+    frame: ClassVar[Literal["absolute", "relative"]]
+    surfaces: ClassVar[tuple[Surface, ...]] = ("plane", "torus")
+    symbols: ClassVar[tuple[int, ...]]
+    answer: Answer
+
+    def __init__(self, grid: tuple[int, int], surface: Surface = "plane", density: float = 0.0) -> None:
+        if min(grid) < LEAST:
+            raise ValueError(f"`grid` must have sides of at least {LEAST} cells, got {grid[0]} x {grid[1]}.")
+        if surface not in self.surfaces:
+            raise ValueError(
+                f"`surface` must be {' or '.join(self.surfaces)} for the task {type(self).__name__}, got {surface!r}."
+            )
+        if not 0 <= density <= 1:
+            raise ValueError(f"`density` must be in [0, 1], got {density}.")
+        self.grid, self.surface, self.density = grid, surface, density
+
+    @property
+    def cells(self) -> int:
+        """Return the number of cells, N."""
+        return self.grid[0] * self.grid[1]
+
+    @abstractmethod
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return the cells of the marks, (count, marks), as indices row by row, and the answers."""
+
+    def sample(self, count: int, scenes: torch.Generator, background: torch.Generator) -> Examples:
+        """Draw pictures: the arrangements and answers by one generator, the other cells by another.
+
+        What the other cells show is filled in row by row, so that it is the same multiset for every arrangement.
+        """
+        cells, target = self.draw(count, scenes)
+        free = self.cells - len(self.symbols)
+        shown = torch.rand(count, free, generator=background) < self.density
+        which = torch.randint(len(DISTRACTORS), (count, free), generator=background)
+        around = torch.where(shown, torch.tensor(DISTRACTORS)[which], BLANK)
+        symbols = torch.empty(count, self.cells, dtype=torch.long)
+        taken = torch.zeros(count, self.cells, dtype=torch.bool).scatter_(1, cells, True)
+        symbols[~taken] = around.flatten()
+        symbols.scatter_(1, cells, torch.tensor(self.symbols).expand(count, -1))
+        return Examples(symbols.unflatten(1, self.grid), target)
+
+
+class Arrangements(NamedTuple):
+    """All arrangements of a task: cells (P, marks), answers (P, ...), and probabilities (P,) that sum to 1."""
+
+    cells: Tensor
+    target: Tensor
+    weights: Tensor
+
+
+class ListedTask(GymTask):
+    """A task that lists all its arrangements, so that what is said of their distribution is exact."""
+
+    @abstractmethod
+    def arrangements(self) -> Arrangements:
+        """List all arrangements with their answers and probabilities."""
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw arrangements with their probabilities."""
+        if not hasattr(self, "_listed"):
+            self._listed = self.arrangements()
+        chosen = torch.multinomial(self._listed.weights, count, replacement=True, generator=generator)
+        return self._listed.cells[chosen], self._listed.target[chosen]
+
+
+def even(labels: Tensor, within: Tensor | None = None) -> Tensor:
+    """Return weights (P,) that give each label the same probability, and each arrangement of a label the same.
+
+    Args:
+        labels: (P,), from 0.
+        within: (P,) whole numbers: each label then has the same probability among the arrangements of each number.
+    """
+    group = torch.zeros_like(labels) if within is None else within
+    of_pair = group * (int(labels.max()) + 1) + labels
+    _, inverse, sizes = of_pair.unique(return_inverse=True, return_counts=True)
+    weights: Tensor = sizes.double().reciprocal()[inverse]
+    if within is not None:  # as often as arrangements of the number
+        _, inverse, sizes = group.unique(return_inverse=True, return_counts=True)
+        weights = weights * sizes.double()[inverse]
+    return weights / weights.sum()
+
+
+def generators(seed: int, stream: str) -> tuple[torch.Generator, torch.Generator]:
+    """Return the generators of the scenes and of the background of a stream of examples, such as 'train'."""
+    words = np.random.SeedSequence([seed, *stream.encode()]).generate_state(2, np.uint64)
+    scenes, background = (torch.Generator().manual_seed(int(word) >> 1) for word in words)
+    return scenes, background
+
+
+#: The tasks by name.
+TASKS: Registry[Any] = Registry("tasks", GymTask, lambda kind: options_of(kind.__init__, _CONTEXT))

@@ -1,0 +1,76 @@
+"""The page docs/gym.md: its tables and pictures, rebuilt from docs/data/gym.csv.
+
+`python -m graticule.studies.gym.page` writes what stands between the markers of the page, and the pictures.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from graticule.analysis import save_figure
+from graticule.files import write_text
+from graticule.studies.gym.base import LEAST, Surface
+from graticule.studies.gym.picture import heat_map
+from graticule.studies.gym.profile import Profile, read_profile
+from graticule.studies.gym.tasks import TASKS, build_task
+from graticule.studies.tables import markdown
+
+#: The choices of README's picture, as far as they were measured.
+SHORT = (
+    "encoding=none",
+    "encoding=learnable",
+    "encoding=learnable,joining=lape",
+    "encoding=sinusoidal_2d",
+    "encoding=peg",
+    "encoding=relative_bias",
+    "encoding=alibi",
+    "encoding=rope",
+)
+
+
+def task_rows() -> list[tuple[str, ...]]:
+    """Return a header, and one row per task: what it asks, what that needs, where it is defined, and chance."""
+    rows: list[tuple[str, ...]] = [("task", "question", "needs", "frame", "surfaces", "chance")]
+    for name, kind in TASKS.items():
+        surface: Surface = kind.surfaces[0]
+        chance = build_task(name, (LEAST, LEAST), surface).answer.chance
+        said = "0" if chance == 0 else f"1/{round(1 / chance)}"
+        question = inspect.getdoc(kind).partition("\n")[0]
+        rows.append((name, question, kind.knows, kind.frame, ", ".join(kind.surfaces), said))
+    return rows
+
+
+def page_text(text: str, profile: Profile) -> str:
+    """Return the text of the page with its tables rebuilt."""
+    text = between(text, "tasks", markdown(task_rows()))
+    return between(text, "profile", profile.markdown() if profile.rows else "Not measured yet.")
+
+
+def between(text: str, name: str, new: str) -> str:
+    """Replace what stands between the markers of `name`.
+
+    Raises:
+        ValueError: if `text` has no such markers.
+    """
+    pattern = re.compile(rf"(<!-- {name}: begin[^>]*-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"`text` must have the markers <!-- {name}: begin --> and <!-- {name}: end -->.")
+    return pattern.sub(lambda found: f"{found[1]}\n{new}\n\n{found[2]}", text)
+
+
+def write_page(docs: Path) -> list[Path]:
+    """Rebuild docs/gym.md and its pictures; returns the paths."""
+    profile = read_profile(docs / "data" / "gym.csv")
+    page = docs / "gym.md"
+    written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile))]
+    if profile.rows:
+        short = [choice for choice in SHORT if choice in profile.choices]
+        pictures = {"gym.png": profile.chosen(short), "gym_profile.png": profile}
+        written += [save_figure(heat_map(shown), docs / "figures" / name) for name, shown in pictures.items()]
+    return written
+
+
+if __name__ == "__main__":
+    print("wrote", *write_page(Path("docs")))

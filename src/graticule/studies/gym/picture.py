@@ -1,0 +1,113 @@
+"""Pictures of a profile: bars for a few choices, a heat map for many."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from graticule.analysis.plots import PALETTE, SIMILARITY
+from graticule.checks import printable
+from graticule.studies.gym.profile import Profile, percent
+
+#: More choices than this are drawn as a heat map.
+MOST_BARS = 6
+
+
+def profile_picture(profile: Profile, title: str = "") -> Figure:
+    """Draw the normalized scores of a profile, one panel per size; chance is 0 and a solved task 1."""
+    return bars(profile, title) if len(profile.choices) <= MOST_BARS else heat_map(profile, title)
+
+
+def bars(profile: Profile, title: str = "") -> Figure:
+    """Draw a group of bars per task, one bar per choice, with one standard deviation over seeds."""
+    sides, choices, tasks = profile.sides, profile.choices, profile.tasks
+    figure = Figure(
+        figsize=(2.0 + 0.28 * len(tasks) * (len(choices) + 1), 0.6 + 2.6 * len(sides)), layout="constrained"
+    )
+    panels = figure.subplots(len(sides), 1, squeeze=False)[:, 0]
+    width = 0.84 / len(choices)
+    for ax, side in zip(panels, sides, strict=True):
+        for number, choice in enumerate(choices):
+            at = np.arange(len(tasks)) + (number - (len(choices) - 1) / 2) * width
+            means = [profile.mean(choice, task, side) for task in tasks]
+            spread = [profile.deviation(choice, task, side) for task in tasks]
+            ax.bar(
+                at, means, width * 0.92, color=PALETTE[number], label=printable(choice) if side == sides[0] else None
+            )
+            known = [not math.isnan(value) for value in spread]
+            if any(known):
+                ax.errorbar(
+                    at[known], np.array(means)[known], np.array(spread)[known], fmt="none", ecolor="black", capsize=2
+                )
+        for level in (0, 1):
+            ax.axhline(level, color="#666666", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
+        ax.set(ylim=(-0.15, 1.08), yticks=[0, 0.5, 1], yticklabels=["chance", "", "solved"])
+        ax.set_title(_panel_title(profile, side), fontsize=9)
+        ax.set_xticks(
+            range(len(tasks)),
+            [printable(task) for task in tasks],
+            rotation=25,
+            ha="right",
+            fontsize=8,
+            parse_math=False,
+        )
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=min(len(choices), 3), fontsize=8, frameon=False)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def heat_map(profile: Profile, title: str = "") -> Figure:
+    """Draw a row per choice and a column per task: the mean in percent, and in small its deviation over seeds."""
+    sides, choices, tasks = profile.sides, profile.choices, profile.tasks
+    longest = max(map(len, choices))
+    figure = Figure(
+        figsize=(0.9 + min(0.07 * longest, 4.5) + 0.47 * len(tasks) * len(sides), 1.6 + 0.24 * len(choices)),
+        layout="constrained",
+    )
+    panels = figure.subplots(1, len(sides), squeeze=False, sharey=True)[0]
+    scale = {"cmap": SIMILARITY, "norm": Normalize(0, 1)}
+    for ax, side in zip(panels, sides, strict=True):
+        means = np.array([[profile.mean(choice, task, side) for task in tasks] for choice in choices])
+        ax.imshow(means, aspect="auto", interpolation="nearest", **scale)
+        for row, choice in enumerate(choices):
+            for column, task in enumerate(tasks):
+                _write_cell(ax, (row, column), means[row, column], profile.deviation(choice, task, side))
+        ax.set_xticks(
+            range(len(tasks)),
+            [printable(task) for task in tasks],
+            rotation=50,
+            ha="right",
+            fontsize=8,
+            parse_math=False,
+        )
+        ax.set_yticks(range(len(choices)), [printable(choice) for choice in choices], fontsize=8, parse_math=False)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        ax.set_title(_panel_title(profile, side), fontsize=9)
+    bar = figure.colorbar(ScalarMappable(**scale), ax=panels, shrink=min(1.0, 6 / len(choices) + 0.3), pad=0.01)
+    bar.set_ticks([0, 1], labels=["chance", "solved"], fontsize=8)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _write_cell(ax: Axes, at: tuple[int, int], mean: float, deviation: float) -> None:
+    row, column = at
+    if math.isnan(mean):
+        ax.text(column, row, "-", ha="center", va="center", fontsize=7)
+        return
+    color = "black" if mean > 0.6 else "white"
+    spread = "" if math.isnan(deviation) else f" ±{percent(deviation)}"
+    ax.text(column, row, percent(mean) + spread, ha="center", va="center", fontsize=7 if not spread else 6, color=color)
+
+
+def _panel_title(profile: Profile, side: int) -> str:
+    cells = f"{side} × {side} cells"
+    return cells if side == profile.trained else f"{cells}, trained on {profile.trained} × {profile.trained}"

@@ -1,0 +1,118 @@
+"""Tasks that ask how marks lie to each other: displacement, direction, distance, scale."""
+
+from __future__ import annotations
+
+import torch
+
+from graticule.studies.gym.answers import Classes
+from graticule.studies.gym.base import TASKS, Arrangements, ListedTask, even
+from graticule.studies.gym.marks import A, B
+from graticule.studies.gym.pairs import displacements, ordered_pairs, rows_and_columns
+
+_WAYS = {"above": (-1, 0), "left": (0, -1), "right": (0, 1), "below": (1, 0)}
+
+
+@TASKS.register("displacement")
+class Displacement(ListedTask):
+    """Where does B lie from A: one or two cells above, left, right or below?
+
+    Needs: the displacement, that is direction and distance. Chance: 1/8.
+
+    Each of the eight displacements is drawn equally often, and every image has one mark A and one B.
+    """
+
+    knows = "displacement"
+    frame = "relative"
+    symbols = (A, B)
+    answer = Classes(tuple(f"{steps} {way}" for way in _WAYS for steps in (1, 2)))
+
+    def arrangements(self) -> Arrangements:
+        """List the pairs with one of the eight displacements."""
+        first, second = ordered_pairs(self.cells)
+        dy, dx = displacements(first, second, self.grid, self.surface == "torus")
+        label = torch.full_like(first, -1)
+        for number, (way, steps) in enumerate((way, steps) for way in _WAYS.values() for steps in (1, 2)):
+            label[(dy == steps * way[0]) & (dx == steps * way[1])] = number
+        kept = label >= 0
+        return Arrangements(torch.stack([first, second], 1)[kept], label[kept], even(label[kept]))
+
+
+@TASKS.register("direction")
+class Direction(ListedTask):
+    """Does B lie above, left, right or below A, at whatever distance?
+
+    Needs: the direction. Pairs that lie as far apart in rows as in columns are left out, as are those on a torus that
+    lie equally far both ways. Chance: 1/4.
+
+    Each direction is drawn equally often, and every image has one mark A and one B.
+    """
+
+    knows = "direction"
+    frame = "relative"
+    symbols = (A, B)
+    answer = Classes(tuple(_WAYS))
+
+    def arrangements(self) -> Arrangements:
+        """List the pairs with a clear direction."""
+        first, second = ordered_pairs(self.cells)
+        torus = self.surface == "torus"
+        dy, dx = displacements(first, second, self.grid, torus)
+        down = dy.abs() > dx.abs()
+        label = torch.where(down, torch.where(dy < 0, 0, 3), torch.where(dx < 0, 1, 2))
+        along = torch.where(down, dy, dx).abs()
+        clear = dy.abs() != dx.abs()
+        if torus:
+            clear &= 2 * along != torch.where(down, *self.grid)
+        return Arrangements(torch.stack([first, second], 1)[clear], label[clear], even(label[clear]))
+
+
+@TASKS.register("distance")
+class Distance(ListedTask):
+    """Does B lie one, two, or more cells from A, in rows or columns, whichever is more?
+
+    Needs: the distance, whatever the direction. Chance: 1/3.
+
+    Each answer is drawn equally often, and every image has one mark A and one B.
+    """
+
+    knows = "distance"
+    frame = "relative"
+    symbols = (A, B)
+    answer = Classes(("1", "2", "3 or more"))
+
+    def arrangements(self) -> Arrangements:
+        """List the pairs."""
+        first, second = ordered_pairs(self.cells)
+        dy, dx = displacements(first, second, self.grid, self.surface == "torus")
+        label = torch.maximum(dy.abs(), dx.abs()).clamp(max=3) - 1
+        return Arrangements(torch.stack([first, second], 1), label, even(label))
+
+
+@TASKS.register("scale")
+class Scale(ListedTask):
+    """How large is the square whose corners four marks are: one, two or three cells a side?
+
+    Needs: the scale of a figure, wherever it is. Chance: 1/3.
+
+    Each size is drawn equally often, and every image has four marks A.
+    """
+
+    knows = "scale"
+    frame = "relative"
+    symbols = (A, A, A, A)
+    answer = Classes(("1", "2", "3"))
+
+    def arrangements(self) -> Arrangements:
+        """List the squares, on a torus those across its seams, too."""
+        height, width = self.grid
+        corner = torch.arange(self.cells)
+        y, x = rows_and_columns(corner, self.grid)
+        found, labels = [], []
+        for side in (1, 2, 3):
+            inside = torch.full_like(corner, self.surface == "torus", dtype=torch.bool)
+            inside |= (y + side < height) & (x + side < width)
+            corners = [(y + down) % height * width + (x + right) % width for down in (0, side) for right in (0, side)]
+            found.append(torch.stack(corners, 1)[inside])
+            labels += [side - 1] * int(inside.sum())
+        label = torch.tensor(labels)
+        return Arrangements(torch.cat(found), label, even(label))

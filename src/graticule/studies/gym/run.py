@@ -1,0 +1,191 @@
+"""A gym: every choice trained on every task with every seed; what is finished is kept and not trained again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tqdm.auto import tqdm
+
+from graticule.analysis import save_figure
+from graticule.files import locked, write_json, write_text
+from graticule.studies.gym.base import LEAST, GymTask
+from graticule.studies.gym.picture import profile_picture
+from graticule.studies.gym.profile import Profile, Row, merged, read_profile, write_profile
+from graticule.studies.gym.recipe import GymRecipe
+from graticule.studies.gym.tasks import TASKS, build_task
+from graticule.studies.gym.training import GymModel, evaluate, train
+from graticule.training.surroundings import surroundings
+
+
+class Cell(NamedTuple):
+    """One training: a choice, a task and a seed."""
+
+    choice: str
+    task: str
+    seed: int
+
+
+def gym(
+    choices: Mapping[str, GymRecipe],
+    folder: str | Path,
+    *,
+    tasks: Sequence[str] = (),
+    seeds: Sequence[int] = (0, 1, 2),
+    sides: Sequence[int] = (),
+    progress: bool = True,
+    command: str = "",
+) -> Profile:
+    """Train every choice on every task with every seed, and write the profile to `folder`.
+
+    `gym.csv` is written after every training, so an interrupted gym resumes where it stopped; it goes seed by seed, so
+    an interruption leaves whole tables. `gym.md`, `gym.png` and `gym.json` are written at the end.
+
+    Args:
+        choices: text -> recipe.
+        folder: of the files.
+        tasks: names with options; all tasks by default that the surface of the choices has.
+        seeds: of weights and pictures, the same for all choices.
+        sides: cells per side of further grids that the models are tested on.
+        progress: whether a bar is shown, on a terminal.
+        command: recorded in `gym.json`.
+
+    Raises:
+        ValueError: before any training, if a choice or a task cannot be built, or `folder` has scores of other recipes.
+    """
+    folder = Path(folder)
+    tasks = list(tasks) or standard_tasks(choices)
+    check_gym(choices, tasks, seeds, sides)
+    file = folder / "gym.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder) as free:
+        if not free:
+            raise ValueError(f"`folder` must not be in use by another process, got {str(folder)!r}, which is.")
+        profile = read_profile(file)
+        _check_recipes(profile, choices, folder)
+        cells = [Cell(choice, task, seed) for seed in seeds for task in tasks for choice in choices]
+        order = {cell: number for number, cell in enumerate(cells)}
+        left = [cell for cell in cells if _missing(profile, cell, choices[cell.choice], sides)]
+        total = sum(choices[cell.choice].steps for cell in left)
+        with tqdm(total=total, unit="step", disable=None if progress else True, dynamic_ncols=True) as bar:
+            for cell in left:
+                bar.set_description(f"{cell.task}, {cell.choice}, seed {cell.seed}", refresh=False)
+                new = _train_cell(cell, choices[cell.choice], sides, bar)
+                kept = Profile(tuple(row for row in profile.rows if (row.choice, row.task, row.seed) != cell))
+                profile = merged(kept, new, order)
+                write_profile(file, profile)
+        shown = profile.chosen(list(choices), tasks)
+        _write(shown, choices, folder, command)
+    return shown
+
+
+def standard_tasks(choices: Mapping[str, GymRecipe]) -> list[str]:
+    """Return the names of the tasks that the surfaces of all choices have."""
+    surfaces = {recipe.surface for recipe in choices.values()}
+    return [name for name, kind in TASKS.items() if surfaces <= set(kind.surfaces)]
+
+
+def check_gym(
+    choices: Mapping[str, GymRecipe], tasks: Sequence[str], seeds: Sequence[int], sides: Sequence[int]
+) -> None:
+    """Build every task at every size, and every choice for every kind of answer.
+
+    Raises:
+        ValueError: for what cannot be built, or choices that differ in surface or side.
+    """
+    for name, given in (("choices", list(choices)), ("tasks", tasks), ("seeds", seeds)):
+        if not given or len(set(given)) < len(given):
+            raise ValueError(f"`{name}` must not be empty, nor have anything twice, got {list(given)}.")
+    for field in ("surface", "side"):
+        if len(values := {getattr(recipe, field) for recipe in choices.values()}) > 1:
+            raise ValueError(f"`{field}` must be the same for all choices, got {', '.join(map(str, sorted(values)))}.")
+    first = next(iter(choices.values()))
+    for side in (first.side, *sides):
+        if side < LEAST:
+            raise ValueError(f"`{'side' if side == first.side else 'sizes'}` must be at least {LEAST}, got {side}.")
+    kinds: dict[tuple[bool, int], GymTask] = {}
+    for task in tasks:
+        for side in (first.side, *sides):
+            built = build_task(task, (side, side), first.surface)
+        kinds.setdefault((built.answer.per_token, built.answer.outputs), built)
+    for choice, recipe in choices.items():
+        for built in kinds.values():
+            try:
+                with torch.device("meta"):
+                    GymModel(recipe, built.answer)
+            except ValueError as error:
+                raise ValueError(f"`choices` must be models that can be built, got {choice!r}: {error}") from None
+
+
+def _check_recipes(profile: Profile, choices: Mapping[str, GymRecipe], folder: Path) -> None:
+    """Check that the kept scores of a choice are of the same recipe."""
+    for row in profile.rows:
+        if row.choice in choices and row.recipe != choices[row.choice].hash:
+            raise ValueError(
+                f"`folder` must have no scores of another recipe, got {str(folder)!r}, where {row.choice!r} was "
+                "trained with other values; choose another folder."
+            )
+
+
+def _missing(profile: Profile, cell: Cell, recipe: GymRecipe, sides: Sequence[int]) -> bool:
+    """Return whether scores of a training are missing."""
+    known = {row.side for row in profile.rows if (row.choice, row.task, row.seed) == cell}
+    return not {recipe.side, *sides} <= known
+
+
+def _train_cell(cell: Cell, recipe: GymRecipe, sides: Sequence[int], bar: tqdm[None]) -> list[Row]:
+    """Train once, and return the scores at every size."""
+    start, before = time.perf_counter(), bar.n
+    task = build_task(cell.task, (recipe.side, recipe.side), recipe.surface)
+    model, losses = train(recipe, task, cell.seed, bar.update)
+    bar.update(before + recipe.steps - bar.n)  # the steps that a solved task did not need
+    found = []
+    for side in dict.fromkeys([recipe.side, *sides]):
+        there = build_task(cell.task, (side, side), recipe.surface)
+        found.append((side, there.answer, evaluate(model, there, recipe.test, cell.seed)))
+    seconds = round(time.perf_counter() - start, 2)
+    parameters = sum(p.numel() for p in model.parameters())
+    return [
+        Row(
+            choice=cell.choice,
+            task=cell.task,
+            surface=recipe.surface,
+            seed=cell.seed,
+            trained=recipe.side,
+            side=side,
+            score=round(score, 6),
+            chance=round(answer.chance, 6),
+            normalized=round(answer.normalized(score), 6),
+            steps=len(losses),
+            seconds=seconds,
+            parameters=parameters,
+            recipe=recipe.hash,
+        )
+        for side, answer, score in found
+    ]
+
+
+def _write(profile: Profile, choices: Mapping[str, GymRecipe], folder: Path, command: str) -> None:
+    """Write the table, the picture, and what is needed to repeat them."""
+    write_text(folder / "gym.md", profile.markdown() + "\n")
+    save_figure(profile_picture(profile), folder / "gym.png")
+    record = {
+        "command": command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **surroundings(),
+        "tasks": profile.tasks,
+        "seeds": profile.seeds,
+        "sides": profile.sides,
+        "recipes": {choice: recipe.to_dict() for choice, recipe in choices.items()},
+        "scores": [
+            {"choice": choice, "task": task, "side": side, "normalized": profile.scores(choice, task, side)}
+            for choice in profile.choices
+            for task in profile.tasks
+            for side in profile.sides
+        ],
+    }
+    write_json(folder / "gym.json", record)

@@ -1,0 +1,28 @@
+"""The choices of a profile where none are given: every encoding, absolute ones with LaPE, too."""
+
+from __future__ import annotations
+
+from graticule.encodings import ENCODINGS, TokenMixing
+
+#: A gated MLP about as small as the default model, for the encodings that mix tokens.
+_GATED = "model=gmlp_nano_patch4_28,model_kwargs=embed_dim=32 num_blocks=2"
+
+
+def standard_choices() -> list[str]:
+    """Return the texts of the choices, as on the command line.
+
+    They are every registered encoding by itself, absolute ones joined by LaPE, too, and a learnable table that starts
+    with the amplitude that LaPE's norm gives it, as a control.
+    """
+    alone = [name for name, kind in ENCODINGS.items() if not issubclass(kind, TokenMixing)]
+    mixing = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
+    absolute = [name for name in alone if ENCODINGS[name].joined == "table"]
+    ordered = ["none", *absolute, *(name for name in alone if name != "none" and name not in absolute)]
+    found = []
+    for name in ordered:
+        found.append(f"encoding={name}")
+        if name == "learnable":
+            found.append("encoding=learnable(std=1)")
+        if name in absolute:
+            found.append(f"encoding={name},joining=lape")
+    return [*found, *(f"encoding={name},{_GATED}" for name in mixing)]

@@ -1,0 +1,21 @@
+"""All tasks by name: importing this module registers those of the package."""
+
+from __future__ import annotations
+
+from graticule.studies.gym import absolute, counting, pointing, relative
+from graticule.studies.gym.base import TASKS, GymTask, Surface
+
+__all__ = ["TASKS", "absolute", "build_task", "counting", "pointing", "relative"]
+
+
+def build_task(task: str, grid: tuple[int, int], surface: Surface = "plane") -> GymTask:
+    """Build a task from its name with options, as 'place' or 'place(density=0.5)'.
+
+    Raises:
+        ValueError: for an unknown name or option, or a value that the task refuses.
+    """
+    specs = TASKS.specs(task)
+    if len(specs) > 1:
+        raise ValueError(f"`tasks` must be names, one by one, got {task!r}.")
+    built: GymTask = TASKS[specs[0].name](grid, surface, **specs[0].options)
+    return built

@@ -1,0 +1,135 @@
+"""The training of one tiny model on one task: a plain loop, since a run of the engine costs as much again to start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.studies.gym.answers import Answer
+from graticule.studies.gym.base import GymTask, generators
+from graticule.studies.gym.marks import CELL
+from graticule.studies.gym.recipe import GymRecipe
+from graticule.tasks import Recipe
+from graticule.tasks.models import build_backbone
+
+#: Share of the steps in which the learning rate rises.
+_WARMUP = 0.1
+#: Steps whose mean loss decides that a task is solved.
+_WINDOW = 20
+#: Pictures per batch of an evaluation.
+_BATCH = 256
+
+
+class GymModel(nn.Module):
+    """A backbone whose patches are the cells, with mean pooling and a head, or with a head for each token.
+
+    Linear layers start by Xavier's rule, as in the first ViT: with the usual standard deviation of 0.02, which is for
+    hundreds of channels, what attention adds to 32 channels starts near nothing, and some hundred steps are spent on
+    leaving that. Parameters of the position start as their encodings say.
+    """
+
+    def __init__(self, recipe: GymRecipe, answer: Answer) -> None:
+        super().__init__()
+        image = (recipe.side * CELL, recipe.side * CELL)
+        chosen = Recipe(
+            model=recipe.model,
+            encoding=recipe.encoding,
+            joining=recipe.joining,
+            model_kwargs=recipe.model_kwargs,
+        )
+        outputs = 0 if answer.per_token else answer.outputs
+        self.backbone: Backbone = build_backbone(chosen, outputs, 1, image, CELL, "avg")
+        if answer.per_token and self.backbone.position_grids(self.backbone.grid)[-1].shape != (recipe.side,) * 2:
+            raise ValueError(f"`model` must have a token for each cell where cells are asked for, got {recipe.model}.")
+        for name, module in self.backbone.named_modules():
+            if isinstance(module, nn.Linear) and not name.startswith("position.") and module.out_features:
+                nn.init.xavier_uniform_(module.weight)
+        self.head: nn.Module | None = None
+        if answer.per_token:
+            dim = self.backbone.num_features
+            self.head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return answers for images (count, 1, height, width): (count, outputs), or one per cell, (count, N)."""
+        if self.head is None:
+            answers: Tensor = self.backbone(images)
+            return answers
+        tokens = self.backbone.forward_features(images)[:, self.backbone.num_prefix_tokens :]
+        found: Tensor = self.head(tokens)[..., 0]
+        return found
+
+
+class Trained(NamedTuple):
+    """A trained model, and the losses of its steps."""
+
+    model: GymModel
+    losses: list[float]
+
+
+def build_model(recipe: GymRecipe, task: GymTask, seed: int) -> GymModel:
+    """Build the model of a recipe for a task; the same seed gives the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GymModel(recipe, task.answer)
+
+
+def train(recipe: GymRecipe, task: GymTask, seed: int, step_done: Callable[[], object] = lambda: None) -> Trained:
+    """Train a model on a task. The pictures depend on the seed and not on the model, so choices see the same.
+
+    Training ends early when the mean loss of 20 steps is below `recipe.solved_loss`.
+
+    Args:
+        recipe: of the model and the training.
+        task: at the size that is trained on.
+        seed: of the weights and the pictures.
+        step_done: is called after every step.
+    """
+    model = build_model(recipe, task, seed).train()
+    kept = {f"backbone.{name}" for name in model.backbone.no_weight_decay()}
+    named = dict(model.named_parameters())
+    plain = {name for name, parameter in named.items() if parameter.ndim < 2 or name in kept}
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for name, p in named.items() if name not in plain], "weight_decay": recipe.weight_decay},
+            {"params": [p for name, p in named.items() if name in plain], "weight_decay": 0.0},
+        ],
+        lr=recipe.lr,
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+    streams = generators(seed, "train")
+    losses = []
+    for step in range(recipe.steps):
+        rate = recipe.lr * _rate((step + 1) / recipe.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        examples = task.sample(recipe.batch_size, *streams)
+        loss = task.answer.loss(model(examples.images), examples.target)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        step_done()
+        if len(losses) >= _WINDOW and fmean(losses[-_WINDOW:]) < recipe.solved_loss:
+            break
+    return Trained(model.eval(), losses)
+
+
+def _rate(share: float) -> float:
+    """Return the learning rate as a share of the highest, after this share of the steps."""
+    return share / _WARMUP if share < _WARMUP else 0.5 * (1 + math.cos(math.pi * (share - _WARMUP) / (1 - _WARMUP)))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: GymTask, count: int, seed: int) -> float:
+    """Return the score of a model on `count` held-out pictures of a task, at whatever size."""
+    examples = task.sample(count, *generators(seed, "test"))
+    answers = torch.cat([model(images) for images in examples.images.split(_BATCH)])
+    return task.answer.score(answers, examples.target)
