@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from graticule.commands.choices import parse_choices
 from graticule.studies.gym import TASKS, GymRecipe, build_task, standard_choices
 from graticule.studies.gym.base import ListedTask, generators
 from graticule.studies.gym.marks import CELL, paint
-from graticule.studies.gym.training import GymModel, build_model, evaluate, train
+from graticule.studies.gym.training import build_model, evaluate, train
 
 LISTED = [name for name, kind in TASKS.items() if issubclass(kind, ListedTask)]
 #: Encodings without a border or any other mark of place, and the model that takes them.
@@ -15,7 +16,7 @@ WRAPPED = [
     GymRecipe(encoding="peg(padding='circular')"),
     GymRecipe(encoding="convolutional_projection(padding='circular')"),
     GymRecipe(
-        model="gmlp_nano_patch4_28", model_kwargs=("embed_dim=16", "num_blocks=2"), encoding="global_filter(std=1)"
+        model="gmlp_nano_patch4_28", model_kwargs=("embed_dim=16", "num_blocks=2"), encoding="global_filter(bias=False)"
     ),
 ]
 
@@ -60,12 +61,19 @@ def test_without_position_a_model_is_exactly_at_chance_over_all_arrangements(nam
     task = build_task(name, (6, 6))
     images, target, weights = all_pictures(task)
     given = answers_of(drawn(GymRecipe(encoding="none"), task), images)
-    scores = torch.tensor([task.answer.score(given[i : i + 1], target[i : i + 1]) for i in range(len(given))])
-    score = float(scores.double() @ weights)
+    score = expected_score(task, given, target, weights)
+    if name == "shift":  # one sign has the logit of the mark's own cell lowest, which is never the right one
+        score = max(score, expected_score(task, -given, target, weights))
     if task.answer.measure == "accuracy":
         assert score == pytest.approx(task.answer.chance, abs=1e-7)
     else:
         assert score <= 0  # only the mean would have 0
+
+
+def expected_score(task, given, target, weights):
+    """The mean score over arrangements with their probabilities."""
+    scores = [task.answer.score(given[i : i + 1], target[i : i + 1]) for i in range(len(given))]
+    return float(torch.tensor(scores, dtype=torch.float64) @ weights)
 
 
 @pytest.mark.parametrize("name", ["box", "column"])
@@ -132,24 +140,25 @@ def test_every_parameter_gets_a_gradient(name):
 
 
 def test_the_choices_of_a_profile_can_all_be_built():
-    from graticule.commands.choices import parse_choices
-
-    tasks = [build_task(name, (6, 6)) for name in ("place", "shift")]
     choices = parse_choices(GymRecipe(), standard_choices(), "gym")
-    for recipe in choices.values():
-        for task in tasks:
-            with torch.device("meta"):
-                GymModel(recipe, task.answer)
+    tasks = [build_task(name, (6, 6)) for name in ("place", "shift")]
+    for number, recipe in enumerate(choices.values()):
+        build_model(recipe, tasks[number % 2], 0)
     assert "encoding=learnable(std=1)" in choices and "encoding=sinusoidal_2d,joining=lape" in choices
 
 
-def test_training_finds_a_border_ends_early_and_is_repeatable():
+def test_training_finds_a_border_and_ends_early():
     recipe = GymRecipe(encoding="peg", steps=150, batch_size=32, solved_loss=0.1)
     task = build_task("border", (6, 6))
     model, losses = train(recipe, task, 0)
     assert len(losses) < 150 and evaluate(model, task, 256, 0) > 0.95
-    assert train(recipe, task, 0).losses == losses
     assert evaluate(model, build_task("border", (9, 9)), 64, 0) > 0.5
+
+
+def test_a_seed_repeats_a_training():
+    recipe, task = GymRecipe(encoding="rope", steps=3, batch_size=8), build_task("order(density=0.2)", (6, 6))
+    one, again, other = (train(recipe, task, seed).losses for seed in (0, 0, 1))
+    assert one == again != other
 
 
 def test_models_that_cannot_answer_per_cell_are_refused():

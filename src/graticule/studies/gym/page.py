@@ -37,7 +37,7 @@ def task_rows() -> list[tuple[str, ...]]:
         surface: Surface = kind.surfaces[0]
         chance = build_task(name, (LEAST, LEAST), surface).answer.chance
         said = "0" if chance == 0 else f"1/{round(1 / chance)}"
-        question = inspect.getdoc(kind).partition("\n")[0]
+        question = (inspect.getdoc(kind) or "").partition("\n")[0]
         rows.append((name, question, kind.knows, kind.frame, ", ".join(kind.surfaces), said))
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -72,7 +73,7 @@ def heat_map(profile: Profile, title: str = "") -> Figure:
         layout="constrained",
     )
     panels = figure.subplots(1, len(sides), squeeze=False, sharey=True)[0]
-    scale = {"cmap": SIMILARITY, "norm": Normalize(0, 1)}
+    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(0, 1)}
     for ax, side in zip(panels, sides, strict=True):
         means = np.array([[profile.mean(choice, task, side) for task in tasks] for choice in choices])
         ax.imshow(means, aspect="auto", interpolation="nearest", **scale)

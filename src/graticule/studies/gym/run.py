@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from tqdm.auto import tqdm
 
 from graticule.analysis import save_figure
@@ -18,7 +17,7 @@ from graticule.studies.gym.picture import profile_picture
 from graticule.studies.gym.profile import Profile, Row, merged, read_profile, write_profile
 from graticule.studies.gym.recipe import GymRecipe
 from graticule.studies.gym.tasks import TASKS, build_task
-from graticule.studies.gym.training import GymModel, evaluate, train
+from graticule.studies.gym.training import build_model, evaluate, train
 from graticule.training.surroundings import surroundings
 
 
@@ -68,7 +67,7 @@ def gym(
         profile = read_profile(file)
         _check_recipes(profile, choices, folder)
         cells = [Cell(choice, task, seed) for seed in seeds for task in tasks for choice in choices]
-        order = {cell: number for number, cell in enumerate(cells)}
+        order: dict[tuple[str, str, int], int] = {cell: number for number, cell in enumerate(cells)}
         left = [cell for cell in cells if _missing(profile, cell, choices[cell.choice], sides)]
         total = sum(choices[cell.choice].steps for cell in left)
         with tqdm(total=total, unit="step", disable=None if progress else True, dynamic_ncols=True) as bar:
@@ -115,8 +114,7 @@ def check_gym(
     for choice, recipe in choices.items():
         for built in kinds.values():
             try:
-                with torch.device("meta"):
-                    GymModel(recipe, built.answer)
+                build_model(recipe, built, 0)
             except ValueError as error:
                 raise ValueError(f"`choices` must be models that can be built, got {choice!r}: {error}") from None
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones import Backbone
+from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.studies.gym.answers import Answer
 from graticule.studies.gym.base import GymTask, generators
 from graticule.studies.gym.marks import CELL
@@ -50,10 +51,9 @@ class GymModel(nn.Module):
         for name, module in self.backbone.named_modules():
             if isinstance(module, nn.Linear) and not name.startswith("position.") and module.out_features:
                 nn.init.xavier_uniform_(module.weight)
-        self.head: nn.Module | None = None
+        self.head: nn.Linear | None = None
         if answer.per_token:
-            dim = self.backbone.num_features
-            self.head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 1))
+            self.head = nn.Linear(self.backbone.num_features, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return answers for images (count, 1, height, width): (count, outputs), or one per cell, (count, N)."""
@@ -61,6 +61,8 @@ class GymModel(nn.Module):
             answers: Tensor = self.backbone(images)
             return answers
         tokens = self.backbone.forward_features(images)[:, self.backbone.num_prefix_tokens :]
+        if isinstance(self.backbone, VisionTransformer):
+            tokens = self.backbone.fc_norm(tokens)  # its norm after pooling; others have theirs before
         found: Tensor = self.head(tokens)[..., 0]
         return found
 
