@@ -40,7 +40,7 @@ class GymRecipe:
     """highest learning rate, after a tenth of the steps; it falls to 0 by a cosine"""
     weight_decay: NotNegative = 0.01
     """decay of all weights but norms, biases and position parameters"""
-    test: Count = 1024
+    test: Count = 512
     """held-out pictures per size"""
 
     def __post_init__(self) -> None:
