@@ -1,0 +1,161 @@
+"""A gym keeps what is finished, and writes a profile that says what was measured."""
+
+import csv
+import dataclasses
+import json
+import math
+
+import pytest
+
+import graticule.studies.gym.run as module
+from graticule.studies.gym import GymRecipe, Profile, gym, read_profile
+from graticule.studies.gym.page import between, page_text, task_rows
+from graticule.studies.gym.picture import profile_picture
+from graticule.studies.gym.profile import Row, percent
+
+FEW = GymRecipe(steps=2, batch_size=4, test=8)
+CHOICES = {name: dataclasses.replace(FEW, encoding=name) for name in ("none", "peg")}
+
+
+def row(choice="a", task="place", seed=0, side=6, normalized=0.5):
+    return Row(choice, task, "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A gym of two choices, two tasks, one seed and two sizes."""
+    folder = tmp_path_factory.mktemp("gym")
+    profile = gym(
+        CHOICES, folder, tasks=["place", "shift"], seeds=[0], sides=[7], progress=False, command="the command"
+    )
+    return folder, profile
+
+
+def test_every_choice_is_scored_on_every_task_at_every_size(finished):
+    folder, profile = finished
+    assert profile.choices == ["none", "peg"] and profile.tasks == ["place", "shift"] and profile.sides == [6, 7]
+    with (folder / "gym.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(one["task"], one["choice"], one["side"]) for one in rows] == [
+        (task, choice, side) for task in ("place", "shift") for choice in ("none", "peg") for side in ("6", "7")
+    ]
+    record = json.loads((folder / "gym.json").read_text())
+    assert record["command"] == "the command" and record["recipes"]["peg"]["encoding"] == "peg"
+    assert record["versions"]["torch"] and len(record["scores"]) == 8
+    assert (folder / "gym.png").stat().st_size > 1000
+    assert "7 x 7 cells, trained on 6 x 6" in (folder / "gym.md").read_text()
+    for one in read_profile(folder / "gym.csv").rows:
+        assert one.normalized == pytest.approx((one.score - one.chance) / (1 - one.chance), abs=1e-5)
+
+
+def test_what_is_finished_is_not_trained_again(finished, monkeypatch):
+    folder, profile = finished
+    kept = (folder / "gym.csv").read_text()
+
+    def fail(*args, **kwargs):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(module, "train", fail)
+    again = gym(CHOICES, folder, tasks=["place", "shift"], seeds=[0], sides=[7], progress=False)
+    part = gym({"peg": CHOICES["peg"]}, folder, tasks=["shift"], seeds=[0], progress=False)
+    assert again == profile and kept == (folder / "gym.csv").read_text()
+    assert part.choices == ["peg"] and part.tasks == ["shift"]
+
+
+def test_an_interrupted_gym_resumes_with_the_next_training(tmp_path, monkeypatch):
+    trained, real = [], module.train
+
+    def stop_at_the_second(recipe, *args):
+        if len(trained) == 1:
+            trained.append("stopped")
+            raise KeyboardInterrupt
+        trained.append(recipe.encoding)
+        return real(recipe, *args)
+
+    monkeypatch.setattr(module, "train", stop_at_the_second)
+    options = {"tasks": ["border"], "seeds": [3], "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        gym(CHOICES, tmp_path, **options)
+    assert [one.choice for one in read_profile(tmp_path / "gym.csv").rows] == ["none"]
+    profile = gym(CHOICES, tmp_path, **options)
+    assert trained == ["none", "stopped", "peg"] and profile.choices == ["none", "peg"]
+
+
+def test_scores_of_another_recipe_are_not_mixed_in(finished):
+    folder, _ = finished
+    with pytest.raises(ValueError, match=r"must have no scores of another recipe, got .* where 'peg' was"):
+        gym({"peg": dataclasses.replace(CHOICES["peg"], steps=3)}, folder, tasks=["place"], seeds=[0])
+
+
+def test_what_cannot_be_run_is_refused_before_any_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "train", lambda *args: pytest.fail("trained"))
+    peg = CHOICES["peg"]
+    cases = [
+        ({}, {}, "`choices` must not be empty"),
+        ({"peg": peg}, {"seeds": [0, 0]}, "`seeds` must not be empty, nor have anything twice, got [0, 0]."),
+        ({"peg": peg}, {"tasks": ["plaice"]}, "did you mean 'place'"),
+        ({"peg": peg}, {"sides": [5]}, "`sizes` must be at least 6, got 5."),
+        ({"a": dataclasses.replace(peg, side=4)}, {}, "`side` must be at least 6, got 4."),
+        ({"a": dataclasses.replace(peg, encoding="pge")}, {}, "did you mean 'peg'"),
+        ({"a": dataclasses.replace(peg, joining="lape")}, {}, "`choices` must be models that can be built, got 'a'"),
+        ({"a": peg, "b": dataclasses.replace(peg, side=8)}, {}, "`side` must be the same for all choices, got 6, 8."),
+        ({"a": dataclasses.replace(peg, surface="torus")}, {"tasks": ["border"]}, "`surface` must be plane"),
+    ]
+    for choices, options, message in cases:
+        with pytest.raises(ValueError) as refused:
+            gym(choices, tmp_path, **options)
+        assert message in str(refused.value), (message, str(refused.value))
+
+
+def test_on_a_torus_the_tasks_are_those_that_it_has():
+    recipe = GymRecipe(surface="torus")
+    assert "border" not in module.standard_tasks({"a": recipe}) and "place" in module.standard_tasks({"a": recipe})
+    assert "border" in module.standard_tasks({"a": GymRecipe()})
+
+
+def test_the_table_has_means_and_deviations_over_seeds():
+    rows = [row(seed=seed, normalized=value) for seed, value in enumerate((0.5, 0.7, 0.9))]
+    profile = Profile((*rows, row(choice="b", seed=0, normalized=math.nan)))
+    assert profile.table(6) == [("choice", "parameters", "place"), ("a", "1,234", "70 ± 20"), ("b", "1,234", "-")]
+    assert "mean ± s.d. of 3 seeds" in profile.title(6)
+    assert [percent(share) for share in (-0.001, 0.995)] == ["0", "100"]
+
+
+def test_profiles_are_drawn_as_bars_or_as_a_map():
+    few = Profile(tuple(row(choice, task, seed) for seed in (0, 1) for choice in "ab" for task in ("place", "order")))
+    bars = profile_picture(few).axes
+    assert len(bars) == 1 and len(bars[0].patches) == 4 and len(bars[0].collections) == 2  # bars, and their errors
+    many = Profile(tuple(row(str(number), side=side) for number in range(9) for side in (6, 9)))
+    maps = profile_picture(many).axes
+    assert [ax.get_title() for ax in maps[:2]] == ["6 × 6 cells", "9 × 9 cells, trained on 6 × 6"]
+    assert [text.get_text() for text in maps[0].texts] == ["50"] * 9
+
+
+def test_a_damaged_file_is_an_error_that_names_the_line(tmp_path):
+    file = tmp_path / "gym.csv"
+    good = Profile((row(),)).csv()
+    assert read_profile(file) == Profile(())
+    cases = [("a,b\n", "must have the columns"), (good + "x,y\n", "line 3 must have 13 cells, got 2")]
+    cases.append((good.replace("1.5", "soon"), "line 2: `seconds` must be a valid number"))
+    for text, message in cases:
+        file.write_text(text)
+        with pytest.raises(ValueError) as refused:
+            read_profile(file)
+        assert message in str(refused.value), message
+    file.write_text(good)
+    assert read_profile(file).rows == (row(),)
+
+
+def test_what_stands_between_markers_is_replaced():
+    text = "a\n<!-- tasks: begin -->\nold\n<!-- tasks: end -->\nb\n<!-- profile: begin -->\n<!-- profile: end -->\n"
+    new = page_text(text, Profile((row(),)))
+    assert "old" not in new and "| place | In which of nine regions" in new and "| a | 1,234 | 50 |" in new
+    assert page_text(new, Profile((row(),))) == new
+    with pytest.raises(ValueError, match="must have the markers"):
+        between(text, "picture", "x")
+
+
+def test_the_list_of_tasks_says_what_each_needs_and_its_chance():
+    rows = {name: cells for name, *cells in task_rows()}
+    assert rows["place"][-1] == "1/9" and rows["shift"][-1] == "1/35" and rows["box"][-1] == "0"
+    assert all(question.endswith((".", "?")) for question, *_ in list(rows.values())[1:])
