@@ -41,7 +41,7 @@ COMMANDS = {
     "study": "run a study: a question with its runs, tests and figure",
     "consolidate": "write the weights of a checkpoint to one safetensors file",
     "pack": "pack an image folder or tar shards into Arrow files",
-    "gym": "test what choices know of position: generated tasks that each need one kind of knowledge",
+    "gym": "test what choices know of position, on generated tasks",
     "demo": "train, evaluate and analyze on embedded digits, in minutes",
 }
 _LIST = "\n".join(f"  {name:14} {about}" for name, about in COMMANDS.items())

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from graticule.commands.options import output_folder, parse, print_table, print_written
+from graticule.commands.options import Output, output_folder, parse
 from graticule.studies.gym.recipe import GymRecipe
 
 
@@ -18,11 +18,12 @@ from graticule.studies.gym.recipe import GymRecipe
 class Gym:
     """Train tiny models on pictures whose answer needs one kind of knowledge of position, and print their profiles.
 
-    A score is the share of the way from chance to a perfect answer. A choice is overrides of the options below,
-    separated by commas, as in compare:
-    graticule gym --choices encoding=learnable encoding=learnable,joining=lape encoding=rope --seeds 0 --sizes 9
+        graticule gym --choices encoding=learnable encoding=rope --seeds 0
+        graticule gym --choices encoding=peg joining=lape --tasks place border
+        graticule gym --list
 
-    An interrupted gym resumes by the same command.
+    A score is the share of the way from chance to a perfect answer. A choice is values of the options below, separated
+    by commas, as in compare. The same command resumes an interrupted gym.
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)
@@ -37,17 +38,22 @@ class Gym:
     """folder of the tables and the picture"""
     list_tasks: Annotated[bool, tyro.conf.arg(name="list")] = False
     """list the tasks, what each needs, and its chance level, and train nothing"""
+    json: bool = False
+    """print the scores, or with --list the tasks, as JSON, and nothing else, on stdout"""
     recipe: Annotated[GymRecipe, tyro.conf.arg(name="")] = dataclasses.field(default_factory=GymRecipe)
 
 
 def run(arguments: list[str]) -> int:
     """Train choices on tasks, and print their profiles."""
     options = parse(Gym, "gym", arguments)
+    output = Output(options.json)
     if options.list_tasks:
         from graticule.studies.gym.page import task_rows
 
-        for name, question, knows, frame, surfaces, chance in task_rows()[1:]:
-            print(f"{name}: {question}\n    {knows} ({frame}), on {surfaces}, chance {chance}")
+        columns, *rows = task_rows()
+        for name, question, knows, frame, surfaces, chance in rows:
+            output.say(f"{name}: {question}\n    {knows} ({frame}), on {surfaces}, chance {chance}")
+        output.give([dict(zip(columns, row, strict=True)) for row in rows])
         return 0
     from graticule.commands.choices import parse_choices
     from graticule.studies.gym import gym, standard_choices
@@ -65,10 +71,11 @@ def run(arguments: list[str]) -> int:
         command=shlex.join(["graticule", "gym", *arguments]),
     )
     for side in profile.sides:
-        print(f"\n{profile.title(side)}")
+        output.say(f"\n{profile.title(side)}")
         columns, *rows = profile.table(side)
-        print_table(columns, rows)
-    print_written(*(folder / f"gym.{kind}" for kind in ("csv", "md", "png", "json")))
+        output.table(columns, rows)
+    output.wrote(*(folder / f"gym.{kind}" for kind in ("csv", "md", "png", "json")))
+    output.give([dataclasses.asdict(row) for row in profile.rows])
     return 0
 
 
