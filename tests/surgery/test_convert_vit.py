@@ -125,6 +125,29 @@ def test_windows_have_tables_of_their_own_size_and_global_layers_those_of_the_gr
         SamVisionTransformer(build_position, class_token=True)
 
 
+def test_the_encoders_of_segment_anything_are_known_by_name():
+    for name in ("samvit_base_patch16", "samvit_base_patch16_224"):
+        with torch.device("meta"):
+            ours, theirs = (create(name, depth=4) for create in (graticule.create_model, timm.create_model))
+        state = {key: tuple(value.shape) for key, value in theirs.state_dict().items()}
+        found = {key: tuple(value.shape) for key, value in graticule.published_state_dict(ours).items()}
+        assert found == state
+    small = {"img_size": (32, 48), "embed_dim": 8, "depth": 2, "num_heads": 2, "window_size": 2, "global_layers": (1,)}
+    model = graticule.create_model("samvit_base_patch16", encoding="rope", patch_size=8, num_classes=3, **small)
+    assert model(torch.randn(1, 3, 64, 24)).shape == (1, 3)
+
+
+def test_weights_of_segment_anything_load_as_they_are_published():
+    theirs = build("samvit_base_patch16", **SAM[0][0])
+    ours = graticule.convert(theirs)
+    fresh = graticule.convert(build("samvit_base_patch16", **SAM[0][0]))
+    fresh.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 32, 48)
+    with torch.no_grad():
+        assert torch.equal(fresh(x), ours(x))
+    assert {row.status for row in graticule.transfer(fresh, theirs.state_dict()).rows} == {"loaded"}
+
+
 def test_the_encoding_is_read_from_the_model():
     for name, encoding in MODELS.items():
         specs = ENCODINGS.specs(read(build(name)).encoding)

@@ -55,7 +55,7 @@ class BackboneView(ModelView):
         model = self.model
         with evaluating(model), self._changed(edit):
             layers = list(model.each_layer(images))
-            logits = model.forward_head(model.norm(layers[-1][0])) if model.num_classes else None
+            logits = model.forward_head(model.final(*layers[-1])) if model.num_classes else None
         return Pass(layers, logits)
 
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:

@@ -1,6 +1,7 @@
 """Tokens in, tokens out: one file a family."""
 
 from graticule.backbones.base import Backbone, TokenModel
+from graticule.backbones.cait import Cait
 from graticule.backbones.ceit import CeitTransformer
 from graticule.backbones.compact import CompactTransformer
 from graticule.backbones.convit import ConVit
@@ -34,6 +35,7 @@ from graticule.backbones.vision_transformer import VisionTransformer
 __all__ = [
     "MODELS",
     "Backbone",
+    "Cait",
     "Card",
     "CeitTransformer",
     "CompactTransformer",

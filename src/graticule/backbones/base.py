@@ -436,6 +436,15 @@ class Backbone(TokenModel, HubModel):
         features: Tensor = self.norm(x)
         return features
 
+    def normed(self, x: Tensor, grid: Grid) -> Tensor:
+        """Turn tokens between the blocks, (B, N, D), into what they are after the final norm."""
+        return self.final(x, grid)
+
+    @property
+    def map_prefix_tokens(self) -> int:
+        """How many prefix tokens the intermediates have."""
+        return self.num_prefix_tokens
+
     def forward_intermediates(
         self,
         x: Tensor,
@@ -473,13 +482,13 @@ class Backbone(TokenModel, HubModel):
         for layer, (tokens, grid) in enumerate(self.each_layer(x, crop), start=1):
             x, final = tokens, normed or layer == ends[-1]
             if layer in ends and ends.index(layer) in take:
-                tokens = self.final(tokens, grid) if norm and final else tokens
+                tokens = self.normed(tokens, grid) if norm and final else tokens
                 before, patches = grid.split(tokens)
                 prefix.append(before)
                 maps.append(grid.to_map(tokens).contiguous() if output_fmt == "NCHW" else patches)
             if stop_early and layer == ends[last]:
                 break
-        with_prefix = return_prefix_tokens and self.num_prefix_tokens > 0
+        with_prefix = return_prefix_tokens and self.map_prefix_tokens > 0
         found: list[Any] = list(zip(maps, prefix, strict=True)) if with_prefix else list(maps)
         if intermediates_only and not output_dict:
             return found
@@ -498,6 +507,7 @@ class Backbone(TokenModel, HubModel):
     ) -> list[int]:
         """Remove the blocks, or stages, that the intermediates of `indices` do not need; returns the kept indices."""
         take, last = feature_take_indices(len(self.feature_info), indices)
+        self.created = None  # `create_model` builds another model
         self.keep(last + 1)
         self.feature_info = self.feature_info[: last + 1]
         if prune_norm:

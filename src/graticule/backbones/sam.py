@@ -8,8 +8,10 @@ from typing import Any
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
+from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.swin import SwinTransformer, WindowAttention
 from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.checkpoints import renamed_state_dict
 from graticule.checks import checked
 from graticule.encodings import (
     BiasPosition,
@@ -177,6 +179,18 @@ class SamVisionTransformer(VisionTransformer):
         """Return timm's name of a parameter."""
         return super().published_name(own).replace("head.", "head.fc.")
 
+    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict whose table is a row per token, as here, and not a map, as in the released code."""
+        table = state.get("pos_embed")
+        return {**state, "pos_embed": table.flatten(1, 2)} if table is not None and table.ndim == 4 else state
+
+    def released_layout(self) -> dict[str, Tensor]:
+        """Return the state dict as timm has it."""
+        state = renamed_state_dict(self)
+        if "pos_embed" in state:
+            state["pos_embed"] = state["pos_embed"].unflatten(1, self.grid.shape)
+        return state
+
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.neck_dim or self.embed_dim, self.num_classes) if self.num_classes else nn.Identity()
 
@@ -191,3 +205,25 @@ class SamVisionTransformer(VisionTransformer):
         if prune_norm:
             raise ValueError("`prune_norm` must be False with a neck, got True.")
         return super().prune_intermediate_layers(indices, prune_norm, prune_head)
+
+
+_LARGE: dict[str, Any] = {"embed_dim": 1024, "depth": 24, "num_heads": 16, "global_layers": (5, 11, 17, 23)}
+_HUGE: dict[str, Any] = {"embed_dim": 1280, "depth": 32, "num_heads": 16, "global_layers": (7, 15, 23, 31)}
+_CFG = {"crop_pct": 1.0}
+
+
+def _size(parameters: int, name: str, sizes: dict[str, Any]) -> Size:
+    """Describe a published encoder, which has no classifier."""
+    arguments = {"img_size": 1024, "num_classes": 0, **sizes}
+    return Size(parameters, arguments, hub=f"timm/samvit_{name}_patch16.sa1b", cfg=_CFG)
+
+
+register_sizes(
+    SamVisionTransformer,
+    {
+        "samvit_base_patch16": _size(89_670_912, "base", {}),
+        "samvit_large_patch16": _size(308_278_272, "large", _LARGE),
+        "samvit_huge_patch16": _size(637_026_048, "huge", _HUGE),
+        "samvit_base_patch16_224": Size(86_457_064, {"neck_dim": None}, encoding="decomposed"),
+    },
+)

@@ -156,7 +156,7 @@ class VisionTransformer(Backbone):
         self.patch_embed = embed_layer(self.img_size, self.patch_size, in_chans, embed_dim, **of_patches)
         self.build_position(position, num_heads)
         self.norm_pre = norm(embed_dim) if pre_norm else nn.Identity()
-        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()  # stochastic depth decay rule
+        rates = self.drop_path_rates(drop_path_rate, depth)
         hidden = int(embed_dim * mlp_ratio)
         plain_mlp = mlp_layer == "mlp" and proj_bias and not scale_mlp_norm
         self.blocks = nn.Sequential()
@@ -199,6 +199,11 @@ class VisionTransformer(Backbone):
     def attention_kind(self, layer: int) -> type[Attention]:
         """Return the class of the attention of a layer."""
         return Attention
+
+    def drop_path_rates(self, last: float, depth: int) -> list[float]:
+        """Return the rate of stochastic depth of each block: it grows linearly to that of the last."""
+        rates: list[float] = torch.linspace(0, last, depth, device="cpu").tolist()
+        return rates
 
     def _attention_pool(
         self, norm: Callable[[int], nn.Module], act: type[nn.Module] | None, num_heads: int, mlp_ratio: float

@@ -39,6 +39,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "CCT": ("cct_2_3x2_32", {"img_size": 8, "embed_dim": 24, "num_heads": 3}),
     "T2T-ViT": ("t2t_vit_7", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3, "token_dim": 8}),
     "CeiT": ("ceit_tiny_patch16_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
+    "CaiT": ("cait_xxs24_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
     "ConViT": (
         "convit_tiny",
         {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3, "encoding": "learnable + gpsa(layers=1)"},

@@ -3,13 +3,14 @@
 One file per group of families says how its models are read; `conversion.py` has what they share.
 """
 
-from graticule.surgery.convert import eva, mixers, multiscale, pyramids, relative, sam, vit
+from graticule.surgery.convert import cait, eva, mixers, multiscale, pyramids, relative, sam, vit
 from graticule.surgery.convert.conversion import Conversion, register_conversion
 from graticule.surgery.convert.from_timm import convert
 from graticule.surgery.convert.into_timm import to_timm
 
 __all__ = [
     "Conversion",
+    "cait",
     "convert",
     "eva",
     "mixers",

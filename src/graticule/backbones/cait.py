@@ -1,0 +1,300 @@
+"""CaiT: talking heads among the patches, then class attention, in which the class token alone reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import LayerScale, Mlp
+from torch import Tensor, nn
+
+from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.checks import checked
+from graticule.encodings import PositionBuilder
+from graticule.grid import Grid
+from graticule.layer_position import LayerPosition
+from graticule.layers.attention import Attention
+from graticule.layers.parts import act_layer_of, norm_layer_of
+
+
+class Cait(VisionTransformer):
+    """CaiT as published: blocks of talking heads over the patches, then blocks of class attention, all with LayerScale.
+
+    The class token joins after the last block of patches and has no position. In the blocks after that it alone is
+    changed: it attends to itself and to the patches, which stay as they are. Any encoding and joining goes to the
+    blocks of patches. A bias is added to the logits of its own head, before heads are mixed.
+
+    Intermediates are those of the patches. Stochastic depth has the same rate in all blocks of patches and is 0 after
+    them, as published. The names of the parameters are timm's, except those of position and of LayerScale; timm's
+    are taken by `load_state_dict`.
+
+    Reference: Going Deeper with Image Transformers (CaiT, Touvron et al., 2021); Talking-Heads Attention (Shazeer et
+    al., 2020).
+
+    Args:
+        position: builds the position of the patches.
+        global_pool: 'token' (class token), 'avg' or ''.
+        depth_token_only: number of blocks of class attention.
+        mlp_ratio_token_only: hidden channels of their MLPs, as a multiple of D.
+        init_values: what LayerScale starts at.
+        embed_dim: D.
+        num_heads: h.
+        qkv_bias: whether queries, keys and values have a bias.
+        proj_drop_rate: dropout on the outputs of attention and MLP.
+        attn_drop_rate: dropout on attention weights.
+        norm_layer: builds a norm from D, or its name.
+        act_layer: the MLPs' activation, or its name.
+        kwargs: as `VisionTransformer`, with one class token and no register tokens.
+    """
+
+    pools = ("", "token", "avg")
+
+    @checked
+    def __init__(
+        self,
+        position: PositionBuilder,
+        global_pool: str = "token",
+        depth_token_only: int = 2,
+        mlp_ratio_token_only: float = 4.0,
+        init_values: float = 1e-5,
+        embed_dim: int = 768,
+        num_heads: int = 16,
+        qkv_bias: bool = True,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
+        act_layer: str | type[nn.Module] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not kwargs.get("class_token", True) or kwargs.get("reg_tokens") or kwargs.get("fc_norm"):
+            raise ValueError("`class_token` must be True with class attention, without `reg_tokens` and `fc_norm`.")
+        if init_values <= 0 or depth_token_only < 1:
+            raise ValueError(
+                "`init_values` must be positive and `depth_token_only` at least 1, got "
+                f"{init_values} and {depth_token_only}."
+            )
+        same: dict[str, Any] = {"qkv_bias": qkv_bias, "norm_layer": norm_layer, "act_layer": act_layer}
+        rates = {"proj_drop_rate": proj_drop_rate, "attn_drop_rate": attn_drop_rate}
+        super().__init__(
+            position,
+            global_pool=global_pool,
+            init_values=init_values,
+            embed_dim=embed_dim,
+            num_heads=num_heads,
+            **{"fc_norm": False, **same, **rates, **kwargs},
+        )
+        self.blocks_token_only = nn.ModuleList(
+            ClassAttentionBlock(
+                embed_dim,
+                num_heads,
+                mlp_ratio_token_only,
+                qkv_bias,
+                proj_drop_rate,
+                attn_drop_rate,
+                norm_layer_of(norm_layer),
+                act_layer_of(act_layer) or nn.GELU,
+                init_values,
+            )
+            for _ in range(depth_token_only)
+        )
+        for name, module in self.blocks_token_only.named_modules():
+            self.init_module(name, module)
+
+    def attention_kind(self, layer: int) -> type[Attention]:
+        """Return the class of the attention of a layer."""
+        return TalkingHeadsAttention
+
+    def drop_path_rates(self, last: float, depth: int) -> list[float]:
+        """Return the rate of stochastic depth of each block: the same."""
+        return [last] * depth
+
+    def grid_at(self, image: tuple[int, int]) -> Grid:
+        """Return the grid of the patches of an image of `image` = (height, width), in pixels."""
+        return self.patch_embed.grid(image)
+
+    def position_grids(self, grid: Grid) -> list[Grid]:
+        """Return the grid of the patches."""
+        return [grid]
+
+    def embed(self, x: Tensor, stage: int = 0) -> Tensor:
+        """Turn images into the tokens of their patches, (B, H * W, D)."""
+        return self.tokenize(x, stage).contiguous()
+
+    def final(self, x: Tensor, grid: Grid) -> Tensor:
+        """Put the class token, which has attended to the patches x: (B, H * W, D), before them, and normalize all."""
+        for token in self._prefix_tokens():
+            read = token.expand(x.shape[0], -1, -1)
+            for block in self.blocks_token_only:
+                read = block(read, x)
+            x = torch.cat([read, x], 1)
+        features: Tensor = self.norm(x)
+        return features
+
+    def normed(self, x: Tensor, grid: Grid) -> Tensor:
+        """Apply the final norm to tokens between the blocks, (B, H * W, D)."""
+        y: Tensor = self.norm(x)
+        return y
+
+    @property
+    def map_prefix_tokens(self) -> int:
+        """How many prefix tokens the intermediates have: none."""
+        return 0
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove the blocks that the intermediates of `indices` do not need; returns the kept indices.
+
+        The class token and its blocks are removed with the head.
+        """
+        if prune_head:
+            self.blocks_token_only = nn.ModuleList()
+            self.cls_token = None
+            self.prefix_names, self.num_prefix_tokens = (), 0
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in timm."""
+        return re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", super().published_name(own))
+
+
+class TalkingHeadsAttention(Attention):
+    r"""Attention whose heads are mixed by a linear map before the softmax, and by another after it.
+
+    .. math:: W' \, softmax(W (q k^T / \sqrt d + bias)) \, v
+
+    The bias is added to the logits of its own head, as a part of its product of queries and keys. The arguments are
+    those of `Attention`.
+
+    Reference: Talking-Heads Attention (Shazeer et al., 2020); CaiT (Touvron et al., 2021), section 5.
+    """
+
+    def __init__(self, dim: int, num_heads: int = 8, *args: Any, **kwargs: Any) -> None:
+        super().__init__(dim, num_heads, *args, **kwargs)
+        self.proj_l, self.proj_w = (nn.Linear(num_heads, num_heads) for _ in range(2))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
+        """Mix the values: (B, h, N, d)."""
+        weights = _mixed_heads(self.proj_w, self._weights(q, k, bias, position))
+        weights = F.dropout(weights, self.attn_drop, self.training)
+        mixed = weights @ v
+        return mixed if position.value_bias is None else mixed + position.value_bias(weights)
+
+    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
+        """Compute the attention weights before heads are mixed again, (B, h, N, N), rows summing to 1."""
+        logits = q * self.scale @ k.transpose(-2, -1)
+        logits = _mixed_heads(self.proj_l, logits if bias is None else logits + bias)
+        weights = logits.softmax(-1)
+        return weights if position.positional is None else position.positional.blend(weights)
+
+
+def _mixed_heads(projection: nn.Module, x: Tensor) -> Tensor:
+    """Mix the heads of x: (B, h, N, M)."""
+    y: Tensor = projection(x.movedim(1, -1))
+    return y.movedim(-1, 1)
+
+
+class ClassAttention(nn.Module):
+    """The class token attends to itself and to the patches.
+
+    Reference: CaiT (Touvron et al., 2021), Eq. 6-8.
+
+    Args:
+        dim: D, a multiple of `num_heads`.
+        num_heads: h.
+        qkv_bias: whether queries, keys and values have a bias.
+        attn_drop: dropout rate on the attention weights.
+        proj_drop: dropout rate on the output.
+    """
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float, proj_drop: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attn_drop = attn_drop
+        self.q, self.k, self.v = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix the tokens x: (B, 1 + N, D), the class token first, into (B, 1, D)."""
+        q, k, v = (
+            project(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, h, 1 or 1 + N, d)
+            for project, tokens in ((self.q, x[:, :1]), (self.k, x), (self.v, x))
+        )
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop if self.training else 0.0)
+        out: Tensor = self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
+        return out
+
+
+class ClassAttentionBlock(nn.Module):
+    """Class attention, then an MLP of the class token, each after a norm, with LayerScale and a residual connection.
+
+    Reference: CaiT (Touvron et al., 2021), Figure 2.
+
+    Args:
+        dim: D.
+        num_heads: h.
+        mlp_ratio: hidden channels of the MLP, as a multiple of D.
+        qkv_bias: whether queries, keys and values have a bias.
+        proj_drop: dropout rate on the outputs of attention and MLP.
+        attn_drop: dropout rate on the attention weights.
+        norm_layer: builds a norm from D.
+        act_layer: the MLP's activation.
+        init_values: what LayerScale starts at.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float,
+        qkv_bias: bool,
+        proj_drop: float,
+        attn_drop: float,
+        norm_layer: Callable[[int], nn.Module],
+        act_layer: type[nn.Module],
+        init_values: float,
+    ) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = norm_layer(dim), norm_layer(dim)
+        self.attn = ClassAttention(dim, num_heads, qkv_bias, attn_drop, proj_drop)
+        self.ls1, self.ls2 = LayerScale(dim, init_values), LayerScale(dim, init_values)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
+
+    def forward(self, token: Tensor, x: Tensor) -> Tensor:
+        """Take the class token (B, 1, D) beside the patches x: (B, N, D) to (B, 1, D)."""
+        token = token + self.ls1(self.attn(self.norm1(torch.cat([token, x], 1))))
+        out: Tensor = token + self.ls2(self.mlp(self.norm2(token)))
+        return out
+
+
+_XXS: dict[str, Any] = {"embed_dim": 192, "num_heads": 4}
+_S: dict[str, Any] = {"embed_dim": 384, "num_heads": 8}
+_SIZES: dict[str, tuple[int, dict[str, Any]]] = {
+    "cait_xxs24_224": (11_956_264, {**_XXS, "depth": 24}),
+    "cait_xxs24_384": (12_029_224, {**_XXS, "depth": 24}),
+    "cait_xxs36_224": (17_299_720, {**_XXS, "depth": 36}),
+    "cait_xxs36_384": (17_372_680, {**_XXS, "depth": 36}),
+    "cait_xs24_384": (26_670_088, {"embed_dim": 288, "num_heads": 6, "depth": 24}),
+    "cait_s24_224": (46_916_200, {**_S, "depth": 24}),
+    "cait_s24_384": (47_062_120, {**_S, "depth": 24}),
+    "cait_s36_384": (68_366_632, {**_S, "depth": 36, "init_values": 1e-6}),
+    "cait_m36_384": (271_221_352, {"depth": 36, "init_values": 1e-6}),
+    "cait_m48_448": (356_460_520, {"depth": 48, "init_values": 1e-6}),
+}
+register_sizes(
+    Cait,
+    {
+        name: Size(
+            count,
+            {**sizes, "img_size": int(name.rpartition("_")[2])},
+            hub=f"timm/{name}.fb_dist_in1k",
+            cfg={"crop_pct": 1.0},
+        )
+        for name, (count, sizes) in _SIZES.items()
+    },
+)
