@@ -111,6 +111,10 @@ def test_weights_of_resmlps_authors_load():
     again.load_state_dict(renamed)
     x = torch.randn(1, 3, 64, 64)
     assert torch.equal(again(x), ours(x))
+    fresh = draw(graticule.create_model("resmlp_12_224", **SMALL)).eval()
+    taken = graticule.transfer(fresh, renamed)
+    assert torch.equal(fresh(x), ours(x)) and {row.status for row in taken.rows} == {"loaded"}
+    assert {row.source for row in taken.rows} == renamed.keys()
 
 
 @pytest.mark.parametrize(("name", "encoding"), [("mixer_s16_224", "token_mlp"), ("resmlp_12_224", "sgu")])
@@ -193,6 +197,9 @@ def test_weights_of_swin_mlps_authors_load_and_go_out():
     again.load_state_dict(published)
     x = torch.randn(1, 3, 56, 56, dtype=torch.float64)
     assert torch.equal(again(x), model(x))
+    fresh = draw(swin_mlp())
+    assert {row.status for row in graticule.transfer(fresh, published).rows} == {"loaded"}
+    assert torch.equal(fresh(x), model(x))
 
 
 @pytest.mark.parametrize(

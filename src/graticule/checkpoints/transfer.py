@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,12 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
     """
     if isinstance(position_of(model), Folded):
         raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
-    there, released = read_state(source), {}
-    if is_released(there) and hasattr(model, "own_layout"):
-        there, released = model.own_layout(there), model.released_names()
+    there = read_state(source)
+    grids = read_grids(there)
+    there, released = _in_own_layout(model, there)
     keys = _own_names(model, there)  # our name -> name in the checkpoint
     found = {name: (origin, keys[origin]) for name, origin in _origins(model.state_dict(), keys).items()}
     fitting = Fitting(model, {name: there[key] for name, key in keys.items()})
-    grids = read_grids(there)
     heads = _classifier_names(model)
     state: dict[str, Tensor] = {}
     rows: dict[str, Transferred] = {}
@@ -75,7 +74,7 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
         elif name in found:
             origin, key = found[name]
             published = origin != released.get(key, key)
-            fitted, status, detail = fitting(name, there[key], grids.get(key), published=published)
+            fitted, status, detail = fitting(name, there[key], grids.get(released.get(key, key)), published=published)
             if fitted is None and name in heads:
                 detail = _classes(there[key], own) or detail
             elif fitted is not None and _layer(name) != _layer(origin):
@@ -90,6 +89,19 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
     theirs = {released.get(key, key): value for key, value in there.items()}
     unused = [Transferred(key, "unused", "", value.numel(), key) for key, value in theirs.items() if key not in used]
     return Transfer((*rows.values(), *unused))
+
+
+def _in_own_layout(model: Any, there: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return a checkpoint in the layout of the family, and what its names were, where its authors have another one."""
+    layout: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = getattr(model, "own_layout", None)
+    if layout is None:
+        return there, {}
+    converted = layout(there)
+    if is_released(there):
+        return converted, model.released_names()
+    if len(converted) != len(there):  # what is computed was added
+        return there, {}
+    return converted, dict(zip(converted, there, strict=True))
 
 
 def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
