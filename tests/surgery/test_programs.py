@@ -152,7 +152,7 @@ def test_a_model_stays_as_it_was(lape, tmp_path):
 
 
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(lape, tmp_path):
-    spline = tiny("relative_bias(resampler='geometric')", depth=1)
+    spline, matrix = (tiny(encoding, depth=1) for encoding in ("relative_bias(resampler='geometric')", "liere"))
     cases = [
         ("no backbone", torch.nn.Linear(2, 2), "model.pt2", {}, "`model` must be a backbone of images, got Linear"),
         ("suffix", lape, "model.bin", {}, "`format` must be given where `path` does not end in .onnx, .pt2"),
@@ -161,6 +161,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(lape, tmp_pat
         ("size", lape, "model.pt2", {"img_size": 30}, "`img_size` must be a positive multiple of the patch size"),
         ("block", lape, "model.pt2", {"features": [2]}, "`features` must be from 0 to 1, got 2"),
         ("weights", lape, "model.safetensors", {"int8": True}, "`int8` must be left out with the format 'safetensors'"),
+        ("matrix", matrix, "model.onnx", {"dynamic": ["width"]}, "the encoding 'liere' in this format, which has no"),
         ("spline", spline, "model.pt2", {"dynamic": ["height"]}, "`resampler` must not be 'geometric' in a program"),
     ]
     for name, model, file, options, message in cases:

@@ -129,6 +129,8 @@ def export(
     kind.check(int8)
     model = plain(model)
     sizes = Sizes.of(model, size, dynamic)
+    if sizes.free - {"batch"}:
+        kind.check_position(model.position)
     return _write_program(model, path, named, kind, sizes, features, int8, timed, batches)
 
 

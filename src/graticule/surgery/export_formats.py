@@ -8,13 +8,15 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from graticule.encodings import ENCODINGS, Encoding, Position
+from graticule.encodings.liere import LieRe
 from graticule.surgery.export_trace import Program
 
 #: Runs a file on images (B, C, height, width); returns its outputs.
@@ -56,6 +58,23 @@ class Format(ABC):
                     f"this export needs {name}, which is not installed; run pip install 'graticule[export]'."
                 ) from None
 
+    #: Encodings that it cannot compute for images of any size, and what it has not.
+    lacks: ClassVar[Mapping[type[Encoding], str]] = {}
+
+    def check_position(self, position: Position) -> None:
+        """Check that a program for images of any size can compute a position.
+
+        Raises:
+            ValueError: naming the encoding that it cannot compute.
+        """
+        for module in position.modules():
+            for kind, what in self.lacks.items():
+                if isinstance(module, kind):
+                    raise ValueError(
+                        f"`dynamic` must be left out or 'batch' with the encoding {ENCODINGS.name_of(kind)!r} in this "
+                        f"format, which has no {what}; or use the format torch-export."
+                    )
+
     @abstractmethod
     def write(self, path: Path, traced: torch.export.ExportedProgram, program: Program) -> None:
         """Write a traced program to `path`."""
@@ -75,6 +94,7 @@ class Onnx(Format):
     suffix = ".onnx"
     needs = ("onnx", "onnxscript", "onnxruntime")
     needs_int8 = ("onnxruntime.quantization",)
+    lacks: ClassVar = {LieRe: "matrix exponential"}
 
     def write(self, path: Path, traced: torch.export.ExportedProgram, program: Program) -> None:
         """Translate the operators and write one file."""
