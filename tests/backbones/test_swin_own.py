@@ -520,3 +520,15 @@ def test_swin_with_peg_has_ten_parameters_a_channel_of_every_stage_more():
     with torch.device("meta"):
         model = graticule.create_model("swin_tiny_peg_patch4_window7_224")
     assert count(model) == 28_288_354 + 10 * (96 + 192 + 384 + 768)
+
+
+@torch.no_grad()
+def test_what_windows_mixed_goes_through_the_norm_before_the_projection():
+    attention = WindowAttention(8, 2, inner_norm=nn.LayerNorm).double()
+    x, windows = torch.randn(2, 24, 8, dtype=torch.float64), Windows(Grid(4, 6), Grid(2, 3), (1, 1))
+    normed = []
+    attention.norm.register_forward_hook(lambda module, args, output: normed.append((args[0], output)))
+    y = attention(x, LayerPosition(), windows)
+    ((mixed, output),) = normed
+    torch.testing.assert_close(output, F.layer_norm(mixed, (8,)))
+    torch.testing.assert_close(y, attention.proj(output))

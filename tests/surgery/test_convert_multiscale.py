@@ -82,7 +82,7 @@ def test_at_another_size_the_tables_are_resampled_as_timm_does_it(size):
 
 
 def test_the_models_by_name_have_the_parameters_of_timms():
-    for name in ("mvitv2_tiny", "mvitv2_small_cls", "mvitv2_base_cls"):
+    for name in ("mvitv2_tiny", "mvitv2_base_cls"):
         with torch.device("meta"):
             ours, theirs = graticule.create_model(name), timm.create_model(name)
         shapes = {key: value.shape for key, value in theirs.state_dict().items()}

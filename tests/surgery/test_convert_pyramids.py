@@ -78,6 +78,16 @@ def test_it_computes_what_timms_does_and_goes_back_with_equal_bits(name):
     assert published_state_dict(ours).keys() == state.keys()
 
 
+@pytest.mark.parametrize("name", ["swinv2_tiny_window8_256", "convit_tiny", "mixer_s32_224", "resmlp_12_224"])
+@torch.no_grad()
+def test_the_float32_outputs_are_the_same_to_five_digits(name):
+    theirs = timms(name).float()
+    ours = graticule.convert(theirs)
+    x = images(*ours.img_size)
+    expected = theirs(x)
+    torch.testing.assert_close(ours(x), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
 @pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")  # of timm's resampling
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swin_s3_tiny_224", "swinv2_tiny_window8_256"])
 @torch.no_grad()

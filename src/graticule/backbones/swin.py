@@ -260,7 +260,7 @@ class WindowAttention(Attention):
         y = y[:, : grid.height, : grid.width]
         if any(windows.shift):
             y = y.roll(windows.shift, (1, 2))
-        out: Tensor = self.proj_drop(self.proj(y.flatten(1, 2)))
+        out: Tensor = self.proj_drop(self.proj(self.norm(y.flatten(1, 2))))
         return out
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008

@@ -80,7 +80,7 @@ def read_rates(model: nn.Module, rates: list[float]) -> float:
     Raises:
         ValueError: if it does not.
     """
-    expected = torch.linspace(0, rates[-1], len(rates)).tolist()
+    expected = torch.linspace(0, rates[-1], len(rates), device="cpu").tolist()
     if any(abs(own - rule) > 1e-6 for own, rule in zip(rates, expected, strict=True)):
         raise refuse(model, "drop_path", rates, "must grow linearly from 0")
     return rates[-1]

@@ -1,0 +1,49 @@
+"""Every model of the families that are said to be converted has a place for each of its tensors, at its own size."""
+
+import timm
+import torch
+
+import graticule
+
+FAMILIES = (
+    *("vit_*_rope*", "eva02_*", "*_dinov3*", "vit_relpos_*", "vit_srelpos_*", "beit*", "samvit*"),
+    *("convit*", "mixer_*", "resmlp_*", "swinv2_*", "mvitv2*", "cait*"),
+)
+#: Those that have no counterpart: names -> what the error says.
+REFUSED = {
+    "swinv2_cr_*": "`model` must be of one of timm's classes",
+    "mvitv2_large": "`expand_attn` of MultiScaleVit must be True",
+}
+
+
+def matching(*patterns):
+    return {name for pattern in patterns for name in timm.list_models(pattern)}
+
+
+def on_meta(name):
+    """Build a model of one layer, where timm lets one choose, with no weights."""
+    chosen = {"depths": (1, 1, 1, 1)} if name.startswith("swinv2") else {"depth": 1}
+    chosen = {} if name.startswith(("mixer", "resmlp", "mvitv2", "convit")) else chosen
+    with torch.device("meta"):
+        model = timm.create_model(name, **chosen)
+    for module in model.modules():  # a bias that has to be zero for the conversion
+        if getattr(module, "k_bias", None) is not None:
+            module.k_bias = torch.zeros(module.k_bias.shape, device="cpu")
+    return model
+
+
+def test_every_model_of_these_families_is_converted_or_refused_with_a_reason():
+    wrong, names = {}, matching(*FAMILIES)
+    refused = {name: why for pattern, why in REFUSED.items() for name in matching(pattern)}
+    larger = matching("*large*", "*huge*", "*giant*", "*enormous*", "*_7b_*", "swinv2_cr_[bst]*") - {"mvitv2_large"}
+    assert len(names - larger - refused.keys()) > 60
+    for name in sorted(names - larger):  # the large ones differ in sizes alone
+        try:
+            with torch.device("meta"):
+                graticule.convert(on_meta(name))
+            said = ""
+        except ValueError as error:
+            said = str(error)
+        if not (refused[name] in said if name in refused else not said):
+            wrong[name] = said
+    assert not wrong
