@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,7 @@ class Cait(VisionTransformer):
         kwargs: as `VisionTransformer`, with one class token and no register tokens.
     """
 
-    pools = ("", "token", "avg")
+    pools: ClassVar[tuple[str, ...]] = ("", "token", "avg")
 
     @checked
     def __init__(

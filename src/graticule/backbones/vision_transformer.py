@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.layers import AttentionPoolLatent
@@ -76,7 +76,7 @@ class VisionTransformer(Backbone):
         pool_mlp_ratio: hidden channels of the MLP of 'map', as a multiple of D; `mlp_ratio` by default.
     """
 
-    pools = ("", "token", "avg", "avgmax", "max", "map", "seq")
+    pools: ClassVar[tuple[str, ...]] = ("", "token", "avg", "avgmax", "max", "map", "seq")
     prefix_names: tuple[str, ...] = ("cls_token", "reg_token")
 
     patch_embed: Patches | Tokenizer
