@@ -2,6 +2,7 @@
 # make test   runs the tests
 # make lint   checks format, style and types
 # make wheel  builds the package, installs it beside nothing else of this folder, and runs its demo
+# make dist   builds wheel and source distribution into dist/ and checks what the package index would show
 # make docs   builds the site into docs/_build/html, checks its links and runs its slow examples
 # make tables writes the tables of encodings, models and what goes with what, after a method was added
 # Each makes .venv and installs what it needs; PYTHON names another interpreter (3.11 to 3.14).
@@ -10,7 +11,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-lowest wheel docs lint format tables clean
+.PHONY: demo test test-lowest wheel dist docs lint format tables clean
 
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
@@ -35,6 +36,12 @@ wheel: $(VENV)/.installed
 	$(BIN)/python -c 'import sysconfig as s; print(s.get_path("purelib"))' > "$$(.venv-wheel/bin/python -c 'import sysconfig as s; print(s.get_path("purelib"))')/dependencies.pth"
 	cd .venv-wheel && bin/python -c 'import graticule as g, sys; assert g.__file__.startswith(sys.prefix), g.__file__'
 	cd .venv-wheel && bin/graticule demo --quick --seeds 0 --output demo && test -s demo/report.html
+
+dist: $(VENV)/.installed
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet build twine
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 # Warnings are errors. The pages of encodings, commands and the API are written anew each time.
 docs: $(VENV)/.docs

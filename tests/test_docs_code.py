@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import graticule
+
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose blocks of Python run here, one after another in one namespace.
-RUN = ("backbones", "concepts", "convert", "encodings", "export", "joinings", "start", "texts")
+RUN = ("backbones", "concepts", "convert", "encodings", "export", "index", "joinings", "start", "texts")
 #: Those of them that build large models and look at no numbers.
-SHAPES = ("backbones", "encodings", "joinings")
+SHAPES = ("backbones", "encodings", "index", "joinings")
 #: Page -> the test that runs its blocks.
 ELSEWHERE = {
     "audit": "analysis/test_audit.py",
@@ -26,6 +28,7 @@ NAMED = {
     "crops": "test_crops.py",
     "features": "backbones/test_timm_interface.py",
     "load": "surgery/test_guide.py",
+    "own": "test_docs_code.py",
     "resize": "surgery/test_guide.py",
     "serve": "../docs/_ext/test_pages.py",
     "start": "../docs/_ext/test_pages.py",
@@ -68,3 +71,11 @@ def test_every_block_of_python_is_run_by_a_test():
             elif path.stem not in RUN:
                 assert path.stem in ELSEWHERE, f"{path.name}: no test runs its code"
                 assert path.name in (tests / ELSEWHERE[path.stem]).read_text(encoding="utf-8"), path.name
+
+
+def test_the_encoding_of_the_guide_is_one_file(my_methods):
+    (code,) = blocks(page("extending"), "own")
+    exec(compile(code, "extending.md", "exec"), {"__name__": "city_block"})
+    model = graticule.create_model("vit_nano_patch4_28", encoding="city_block(slope=0.3)", depth=1)
+    bias = model.position(model.grid)[0].bias
+    assert bias[0, 1, 1] == 0 and torch.allclose(bias[0, 1, 9], torch.tensor(-0.6))  # one row and one column apart

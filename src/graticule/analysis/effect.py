@@ -28,6 +28,7 @@ class Effect:
     .. math:: c_l = \sqrt{\frac{\frac{1}{N} \sum_t \|F'_{l, t} - F_{l, t}\|^2}{E\, \|F_l - E F_l\|^2}}
 
         0 where nothing changes, :math:`\sqrt 2` where the two have nothing to do with each other.
+
     cosine: of the features of a token before and after, mean over the tokens, (L, images).
     same: 1 where the top-1 is as before, (images,); None for a model without a head.
     right, right_before: 1 where the top-1 is the label, after and before; None without labels.

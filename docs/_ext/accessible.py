@@ -1,0 +1,32 @@
+"""Repairs what the theme leaves out for keyboards and screen readers, in every page that is written."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
+#: A signature of several lines, of which Sphinx makes a list of definitions without terms.
+SIGNATURE = re.compile(r"<dl>\s*((?:<dd>(?:(?!</?dl>).)*?</dd>\s*)+)</dl>", re.DOTALL)
+
+
+def repair(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Give captions of the navigation a level, code a place in the order of focus, and signatures plain lines."""
+    if "furo_navigation_tree" in context:
+        tree = context["furo_navigation_tree"]
+        context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+    if "body" in context:
+        body = context["body"].replace("<pre>", '<pre tabindex="0">')
+        context["body"] = SIGNATURE.sub(_lines, body)
+
+
+def _lines(match: re.Match[str]) -> str:
+    lines = match[1].replace("<dd>", "<span>").replace("</dd>", "</span>")
+    return f'<span class="signature-lines">{lines}</span>'
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Repair pages after the theme has filled them."""
+    app.connect("html-page-context", repair, priority=900)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

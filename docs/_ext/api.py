@@ -1,0 +1,168 @@
+"""Makes the pages of the API: every public name of every public package, described by its docstring."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import graticule
+from graticule.encodings import ENCODINGS
+
+#: The packages whose public names have a page, and what they are for.
+PACKAGES = {
+    "encodings": "The classes to extend, and the parts of encodings. Each encoding has a page of its own.",
+    "backbones": "Models: vision transformers, pyramids, gated MLPs and mixers, language models.",
+    "surgery": "Operations on an existing model: fold, resize, convert, attach, export.",
+    "checkpoints": "Weights, in our names and in published ones.",
+    "analysis": "What a model knows of position, as numbers and as pictures.",
+    "dense": "Detectors and segmentation models.",
+    "tasks": "What is trained and how it is scored.",
+    "training": "Runs: recipes, training, results.",
+    "data": "Data sets, texts, tokenizers and augmentation.",
+    "studies": "Comparisons of choices with several seeds.",
+    "testing": "Contracts that encodings, joinings and backbones have to pass, for your own tests.",
+}
+
+
+def pages(root: Path) -> dict[str, str]:
+    """Return the pages by their paths."""
+    lines = [
+        "# API",
+        "",
+        "Shapes use one letter for one thing everywhere: B is the batch, N the tokens, D the channels of the model, H",
+        "and W the height and width of the grid in patches, h the heads and d the channels of one. Rows come before",
+        "columns.",
+        "",
+        "```{toctree}",
+        "graticule",
+        *PACKAGES,
+        "```",
+        "",
+    ]
+    found = {"api/index.md": "\n".join(lines), "api/graticule.md": _top()}
+    for name, about in PACKAGES.items():
+        found[f"api/{name}.md"] = _package(name, about)
+    return found
+
+
+def _top() -> str:
+    """Describe the names of `graticule` itself, by the module that defines them."""
+    parts = [
+        "# graticule\n\nThese names are imported from `graticule`; `import graticule` itself costs milliseconds.\n"
+    ]
+    homes: dict[str, list[str]] = {}
+    for name in graticule.__all__:
+        homes.setdefault(graticule._HOMES[name], []).append(name)
+    for home, names in sorted(homes.items()):
+        module = importlib.import_module(f"graticule.{home}")
+        about = (inspect.getdoc(module) or "").partition("\n\n")[0]
+        parts.append(f"\n## {home}\n\n{about}\n\n")
+        parts += [_entry("graticule", name) for name in names]
+    return "".join(parts)
+
+
+def _package(package: str, about: str) -> str:
+    module = importlib.import_module(f"graticule.{package}")
+    names = [name for name in public_names(module) if name not in graticule.__all__]
+    here = [name for name in graticule.__all__ if graticule._HOMES[name].partition(".")[0] == package]
+    parts = [f"# graticule.{package}\n\n{about}\n\n"]
+    if here:
+        links = ", ".join(f"{{py:obj}}`graticule.{name}`" for name in here)
+        parts.append(f"Also from here, and described with [graticule](graticule.md): {links}.\n\n")
+    classes = set(ENCODINGS.values())
+    parts += [_entry(f"graticule.{package}", name) for name in names if _value(module, name) not in classes]
+    return "".join(parts)
+
+
+def public_names(module: Any) -> list[str]:
+    """List the public names of a module: its `__all__`, or the functions that it defines."""
+    if hasattr(module, "__all__"):
+        return sorted(module.__all__)
+    return [name for name, value in vars(module).items() if not name.startswith("_") and _defined_in(module, value)]
+
+
+def _defined_in(module: Any, value: Any) -> bool:
+    return inspect.isroutine(value) and value.__module__ == module.__name__
+
+
+def _value(module: Any, name: str) -> Any:
+    value = getattr(module, name)
+    return value if inspect.isclass(value) else None
+
+
+def _entry(module: str, name: str) -> str:
+    value = getattr(importlib.import_module(module), name)
+    options = ""
+    if inspect.isclass(value):
+        kind, options = "class", "   :members:\n   :show-inheritance:\n"
+        if fields := getattr(value, "_fields", None):  # a named tuple says 'Alias for field number 0' of each
+            options += f"   :exclude-members: {', '.join(fields)}\n"
+    elif inspect.isroutine(value) or (callable(value) and inspect.getdoc(value)):
+        kind = "function"
+    else:
+        return f"```{{eval-rst}}\n.. py:data:: {module}.{name}\n```\n\n"
+    return f"```{{eval-rst}}\n.. auto{kind}:: {module}.{name}\n{options}```\n\n"
+
+
+#: A line such as 'pre: (N, D), added to the tokens' that begins the description of a field.
+_FIELD = re.compile(r"^([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)")
+#: Names that are links; all other text in backticks is code, since a word such as `sizes` names many things.
+_NAME = re.compile(r"^(graticule\.[\w.]+|[A-Z]\w+(\.\w+)?)$")
+
+
+def process_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Make reStructuredText of a docstring: lists of fields, code in backticks, no markup by accident."""
+    lines[:] = _with_lists(list(_escaped(lines)))
+    if what == "attribute":
+        lines.insert(0, "")  # napoleon takes what is before a colon in the first line for a type
+
+
+def _escaped(lines: list[str]) -> Iterator[str]:
+    """Escape what reStructuredText would take for markup, but for directives and examples."""
+    inside: int | None = None  # the indentation of a directive
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        if inside is not None and line.strip() and depth <= inside:
+            inside = None
+        if line.lstrip().startswith(".. "):
+            inside = depth
+        yield line if inside is not None or line.lstrip().startswith(">>>") else _inline(line)
+
+
+def _inline(line: str) -> str:
+    parts = re.split(r"(`[^`]+`)", line)
+    return "".join(_code(part) if index % 2 else _plain(part) for index, part in enumerate(parts))
+
+
+def _code(part: str) -> str:
+    name = part[1:-1]
+    if not _NAME.match(name):
+        return f"`{part}`"
+    known = name.partition(".")[0] in graticule.__all__
+    return f":py:obj:`~graticule.{name}`" if known else part
+
+
+def _plain(part: str) -> str:
+    part = re.sub(r"(?<![\s(])_(?=\W|$)", r"\\_", part)  # 'name_' is a link
+    part = re.sub(r"\*(?=\S)", r"\\*", part)  # '*args' begins emphasis
+    return re.sub(r"\|(?=\S)", r"\\|", part)  # '|x|' is a substitution
+
+
+def _with_lists(lines: list[str]) -> list[str]:
+    """Make lists of paragraphs whose lines describe fields, 'name: text'."""
+    found: list[str] = []
+    for index, line in enumerate(lines):
+        starts = not index or not lines[index - 1].strip()
+        if starts:
+            listed = bool(_FIELD.match(line))
+        if listed and (match := _FIELD.match(line)):
+            found.append(f"- **{match[1]}**: {line[match.end() :]}")
+        elif listed and line.strip():
+            found.append(f"  {line.strip()}")
+        else:
+            found.append(line)
+    return found

@@ -1,0 +1,45 @@
+"""Makes one page with the help of every command, as an 80-column terminal prints it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+from graticule.cli import COMMANDS, main
+
+HEAD = """# Command line
+
+`graticule COMMAND TARGET [options]`. Names of models, encodings and joinings are the same as in Python, with their
+options: `--encoding "rope(base=100)"`. This is the help of each command as it is printed in a terminal of 80 columns.
+
+"""
+
+
+def help_of(arguments: list[str]) -> str:
+    """Return what `graticule ARGUMENTS` prints in a terminal of 80 columns.
+
+    Raises:
+        ValueError: if it fails.
+    """
+    printed = io.StringIO()
+    code: object = 0
+    with patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1"}), contextlib.redirect_stdout(printed):
+        try:
+            code = main(arguments)
+        except SystemExit as stopped:
+            code = stopped.code
+    text = printed.getvalue()
+    if code or not text.strip():
+        raise ValueError(f"`graticule {' '.join(arguments)}` must print its help, got exit code {code}.")
+    return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
+
+
+def pages(root: Path) -> dict[str, str]:
+    """Return the page by its path."""
+    parts = [HEAD, f"```text\n{help_of(['--help'])}\n```\n"]
+    for name in COMMANDS:
+        parts.append(f"\n## graticule {name}\n\n```text\n{help_of([name, '--help'])}\n```\n")
+    return {"commands/index.md": "".join(parts)}

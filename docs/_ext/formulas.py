@@ -1,0 +1,61 @@
+"""Writes formulas as MathML, which browsers draw by themselves: no script, no font, no network."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
+#: Words such as softmax or LN, which are names of functions, but not those of commands or within \text{}.
+WORD = re.compile(r"(\\[A-Za-z]+\s*(?:\{[^{}]*\})?)|(?<![A-Za-z])([A-Za-z]{2,})(?![A-Za-z])")
+#: Commands whose argument is text already.
+TEXT = re.compile(r"\\(text|mathrm|operatorname|mathbb|begin|end)\b")
+
+
+def upright(formula: str) -> str:
+    """Set words of several letters upright: 'softmax(x)' -> '\\mathrm{softmax}(x)'."""
+
+    def one(match: re.Match[str]) -> str:
+        if match[2]:
+            return rf"\mathrm{{{match[2]}}}"
+        if TEXT.match(match[1]) or "{" not in match[1]:
+            return match[1]
+        command, _, argument = match[1].partition("{")
+        return f"{command}{{{WORD.sub(one, argument[:-1])}}}"
+
+    return WORD.sub(one, formula)
+
+
+def mathml(formula: str, block: bool) -> str:
+    """Return a formula as MathML.
+
+    Raises:
+        MathError: if it is not understood.
+    """
+    if block and "\\\\" in formula and "\\begin" not in formula:
+        formula = rf"\begin{{aligned}}{formula}\end{{aligned}}"
+    formula = re.sub(r"\\dots\b", r"\\ldots", formula)
+    found: str = tex2mathml(upright(formula), as_block=block)
+    return found
+
+
+def visit(translator: Any, node: nodes.Node) -> None:
+    """Write a formula."""
+    block = isinstance(node, nodes.math_block)
+    try:
+        translator.body.append(mathml(node.astext(), block))
+    except MathError as error:
+        logger.warning("formula is not understood: %s (%s)", node.astext(), error, location=node)
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the writer of formulas as 'mathml'."""
+    app.add_html_math_renderer("mathml", (visit, None), (visit, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

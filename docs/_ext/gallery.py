@@ -1,0 +1,237 @@
+"""Makes the gallery: one page and one picture per registered encoding."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import says
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch.utils.flop_counter import FlopCounterMode
+
+import graticule
+from graticule.encodings import ENCODINGS, MixingEncoding
+from graticule.grid import Grid
+from graticule.studies.matrix import GROUPS, group_of, initials, reference, summary
+
+#: The grids of the pictures.
+GRIDS = (Grid(7, 7), Grid(7, 11))
+#: The model whose position is counted, by whether the encoding mixes tokens.
+MODELS = {False: "deit_tiny_patch16_224", True: "gmlp_s16_224"}
+TITLES = {
+    "absolute": "Absolute: a vector per token",
+    "bias": "Biases: a number per pair of tokens",
+    "rotary": "Rotary: queries and keys are rotated",
+    "token mixing": "Token mixing: weights of gated MLPs and mixers",
+    "other": "From the tokens, and others",
+}
+
+
+def pages(root: Path) -> dict[str, str]:
+    """Write the pictures; returns the pages by their paths."""
+    (root / "gallery").mkdir(exist_ok=True)
+    rows = _rows_of_matrix(root / "matrix.md")
+    found = {"gallery/index.md": _index()}
+    for name in sorted(ENCODINGS):
+        found[f"gallery/{name}.md"] = _page(name, rows[name], root)
+    return found
+
+
+def _index() -> str:
+    parts = [
+        "# Gallery of encodings\n\n"
+        "Each page has the formula, the options, a picture of what the encoding says at the center of two grids, its "
+        "cost, and which backbones and joinings it goes with. [All options in one table](../encodings.md).\n"
+    ]
+    for group, _, _ in GROUPS:
+        names = [name for name in sorted(ENCODINGS) if group_of(name) == group]
+        parts.append(f"\n## {TITLES[group]}\n\n| encoding | what it does |\n| --- | --- |\n")
+        parts += [f"| [`{name}`]({name}.md) | {_cell(summary(ENCODINGS[name]))} |\n" for name in names]
+        entries = "\n".join(names)
+        parts.append(f"\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n")
+    return "".join(parts)
+
+
+def _page(name: str, goes_with: list[tuple[str, list[str]]], root: Path) -> str:
+    kind = ENCODINGS[name]
+    maps, drawn = picture(name)
+    parts = [f"# {name}\n\n{summary(kind)}\n\n"]
+    if found := reference(kind):
+        parts.append(f"{found}\n\n")
+    parts.append(f"{_example(name)}\n")
+    if maps is not None:
+        maps.savefig(root / "gallery" / f"{name}.png", dpi=110)
+        parts.append(f"## At the center of two grids\n\n![{_alternative(name)}]({name}.png)\n\n{_caption(drawn)}\n\n")
+    parts.append(_options(kind))
+    parts.append(_cost(name))
+    parts.append(_where(name, goes_with))
+    parts.append(_results(root))
+    parts.append(f"## Definition\n\n```{{eval-rst}}\n.. autoclass:: graticule.encodings.{kind.__name__}\n```\n\n")
+    file = Path(inspect.getfile(kind)).relative_to(Path(graticule.__file__).parents[1]).as_posix()
+    parts.append(
+        f"```{{dropdown}} Source: src/{file}\n:::{{literalinclude}} ../../src/{file}\n:language: python\n:::\n```\n"
+    )
+    return "".join(parts)
+
+
+def _example(name: str) -> str:
+    mixing = issubclass(ENCODINGS[name], MixingEncoding)
+    return (
+        f'```python\nimport graticule\n\nmodel = graticule.create_model("{MODELS[mixing]}", encoding="{name}")\n```\n'
+    )
+
+
+def picture(name: str) -> tuple[Figure | None, bool]:
+    """Draw the maps of an encoding on both grids, one row per grid; None where it says nothing.
+
+    Returns also whether its parameters start at zero and were drawn from a normal distribution instead.
+    """
+    position, drawn = says.build(name)
+    maps = [says.says_at_center(name, grid, position) for grid in GRIDS]
+    if not any(maps):
+        return None, False
+    count = len(maps[0])
+    scaled = says.common_scale([each for row in maps for each in row])
+    widths = [grid.width for grid in GRIDS] if count == 1 else None
+    shape = (1, 2) if count == 1 else (2, count)
+    size = (6.4, 2.6) if count == 1 else (2.6 * count + 0.6, 4.2)
+    figure = Figure(figsize=size, facecolor="white", layout="constrained")
+    axes = figure.subplots(*shape, squeeze=False, gridspec_kw={"width_ratios": widths} if widths else None)
+    for index, (ax, each) in enumerate(zip(axes.flat, scaled, strict=True)):
+        shown = ax.imshow(each.values, cmap=each.colors, vmin=each.lowest, vmax=each.highest)
+        grid = GRIDS[index // count]
+        row, column = divmod(grid.center, grid.width)
+        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", lw=1.5))
+        head = re.search(r", (\d+) of \d+$", each.title)
+        where = f"{grid.height} x {grid.width} patches"
+        ax.set_title(f"{where}, {_unit(name)} {head[1]}" if head else where, fontsize=9)
+        ax.set(xticks=[], yticks=[])
+    bar = figure.colorbar(shown, ax=list(axes.flat), shrink=0.9)
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label(re.sub(r", \d+ of \d+$", "", scaled[0].title), fontsize=8)
+    if np.ptp([each.values for each in scaled[:1]]) == 0 and scaled[0].lowest == scaled[-1].highest:
+        bar.set_ticks([scaled[0].lowest])
+    return figure, drawn
+
+
+def _unit(name: str) -> str:
+    return "group" if issubclass(ENCODINGS[name], MixingEncoding) else "head"
+
+
+def _alternative(name: str) -> str:
+    return f"Maps of what {name} gives the token at the center of 7 x 7 and 7 x 11 patches"
+
+
+def _caption(drawn: bool) -> str:
+    state = "parameters drawn from a normal distribution, as they start at zero" if drawn else "as it is initialized"
+    return (
+        f"Built for 7 x 7 patches, {says.DIM} channels and {says.HEADS} heads or groups, {state}; the square is the "
+        "token at the center. At 7 x 11 patches it is computed or resampled, as for an image of another size."
+    )
+
+
+def _options(kind: Any) -> str:
+    types = kind.option_types()
+    if not types:
+        return "## Options\n\nNone of its own.\n\n"
+    lines = ["## Options", "", "| option | values | default |", "| --- | --- | --- |"]
+    for option, each in types.items():
+        lines.append(f"| `{option}` | {_cell(_type(each.kind))} | `{each.default!r}` |")
+    if kind.has_layers():
+        lines.append("| `layers` | number of the first layers that have it, or the indices of any | all |")
+    return "\n".join(lines) + "\n\nThe definition below says what they mean.\n\n"
+
+
+def _type(kind: Any) -> str:
+    """Say the values of a type: 'a' or 'b' of a literal, its name of any other."""
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(f"`{value!r}`" for value in typing.get_args(kind))
+    if typing.get_origin(kind) is typing.Annotated:
+        return _type(typing.get_args(kind)[0])
+    if inspect.isclass(kind) and not typing.get_args(kind):
+        return "None" if kind is type(None) else f"`{kind.__name__}`"
+    if typing.get_args(kind) and typing.get_origin(kind) not in (tuple, list, dict):
+        return " or ".join(_type(each) for each in typing.get_args(kind))
+    return f"`{str(kind).replace('typing.', '')}`"
+
+
+@cache
+def _measured(model: str, encoding: str) -> tuple[int, int]:
+    """Return the parameters of the position of a model, and its multiply-adds for one image."""
+    # the exponential of a matrix (LieRE) has no shapes alone, which is all that the meta device computes
+    device = "cpu" if encoding == "liere" else "meta"
+    with torch.device(device):
+        built = graticule.create_model(model, encoding=encoding).eval()
+        with FlopCounterMode(display=False) as counter:
+            built(torch.empty(1, 3, *built.img_size))
+    return sum(each.numel() for each in built.position.parameters()), counter.get_total_flops() // 2
+
+
+def _cost(name: str) -> str:
+    mixing = issubclass(ENCODINGS[name], MixingEncoding)
+    parameters, operations = _measured(MODELS[mixing], name)
+    text = f"## Cost\n\nIn `{MODELS[mixing]}` it has {parameters:,} parameters"
+    if mixing:
+        return f"{text}; the model takes {operations / 1e6:,.0f} million multiply-adds per image.\n\n"
+    more = operations - _measured(MODELS[mixing], "none")[1]
+    if more:
+        text += f" and adds {more / 1e6:,.1f} million multiply-adds to the {(operations - more) / 1e6:,.0f} of an image"
+    else:
+        text += " and no matrix products or convolutions"
+    folded = " `graticule.fold` computes once what depends on the grid alone." if name != "none" else ""
+    return f"{text}.{folded}\n\n"
+
+
+def _where(name: str, goes_with: list[tuple[str, list[str]]]) -> str:
+    lines = ["## Backbones and joinings", "", "| family | joinings |", "| --- | --- |"]
+    allowed = [(family, joinings) for family, joinings in goes_with if joinings]
+    together: dict[tuple[str, ...], list[str]] = {}
+    for family, joinings in allowed:
+        together.setdefault(tuple(joinings), []).append(family)
+    for joinings, families in together.items():
+        lines.append(f"| {'; '.join(families)} | {', '.join(f'`{joining}`' for joining in joinings)} |")
+    return "\n".join(lines) + "\n\nAlone, as in [what goes with what](../matrix.md).\n\n"
+
+
+def _results(root: Path) -> str:
+    known = {
+        "extrapolation.md": "at image sizes and lengths that it was not trained at",
+        "gym.md": "on tasks that need one kind of knowledge of position",
+        "results.md": "all other figures",
+    }
+    links = [
+        f"- [{name.removesuffix('.md').capitalize()}](../{name}): {about}"
+        for name, about in known.items()
+        if (root / name).exists()
+    ]
+    return "## Results\n\n" + "\n".join(links) + "\n\n"
+
+
+def _rows_of_matrix(path: Path) -> dict[str, list[tuple[str, list[str]]]]:
+    """Read docs/matrix.md, which a test compares with the code: encoding -> pairs of a family and its joinings."""
+    short = {letters: name for name, letters in initials().items()}
+    rows = [
+        [cell.strip() for cell in line.strip("|\n").split("|")]
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("|") and not line.startswith("| ---")
+    ]
+    (_, *families), *encodings = rows
+    return {
+        name.strip("`"): [
+            (family, [] if cell == "-" else [short[letters] for letters in cell.split()])
+            for family, cell in zip(families, cells, strict=True)
+        ]
+        for name, *cells in encodings
+    }
+
+
+def _cell(text: str) -> str:
+    """Escape what would end a cell of a table."""
+    return text.replace("|", r"\|")
