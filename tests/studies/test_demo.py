@@ -14,7 +14,9 @@ def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path
     page = report.read_text(encoding="utf-8")
     assert report == tmp_path / "report.html"
     assert len(re.findall("<table>", page)) == 4 and len(re.findall("<img ", page)) == 6
-    assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)""", page)
+    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)([^"']*)""", page) == ["explorer.html"]  # beside it
+    explorer = (tmp_path / "explorer.html").read_text(encoding="utf-8")
+    assert all(f"joining {joining}" in explorer for joining in module.JOININGS) and len(explorer) < 3_000_000
     places = supported_decimals(TOP1, 40, 2)
     for number in json.loads((tmp_path / "comparison.json").read_text())["top1"].values():
         assert f'<td class="number">{sum(number) / 2:.{places}f}</td>' in page

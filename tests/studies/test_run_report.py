@@ -1,6 +1,7 @@
 """The page on any runs: what it says is what the runs' files say."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -65,3 +66,9 @@ def test_what_cannot_be_reported_is_refused(capsys, tmp_path, folder, monkeypatc
         code, _, err = run_command(capsys, "report", *given)
         assert code == 1 and said in err, (given, err)
     assert not list(tmp_path.glob("*.html"))
+
+
+def test_the_number_of_parameters_is_that_of_the_recipe(capsys, tmp_path, folder):
+    run_command(capsys, "report", folder, "--output", tmp_path / "a.html", "--no-position")
+    count = json.loads((folder / "default" / "seed-0" / "recipe.json").read_text())["parameters"]
+    assert f"{count:,}" in text_of(tmp_path / "a.html")

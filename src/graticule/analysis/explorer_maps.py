@@ -136,7 +136,7 @@ def _similarity(kind: str, found: Correlations, first: int) -> Iterator[Maps]:
     for layer, (values, source) in enumerate(zip(found.similarity, found.sources, strict=True)):
         if source is not None:
             shape = found.grid.shape
-            yield Maps(kind, first + layer, values[None], shape, shape, ("all heads",))
+            yield Maps(kind, first + layer, values[None], shape, shape, (MEAN if kind == "rotary" else "all heads",))
 
 
 def _mixing(view: ModelView, size: Size) -> Iterator[Maps]:

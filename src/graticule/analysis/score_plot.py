@@ -22,7 +22,7 @@ def score_plot(scores: Mapping[str, Sequence[float]], xlabel: str, title: str = 
     if not scores or not all(scores.values()):
         raise ValueError(f"`scores` must have a value for every label, got {dict(scores)}.")
     longest = max(map(len, scores))
-    figure = Figure(figsize=(4.2 + min(0.075 * longest, 5.0), 1.3 + 0.42 * len(scores)), layout="constrained")
+    figure = Figure(figsize=(max(6.2, 4.2 + min(0.075 * longest, 5.0)), 1.3 + 0.42 * len(scores)), layout="constrained")
     ax = figure.subplots()
     several = any(len(values) > 1 for values in scores.values())
     legend = "\ndots: seeds; diamonds and bars: mean and one standard deviation" if several else "\none seed each"

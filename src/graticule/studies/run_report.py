@@ -103,7 +103,7 @@ def _comparison(
     return Comparison(
         seeds[0],
         {label: [summaries[name].last or 0.0 for name in names] for label, names in ordered.items()},
-        {label: int(runs[names[0]].described().get("parameters", 0)) for label, names in ordered.items()},
+        {label: int(read_json(runs[names[0]].recipe_file).get("parameters", 0)) for label, names in ordered.items()},
         {label: [runs[name] for name in names] for label, names in ordered.items()},
         metric,
         {label: [summaries[name].seconds or 0.0 for name in names] for label, names in ordered.items()},
@@ -143,7 +143,8 @@ def _recipes(report: Report, summaries: Mapping[str, Summary], groups: Mapping[s
         rows = [[key, *(one.get(key, "-") for one in values.values())] for key in differing]
         report.table(["value", *values], rows, "what differs")
     first = next(iter(values.values()))
-    report.table(["value", "of all"], [[key, first[key]] for key in keys if key not in differing], "what all have")
+    same = [f"{key}={first[key]}" for key in keys if key not in differing and first[key] not in ("None", "")]
+    report.text(f"All have {', '.join(same)}.")
 
 
 def _position(report: Report, runs: Mapping[str, Run], groups: Mapping[str, Sequence[str]], untrained: int) -> None:
