@@ -27,8 +27,8 @@ class Sides:
     intersection over union of the two classes is at most a / (1 + a) and b / (1 + b), each 1/3 at a = b = 1/2. With
     the background at most 1, the mean of the three is at most 5/9 = 55.6 %.
 
-    This needs halves of whole patches. Logits per patch may be interpolated to pixels: in patches of up to twice the
-    margin no pixel of a digit takes part of a logit of the other half.
+    This needs halves of whole patches. Logits per patch may be interpolated to pixels: with patches of up to twice the
+    margin, no pixel of a digit depends on a logit of the other half.
 
     half: composes a half.
     stream: keeps the draws of a split apart from those of the other.

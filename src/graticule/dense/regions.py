@@ -48,8 +48,9 @@ class RegionDetector(Detector, ABC):
         Raises:
             ValueError: for targets that are missing or wrong.
         """
-        seeded = self.training and targets is not None and all("seed" in target for target in targets)
-        seeds = [int(target["seed"]) for target in targets] if seeded and targets is not None else None
+        seeds = None
+        if self.training and targets is not None and all("seed" in target for target in targets):
+            seeds = [int(target["seed"]) for target in targets]
         for part in (self.model.rpn, self.model.roi_heads):
             part.fg_bg_sampler.seeds = seeds
         return super().forward(images, targets)
