@@ -6,8 +6,8 @@
 A small ViT (6 blocks, patches of 8 x 8) with Segmenter's mask transformer, which sees no padding, and a small PVT
 (5 blocks in four stages) with Semantic FPN, whose convolutions do. They are trained from scratch on the 367 training
 images of CamVid at 96 x 128, in batches of 8 for 5 epochs with flips, a minute of one core each, and the last weights
-are scored on all 101 validation images at 96 x 128, 144 x 192 and 192 x 256 against the truth of the originals. So far
-from convergence, this compares how fast position helps, not where it ends.
+are scored on all 101 validation images at 96 x 128, 144 x 192 and 192 x 256 against the truth of the originals (PVT's
+images of 144 rows are padded to 160). So early in training this compares how fast position helps, not where it ends.
 
 Seed by seed, so that an interruption leaves a whole table; the same command resumes. The scores are kept in
 docs/data/camvid.csv, one row for each, and --report writes docs/camvid.md and its picture from them. PVT takes no
@@ -147,11 +147,11 @@ def report() -> None:
     found, seeds = scores_of(records)
     if not seeds:
         raise ValueError(f"`--report` needs every choice of one seed at least, and {DATA} has {len(records)} scores.")
-    dates = sorted({r["date"] for r in records})
+    days = " to ".join(sorted({min(r["date"] for r in records), max(r["date"] for r in records)}))
     text = [
         "# Position in segmentation: CamVid",
         __doc__.split("\n\n")[2].replace("\n", " "),
-        f"`python benchmarks/camvid.py --data CAMVID --seeds {' '.join(map(str, seeds))}`, {dates[0]} to {dates[-1]}, "
+        f"`python benchmarks/camvid.py --data CAMVID --seeds {' '.join(map(str, seeds))}`, {days}, "
         f"{len(seeds)} seeds, one thread on a shared machine with 2 cores, torch {records[-1]['torch']}; written by "
         "`python benchmarks/camvid.py --report`. mIoU (%) over 11 classes, mean and standard deviation over seeds. All "
         "have the same recipe, tuned for none.",
@@ -207,7 +207,7 @@ def picture(found: Scores) -> Figure:
         ax.set_xticks([height for height, _ in SIZES], [f"{h} x {w}" for h, w in SIZES])
         ax.set(title=model, xlabel="size of the images (trained at the first)")
     panels[0].set_ylabel("mIoU (%)")
-    panels[0].legend(fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(CHOICES), fontsize=8)
     return figure
 
 
