@@ -191,7 +191,7 @@ REFUSED = [
         {"encoding": "relative_bias", "joining": "lape(decomposition='norm')"},
         r"`decomposition` must go with an absolute encoding",
     ),
-    ({"joining": "lape(over='heads')"}, r"`over` must go with a relative bias"),
+    ({"joining": "lape(over='heads')"}, r"`over` must be left out unless a relative bias is joined"),
     ({"joining": "default(layers=2)"}, r"`layers` must be left out with joining 'default'"),
     ({"joining": "lape(layers=0)"}, r"`layers` must be from 1 to .*3, got 0"),
     ({"joining": "lape(layers=4)"}, r"`layers` must be from 1 to .*3, got 4"),

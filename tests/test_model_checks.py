@@ -361,7 +361,7 @@ def test_what_the_command_cannot_check_is_one_line(file, capsys):
         ([f"{file}:number"], "must be a module or a function that builds one, got 3"),
         ([f"{file}:clean", "--skip", "axis"], "did you mean 'axes'"),
         ([f"{file}:clean", "--img-size", "13"], "`img_size` must be a multiple of the patch size"),
-        ([str(file)], "must register an encoding, a joining or a backbone, got none"),
+        ([str(file)], "must register an encoding, a joining or a backbone, got"),
         ([str(file), "--skip", "axes"], "must be left out for a plugin"),
         ([f"{file.parent}/nothing.py:clean"], "which is not there"),
     ):

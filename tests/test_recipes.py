@@ -586,7 +586,7 @@ def test_what_cannot_be_registered_as_a_recipe_is_refused(registered):
             graticule.register_recipe(name, **arguments)(function)
     assert not [name for name in registered if name.startswith(("mine", "my "))]
     graticule.register_recipe("nothing")(of_nothing)
-    with pytest.raises(ValueError, match=r"nothing must .* that returns a graticule.Recipe or TextRecipe"):
+    with pytest.raises(ValueError, match=r"nothing must .* that returns a recipe, as graticule.Recipe"):
         load_recipe("nothing")
 
 
@@ -595,7 +595,7 @@ def test_a_recipe_of_a_plugin_is_trained_by_its_name_and_its_run_opened_as_docum
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").symlink_to(PLUGIN.parent)
-    code, out, _ = run_command(capsys, "train", "--help")
+    code, out, _ = run_command(capsys, "train", "--help-all")
     assert code == 0 and re.search(r"fourier_digits +A small ViT with Fourier features", out)
     command = (
         "train",

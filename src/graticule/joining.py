@@ -413,7 +413,7 @@ class Lape(LapeSharing):
         """Refuse `decomposition` without a table, and `over` with one."""
         super().check(joined, options)
         if joined != "bias" and "over" in options:
-            raise ValueError("`over` must go with a relative bias that is joined, without an absolute encoding.")
+            raise ValueError("`over` must be left out unless a relative bias is joined, without an absolute encoding.")
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w_{l+1}: (N, D) to the normalized tokens of layer l."""

@@ -150,7 +150,9 @@ class PatchRotation(NamedTuple):
             ValueError: if the rotation returns another number of channels.
         """
         if self.rotation.channels is not None:
-            raise ValueError("`rotary` must keep the number of channels where some tokens have no position.")
+            raise ValueError(
+                "`rotary` must keep the number of channels where some tokens have no position, got one that doubles it."
+            )
         rotated = self.rotation(queries[..., self.prefix :, :], keys[..., self.prefix :, :])
         both = zip((queries, keys), rotated, strict=True)
         first, second = (torch.cat([x[..., : self.prefix, :], y], -2) for x, y in both)

@@ -491,7 +491,7 @@ def test_a_model_normalises_its_bias_over_the_heads(encoding):
 def test_a_norm_of_a_bias_without_lape_or_beside_a_table_is_refused(encoding, joining, norm):
     said = {
         "default": "`joining` default must not have the option 'over'",
-        "lape": "`over` must go with a relative bias that is joined, without an absolute encoding",
+        "lape": "`over` must be left out unless a relative bias is joined, without an absolute encoding",
     }
     with pytest.raises(ValueError, match=said[joining]):
         tiny(encoding, spec(joining, over=norm))

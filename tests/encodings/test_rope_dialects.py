@@ -249,7 +249,7 @@ REFUSED = {
     "rope(base=10, periods=(1, 2))": "`base` must be left out with `periods`",
     "rope(periods=(1, 2), pixels=224)": "`periods` must be left out with `pixels`",
     "rope(turns=True, periods=(1, 2))": "`turns` must be left out with `periods`",
-    "rope(linear=True)": "`linear` must go with `pixels`",
+    "rope(linear=True)": "`linear` must be left out without `pixels`",
     "rope(offset=1.0, coordinates='corners')": "`offset` must be 0 with coordinates 'corners', got 1.0",
     "rope(reference=(3, 3))": "`reference` must be left out without `scaling`",
     "rope(scaling='ntk', ramp=(1, 2))": "`ramp` must be left out with scaling 'ntk'",

@@ -105,7 +105,7 @@ def test_a_bias_per_group_is_resampled_group_by_group():
 
 @pytest.mark.parametrize("encoding", ["sgu(group_bias=True)", "gsgu(bias=False, group_bias=True)"])
 def test_a_bias_per_group_without_groups_or_bias_is_refused(encoding):
-    with pytest.raises(ValueError, match="`group_bias` must go with a bias and several groups"):
+    with pytest.raises(ValueError, match="`group_bias` must be left out unless there are `bias` and several groups"):
         graticule.build_position(Grid(2, 2), dim=4, depth=1, num_heads=2, encoding=encoding)
 
 

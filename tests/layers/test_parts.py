@@ -154,7 +154,7 @@ def test_unknown_parts_are_refused_by_name():
         ({"qkv_layer": "split"}, "`qkv_layer` must be one of"),
         ({"block_layer": "prenorm"}, "`block_layer` must be one of"),
         ({"global_pool": "attention"}, "`global_pool` must be one of"),
-        ({"pool_num_heads": 2}, "`pool_num_heads` and `pool_mlp_ratio` must go with `global_pool` 'map'"),
+        ({"pool_num_heads": 2}, "`pool_num_heads` and `pool_mlp_ratio` must be left out unless `global_pool` is 'map'"),
         ({"pool_num_heads": 5, "global_pool": "map"}, "`pool_num_heads` must divide the 24 channels, got 5"),
         ({"pool_include_prefix": True}, "`pool_include_prefix` must be False with `global_pool` 'token'"),
         ({"name": "ceit_tiny_patch16_224", "mlp_layer": "swiglu"}, "must be left out with CeiT's feed-forward"),

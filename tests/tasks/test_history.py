@@ -135,7 +135,9 @@ def bars(monkeypatch):
 
     def opened(**options):
         drawn = []
-        bar = tqdm(**(options | {"mininterval": 0, "miniters": 1, "file": io.StringIO(), "ncols": 200}))
+        bar = tqdm(
+            **(options | {"disable": False, "mininterval": 0, "miniters": 1, "file": io.StringIO(), "ncols": 200})
+        )
         inner = bar.display
 
         def display(*arguments, **named):

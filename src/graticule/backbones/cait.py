@@ -71,7 +71,9 @@ class Cait(VisionTransformer):
         **kwargs: Any,
     ) -> None:
         if not kwargs.get("class_token", True) or kwargs.get("reg_tokens") or kwargs.get("fc_norm"):
-            raise ValueError("`class_token` must be True with class attention, without `reg_tokens` and `fc_norm`.")
+            raise ValueError(
+                "`class_token` must be True with class attention, and `reg_tokens` and `fc_norm` must be left out."
+            )
         if init_values <= 0 or depth_token_only < 1:
             raise ValueError(
                 "`init_values` must be positive and `depth_token_only` at least 1, got "

@@ -47,7 +47,10 @@ class CeitTransformer(VisionTransformer):
         **kwargs: Any,
     ) -> None:
         if kwargs.get("global_pool", "token") != "token" or kwargs.get("class_token") is False:
-            raise ValueError("`global_pool` must be 'token' in CeiT: its head reads the class tokens of all layers.")
+            got = kwargs.get("global_pool", "no class token")
+            raise ValueError(
+                f"`global_pool` must be 'token' in CeiT, whose head reads the class tokens of all layers, got {got!r}."
+            )
         super().__init__(
             position,
             img_size=img_size,

@@ -61,7 +61,8 @@ class ConVit(VisionTransformer):
             given = self.position(self.grid)
         if any(layer.rotary is not None and layer.rotary.channels is not None for layer in given):
             raise ValueError(
-                "`encoding` must keep the channels of queries and keys, where the class token has no position."
+                "`encoding` must keep the channels of queries and keys where the class token has no position, got one "
+                "that doubles them (pope); use another rotation, or `class_token=False`."
             )
         joins_at = 1 + max((i for i, layer in enumerate(given) if layer.positional is not None), default=-1)
         if joins_at == self.depths[0] and self.has_class_token:

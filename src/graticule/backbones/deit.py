@@ -28,7 +28,10 @@ class DistilledVisionTransformer(VisionTransformer):
 
     def __init__(self, position: PositionBuilder, **kwargs: Any) -> None:
         if kwargs.get("global_pool", "token") != "token" or kwargs.get("class_token") is False:
-            raise ValueError("`global_pool` must be 'token' in a distilled model: both heads read prefix tokens.")
+            got = kwargs.get("global_pool", "no class token")
+            raise ValueError(
+                f"`global_pool` must be 'token' in a distilled model, whose heads read prefix tokens, got {got!r}."
+            )
         super().__init__(position, **kwargs)
         self.distilled_training = False
         self.head_dist = self._classifier()

@@ -222,9 +222,13 @@ def _downloaded(repo_id: str, name: str, hub: Mapping[str, Any]) -> Path:
             f"{repo_id} is no folder, and could not be downloaded from the hub: {str(error).splitlines()[0]}"
         ) from error
     except EntryNotFoundError as error:
-        raise FileNotFoundError(f"{repo_id} on the hub has no {name}, so it is no model of graticule.") from error
+        raise FileNotFoundError(
+            f"{repo_id} on the hub has no {name}, so it is no model of graticule; timm.create_model opens one of timm."
+        ) from error
     except RepositoryNotFoundError as error:
-        raise FileNotFoundError(f"{repo_id} is no folder, and no repository on the hub that you can read.") from error
+        raise FileNotFoundError(
+            f"{repo_id} is no folder, and no repository on the hub that you can read; check its name, or log in."
+        ) from error
 
 
 def _build(path: Path) -> Any:

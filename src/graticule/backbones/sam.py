@@ -130,7 +130,10 @@ class SamVisionTransformer(VisionTransformer):
         **kwargs: Any,
     ) -> None:
         if global_pool == "token" or kwargs.get("class_token") or kwargs.get("reg_tokens"):
-            raise ValueError("`class_token` must be False where layers see windows, and there are no register tokens.")
+            raise ValueError(
+                "`class_token` must be False and `reg_tokens` 0 where layers see windows, which hold patches alone; "
+                "use `global_pool` 'avg'."
+            )
         # what builds position and blocks needs them
         self.window = Grid(window_size, window_size)
         self.global_layers = frozenset(global_layers)

@@ -136,7 +136,10 @@ class VisionTransformer(Backbone):
         if (pre_norm or patch_norm) and embed_layer is not Patches:
             raise ValueError("`pre_norm` and `patch_norm` must be left out where tokens are not made by one layer.")
         if global_pool != "map" and (pool_num_heads or pool_mlp_ratio):
-            raise ValueError("`pool_num_heads` and `pool_mlp_ratio` must go with `global_pool` 'map'.")
+            raise ValueError(
+                "`pool_num_heads` and `pool_mlp_ratio` must be left out unless `global_pool` is 'map', got "
+                f"{global_pool!r}."
+            )
         if embed_dim % (pool_num_heads or 1):
             raise ValueError(f"`pool_num_heads` must divide the {embed_dim} channels, got {pool_num_heads}.")
         if pool_include_prefix and global_pool in ("", "token"):

@@ -54,7 +54,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
                 f"{path} holds Python objects that could run code when read ({', '.join(unsafe[:3])}), so it was not "
                 "read; ask for its weights alone, best as .safetensors."
             ) from None
-        raise ValueError(f"{path} is not a checkpoint of PyTorch or safetensors, or it is truncated.") from None
+        raise ValueError(
+            f"{path} is not a checkpoint of PyTorch or safetensors, or it is truncated; copy it again."
+        ) from None
     if not isinstance(found, Mapping):
         raise ValueError(f"{path} must hold a mapping of names to tensors, got {type(found).__name__}.")
     return found if isinstance(found, dict) else dict(found)
@@ -167,7 +169,7 @@ def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     tensors = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
         raise ValueError(
-            f"the checkpoint must map names to tensors, directly or under 'model' or 'state_dict', got the keys "
+            f"`source` must map names to tensors, directly or under 'model' or 'state_dict', got the keys "
             f"{', '.join(map(repr, list(state)[:5])) or '(none)'}."
         )
     wrappers, removed = ("module.", "_orig_mod.", "model."), ""

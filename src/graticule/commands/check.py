@@ -99,7 +99,9 @@ def _plugin(file: str) -> Iterator[Finding]:
         *(("backbone", check_backbone, name) for name in list_models() if here(backbone_of(name))),
     ]
     if not laws:
-        raise ValueError(f"the plugin {file} must register an encoding, a joining or a backbone, got none.")
+        raise ValueError(
+            f"`target` must register an encoding, a joining or a backbone, got {file}, which registers none."
+        )
     for kind, law, name in laws:
         try:
             law(name)

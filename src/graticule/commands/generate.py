@@ -137,7 +137,9 @@ def _prompt(options: Generate) -> str:
             what = "is a folder" if path.is_dir() else "is not there"
             raise FileNotFoundError(f"`prompt_file` must be a text file, got {str(path)!r}, which {what}.")
         if (size := check_plain(path)) > _LARGEST_PROMPT:
-            raise ValueError(f"`prompt_file` must have at most {_LARGEST_PROMPT:,} bytes, {str(path)!r} has {size:,}.")
+            raise ValueError(
+                f"`prompt_file` must have at most {_LARGEST_PROMPT:,} bytes, got {size:,} in {str(path)!r}."
+            )
         return read_utf8(path)
     try:
         options.prompt.encode("utf-8")

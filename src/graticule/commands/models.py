@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
     language_models = fnmatch.filter(known["language_models"], options.pattern)
     if not backbones and not language_models:
         every = ", ".join([*known["models"], *known["language_models"]])
-        raise ValueError(f"no model is named like {options.pattern!r}; the models are {every}.")
+        raise ValueError(f"`pattern` must match a model, got {options.pattern!r}; the models are {every}.")
     recipes = list_recipes()
     output = Output(options.json)
     output.give(

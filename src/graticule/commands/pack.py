@@ -41,11 +41,13 @@ def run(arguments: list[str]) -> int:
 
     if options.verify:
         if options != Pack(options.folder, verify=True, workers=options.workers):
-            raise ValueError("`verify` goes with --workers alone: graticule pack OUTPUT --verify.")
+            raise ValueError(
+                "`verify` must come with --workers alone, got other options: graticule pack OUTPUT --verify."
+            )
         packed = verify(options.folder, workers=options.workers)
         print(printable(f"every file of {packed.folder} is as it was packed"))
     elif options.output is None:
-        raise ValueError("`output` must be the folder to write: graticule pack FOLDER OUTPUT.")
+        raise ValueError("`output` must be given, the folder to write: graticule pack FOLDER OUTPUT.")
     else:
         packed = pack(options.folder, options.output, workers=options.workers, skip_broken=options.skip_broken)
         before = sum(packed.files.values()) - packed.written

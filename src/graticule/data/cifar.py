@@ -69,7 +69,8 @@ def cifar(name: str, split: Split, root: Path | None = None) -> tuple[ArrayImage
         class_names = [*map(str, range(layout["classes"]))]
     whole = isinstance(class_names, list) and all(isinstance(each, str) for each in class_names)
     if not whole or not len(class_names) == len(set(class_names)) == layout["classes"]:
-        raise ValueError(f"{folder / names} must have {layout['classes']} different names of classes in `{key}`.")
+        got = len(set(class_names)) if whole else type(class_names).__name__
+        raise ValueError(f"{folder / names} must have {layout['classes']} different names in `{key}`, got {got}.")
     info = DatasetInfo(name, tuple(class_names), 3, (32, 32), layout["mean"], layout["std"])
     return ArrayImages(np.ascontiguousarray(np.concatenate(images)), label), info
 

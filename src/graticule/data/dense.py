@@ -105,7 +105,9 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
                     ) from None
                 self._broken[candidate] = True
                 log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
-        raise ValueError(f"no image can be read, the last of them {self.place(index)}.")
+        raise ValueError(
+            f"`data_root` must have images that can be read, got none; one of them is {self.place(index)}."
+        )
 
 
 def read_image(path: Path) -> tv_tensors.Image:

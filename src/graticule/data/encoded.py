@@ -76,7 +76,10 @@ class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
                     ) from None
                 self._broken[candidate] = True
                 log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
-        raise ValueError(f"no image of class {label} can be read, the last of them {self.place(index)}.")
+        raise ValueError(
+            f"`data_root` must have images of each class that can be read, got none of class {label}, as "
+            f"{self.place(index)}."
+        )
 
 
 def stated_size(file: BinaryIO) -> tuple[int, int] | None:

@@ -89,7 +89,9 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         with opened(path, "rb") as file:
             header = file.read(start)
             if len(header) < start or header[:4] != bytes([0, 0, 8, dimensions]):
-                raise ValueError(f"{path} must be an idx file of bytes with {dimensions} dimensions, and is not.")
+                raise ValueError(
+                    f"{path} must be an idx file of bytes with {dimensions} dimensions, got another header."
+                )
             shape = struct.unpack(f">{dimensions}I", header[4:])
             size = math.prod(shape)
             if size > _LARGEST:

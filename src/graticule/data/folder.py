@@ -112,7 +112,9 @@ def split_folder(root: Path, split: Split) -> Path:
     """
     folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
     if folder is None:
-        raise FileNotFoundError(f"`data_root` must have a folder {' or '.join(SPLITS[split])}, which {root} has not.")
+        raise FileNotFoundError(
+            f"`data_root` must have a folder {' or '.join(SPLITS[split])}, got {root}, which has none."
+        )
     stay_inside(folder, root)
     return folder
 

@@ -160,7 +160,7 @@ def mask_folder(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]
     listed = base / "classes.txt"
     if not listed.is_file():
         raise FileNotFoundError(
-            f"`data_root` must have classes.txt, the names of the classes by line, which {base} lacks."
+            f"`data_root` must have classes.txt, the names of the classes by line, got {base}, which has none."
         )
     lines = read_bytes(stays_inside(listed, base), 1 << 20).decode("utf-8").splitlines()
     names = tuple(line.strip() for line in lines)

@@ -55,10 +55,10 @@ def tar_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path,
                 raise ValueError(f"{path} must have classes from 0 to {most - 1}, got {image.label} of {image.name}.")
     names = names or tuple(map(str, range(max(labels["train"] | labels["test"]) + 1)))
     if len(names) < 2:
-        raise ValueError(f"the folder to pack must have two classes or more, got {len(names)} in {root}.")
+        raise ValueError(f"`folder` must have two classes or more, got {len(names)} in {root}.")
     if differing := sorted(labels["train"] ^ labels["test"]):
         raise ValueError(
-            f"the folder to pack must have the same classes in training and evaluation; in one only: "
+            "`folder` must have the same classes in training and evaluation, got in one only: "
             f"{', '.join(names[label] for label in differing[:5])}{', ...' if len(differing) > 5 else ''} ({root})."
         )
     return names, found
@@ -81,11 +81,11 @@ def _find_tars(root: Path, part: Split) -> list[Path]:
     found = sorted(path for path in folder.iterdir() if _is_tar(path.name))
     for path in found:
         if path.suffix != ".tar":
-            raise ValueError(f"{path} must be a tar that is not compressed: decompress it to .tar.")
+            raise ValueError(f"{path} must be a tar that is not compressed, got {path.suffix}; decompress it to .tar.")
         stay_inside(path, root)
         check_plain(path)
     if not found:
-        raise FileNotFoundError(f"the folder to pack must have tars, *.tar, got none in {folder}.")
+        raise FileNotFoundError(f"`folder` must have tars, *.tar, got none in {folder}.")
     return found
 
 

@@ -178,7 +178,7 @@ def _part(root: Path, split: Split) -> Path:
     folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
     if folder is None:
         raise FileNotFoundError(
-            f"`data_root` must have a folder {' or '.join(SPLITS[split])} beside train, which {root} has not."
+            f"`data_root` must have a folder {' or '.join(SPLITS[split])} beside train, got {root}, which has none."
         )
     stay_inside(folder, root)
     return folder

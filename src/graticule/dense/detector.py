@@ -91,7 +91,10 @@ class Detector(nn.Module, ABC):
                 f"{tuple(labels.shape)} for image {index}."
             )
         if self.masks and ("masks" not in target or len(target["masks"]) != len(boxes)):
-            raise ValueError(f"`targets` must have one mask per box for {type(self).__name__}, not so image {index}.")
+            got = len(target["masks"]) if "masks" in target else "none"
+            raise ValueError(
+                f"`targets` must have one mask for each of the {len(boxes)} boxes of image {index}, got {got}."
+            )
         if not len(boxes):
             return
         if labels.min() < 1 or labels.max() > self.num_classes:

@@ -193,7 +193,9 @@ class HeadNormalizedBias(_NormalizedBias):
     def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
         super().__init__(bias)
         if bias.num_heads < 2:
-            raise ValueError("`over` must be 'keys' where there is one head: its norm over the heads is constant.")
+            raise ValueError(
+                "`over` must be 'keys' where there is one head, whose norm over the heads is constant, got 'heads'."
+            )
         self.norm = nn.LayerNorm(bias.num_heads, eps)
 
     def forward(self, grid: Grid) -> Tensor:

@@ -44,8 +44,8 @@ class Folded(Position):
         """
         if self.training:
             raise RuntimeError(
-                "the model is folded, its position information is constant and would not be trained; call "
-                "graticule.unfold(model) first, or model.eval() to use it."
+                "`model` must not be in training mode: the model is folded, so its position information is constant; "
+                "call graticule.unfold(model) to train it, or model.eval() to use it."
             )
 
     def published_names(self) -> dict[str, str]:
@@ -111,14 +111,14 @@ class FoldedPosition(Folded):
         self.refuse_training()
         if grid != self.grid:
             raise ValueError(
-                f"the model is folded for a grid of {self.grid.shape} patches with {self.grid.prefix} prefix tokens, "
-                f"got {'a crop' if grid.crop else 'one'} of {grid.shape} with {grid.prefix}; unfold it, or "
-                "fold it with `img_size` for this size."
+                f"`grid` must be the folded one: the model is folded for a grid of {self.grid.shape} patches "
+                f"with {self.grid.prefix} prefix tokens, got {'a crop' if grid.crop else 'one'} of {grid.shape} with "
+                f"{grid.prefix}; unfold it, or fold it with `img_size` for this size."
             )
         if grid.windows != self.grid.windows:
             raise ValueError(
-                f"the model is folded for windows of {self.grid.windows} patches, got {grid.windows}; call "
-                "set_input_size with them, or unfold it."
+                f"`grid` must have the folded windows: the model is folded for windows of {self.grid.windows} "
+                f"patches, got {grid.windows}; call set_input_size with them, or unfold it."
             )
         layout = self._with_functions() if self.stale else self.layout
         if not torch.compiler.is_compiling():  # a tracer's functions are not kept

@@ -60,7 +60,10 @@ class MixingPosition(Position):
         if not given:
             raise ValueError("`encodings` must be one per layer, got none.")
         if group_bias and (not bias or given[0].groups == 1):
-            raise ValueError("`group_bias` must go with a bias and several groups of channels.")
+            raise ValueError(
+                "`group_bias` must be left out unless there are `bias` and several groups, got "
+                f"{'bias' if bias else 'no bias'} and {given[0].groups}."
+            )
         self.depth = len(given) if depth is None else depth
         self.joined = joined_layers(self.depth, len(given) if layers is None else layers)
         self.encodings = PerLayer(given, self.joined)

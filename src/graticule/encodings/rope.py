@@ -43,7 +43,7 @@ class Frequencies:
         if self.turns and given not in ([], ["base"]):
             raise ValueError(f"`turns` must be left out with `{given[0]}`.")
         if self.linear and self.pixels is None:
-            raise ValueError("`linear` must go with `pixels`.")
+            raise ValueError("`linear` must be left out without `pixels`, whose frequencies it spaces.")
 
     def __call__(self, count: int, device: torch.device | None = None) -> Tensor:
         """Return `count` frequencies, (count,), float64."""

@@ -125,7 +125,10 @@ def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, Tens
     """
     rows, columns = grid.displacements(device)
     if rows.is_floating_point() or columns.is_floating_point():
-        raise ValueError("`crop` must not be scaled with shaw, which has a vector for each whole displacement.")
+        raise ValueError(
+            "`crop` must not be scaled with shaw, which has a vector for each whole displacement; use one at the scale "
+            "of the image."
+        )
     return rows, columns
 
 

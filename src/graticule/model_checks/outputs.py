@@ -24,7 +24,7 @@ def run(model: nn.Module, images: Tensor) -> Tensor:
     if isinstance(found, tuple | list):
         found = torch.cat([one.flatten(1) for one in found if isinstance(one, Tensor)], 1)
     if not isinstance(found, Tensor):
-        raise TypeError(f"a model must return tensors, got {type(found).__name__}.")
+        raise TypeError(f"`model` must return tensors, got {type(found).__name__}.")
     return found
 
 

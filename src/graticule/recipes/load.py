@@ -48,7 +48,9 @@ def load_recipe(name: str) -> TrainingRecipe:
     from graticule.training import TrainingRecipe
 
     if not isinstance(made, TrainingRecipe):
-        raise ValueError(f"{name} must have a function `recipe()` that returns a graticule.Recipe or TextRecipe.")
+        raise ValueError(
+            f"{name} must have a function `recipe()` that returns a recipe, as graticule.Recipe, got none."
+        )
     return made
 
 

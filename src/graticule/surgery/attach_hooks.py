@@ -222,8 +222,8 @@ class AttachedPosition(nn.Module):
     def _layer(self, layer: int) -> LayerPosition:
         if self._now is None:
             raise RuntimeError(
-                "the blocks of a module with an attached position must be called by the module, which computes the "
-                "position for the patches of its images."
+                "`module` must be called as a whole, which computes the attached position for its patches, got a call "
+                "of one of its blocks."
             )
         return self._now[1][layer]
 

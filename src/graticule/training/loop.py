@@ -199,7 +199,7 @@ def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder)
         )
         more = f" (there are also {', '.join(older[-2::-1])})" if older[1:] else ""
         reason = str(error).rstrip(".")
-        raise ValueError(f"the run cannot be resumed from the checkpoint {last}: {reason}; {advice}{more}.") from None
+        raise ValueError(f"`run` cannot be resumed from the checkpoint {last}: {reason}; {advice}{more}.") from None
 
 
 def _skip_to(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingRecipe) -> None:

@@ -272,4 +272,4 @@ def _specs(encoding: str | None, joining: str) -> tuple[Spec, ...]:
 
 
 def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number.")
+    raise ValueError(f"{constant} is not a number that a recipe can hold.")

@@ -91,7 +91,8 @@ class Run(RunFolder):
         """
         for name in missing_plugins(self.plugins)[1]:
             raise ValueError(
-                f"`run` {str(self.folder)!r} cannot be resumed: its plugin {name} has changed since it was started."
+                f"`run` {str(self.folder)!r} cannot be resumed: its plugin {name} has changed since it was started; "
+                "restore it, or start a new run."
             )
 
     def check_links(self, further: Sequence[str] = ()) -> None:

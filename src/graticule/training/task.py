@@ -270,7 +270,7 @@ def read_recipe(values: Mapping[str, Any]) -> TrainingRecipe:
         ValueError: for an unknown task, or a key that no recipe of the task has.
     """
     if "task" not in values:
-        raise ValueError("`task` must be given.")
+        raise ValueError(f"`task` must be given, got the keys {', '.join(list(values)[:5]) or 'none'}.")
     return list_tasks()[str(values.get("task"))].recipe_class.from_dict(dict(values))
 
 

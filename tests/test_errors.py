@@ -1,0 +1,75 @@
+"""Every error message of the package: it names its subject, says what came or what to do, and is a sentence.
+
+`python tests/test_errors.py` lists them all, to be read as a stranger would.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "graticule"
+#: The errors that users see; others are caught within the package, or are Python's own protocol.
+KINDS = {
+    *("ValueError", "TypeError", "FileNotFoundError", "FileExistsError", "ImportError", "OSError", "RuntimeError"),
+    *("FloatingPointError", "ChildProcessError", "BlockingIOError", "BadOption"),
+}
+#: Files with reasons that are put into the message of another place, which names the file or the option.
+REASONS = {
+    *("data/byte_pickle.py", "data/coco.py", "data/encoded.py", "data/hugging_face.py", "data/mask_folder.py"),
+    *("data/tars.py", "data/voc.py", "model_checks/subject.py", "studies/runs.py", "studies/study_table.py"),
+}
+
+
+def said(node: ast.expr) -> str:
+    """The text of a message, what is formatted in braces."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(said(part) if isinstance(part, ast.Constant) else "{...}" for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return said(node.left) + said(node.right)
+    return "{...}"
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Place, as FILE:LINE, and text of every message."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            raised = node.exc if isinstance(node, ast.Raise) else None
+            if isinstance(raised, ast.Call) and raised.args and ast.unparse(raised.func) in KINDS:
+                yield f"{path.relative_to(SOURCE)}:{node.lineno}", said(raised.args[0])
+
+
+FOUND = [(place, text) for place, text in messages() if text != "{...}"]  # others are put together elsewhere
+WHOLE = [(place, text) for place, text in FOUND if place.partition(":")[0] not in REASONS or "`" in text]
+
+
+def test_there_are_messages_to_read():
+    assert len(WHOLE) > 500
+
+
+def test_every_message_names_its_subject_at_its_beginning():
+    found = [one for one in WHOLE if not re.search(r"`|\{\.\.\.\}", " ".join(one[1].split()[:8]))]
+    assert not found, "names neither an argument in backticks nor what the message is about"
+
+
+def test_every_message_is_a_sentence():
+    found = [one for one in WHOLE if not re.search(r"[.?]$|\{\.\.\.\}$|install \S+$", one[1])]
+    assert not found, "has no end"
+    assert not [one for one in WHOLE if re.search(r"\b(invalid|illegal|please|oops|bad)\b", one[1], re.IGNORECASE)]
+
+
+def test_every_message_says_what_came_or_what_to_do():
+    to_do = r"\bgot\b|left out|be given|call |use |pass |run |give |pip install|see |again|\{\.\.\.\}"
+    found = [one for one in WHOLE if not re.search(to_do, one[1])]
+    assert not found, "says neither what came nor what to do"
+
+
+def test_an_argument_stands_in_backticks_without_dashes():
+    found = [one for one in WHOLE if re.search(r"`--(?!plugin|resume|output|auto-resume)[^`]*`", one[1])]
+    assert not found, "names an option where Python has an argument of the same name"
+
+
+if __name__ == "__main__":
+    print(*(f"{place}  {text}" for place, text in FOUND), sep="\n")
