@@ -164,7 +164,7 @@ def test_a_variant_is_a_column_and_its_tests_are_of_one_family():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0]}
     both = study(variants={"10 epochs": {}, "40 epochs": {}}, tests=(("b", "a"),))
     one = StudyReport("x", both, rows(values, "10 epochs"))
-    assert one.means()[0][3:] == ("10 epochs", "40 epochs") and one.means()[1][3:] == ("70.67 ± 0.58", "")
+    assert one.means()[0][3:] == ("10 epochs",) and one.means()[1][3:] == ("70.67 ± 0.58",)
     assert one.tests()[0].adjusted == one.tests()[0].test.p  # where there are no runs there is no test
     report = StudyReport("x", both, [*rows(values, "10 epochs"), *rows(values, "40 epochs")])
     assert report.tests()[0].adjusted == pytest.approx(2 * one.tests()[0].test.p)
@@ -179,7 +179,7 @@ def test_the_text_says_the_command_or_that_nothing_was_run(tmp_path):
     )
     text = StudyReport("x", study(seeds=(0, 1)), rows({"a": [70.0, 71.0], "b": [71.0, 73.0]})).markdown("a.png")
     assert "`graticule study x`: 4 of 6 runs, 2026-01-02, 4.0 s per run, m, 1 thread; torch 2, timm 3." in text
-    assert "![top-1 (%), trained of every choice and seed](a.png)" in text
+    assert "![top-1 (%) after the last epoch of every choice and seed](a.png)" in text
 
 
 def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path):

@@ -25,7 +25,7 @@ def score_plot(scores: Mapping[str, Sequence[float]], xlabel: str, title: str = 
     figure = Figure(figsize=(max(6.2, 4.2 + min(0.075 * longest, 5.0)), 1.3 + 0.42 * len(scores)), layout="constrained")
     ax = figure.subplots()
     several = any(len(values) > 1 for values in scores.values())
-    legend = "\ndots: seeds; diamonds and bars: mean and one standard deviation" if several else "\none seed each"
+    legend = "\ndots: seeds; diamonds, bars: mean, one s.d." if several else "\none seed each"
     ax.set(xlabel=f"{xlabel}{legend}", title=title)
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.grid(axis="x", color="#dddddd", linewidth=0.6)

@@ -64,7 +64,7 @@ class StudyReport:
     def endpoint(self) -> str:
         """The name of the endpoint."""
         end, name = self.study.endpoint, _title(self.metric)
-        return f"{name}, {end.at}" if end.minus is None else f"{name}, {end.at} - {end.minus}"
+        return f"{name} {_place(end.at)}" + ("" if end.minus is None else f" less that {_place(end.minus)}")
 
     def values(self, at: str, metric: str | None = None) -> Values:
         """Return what was measured at `at`."""
@@ -106,8 +106,9 @@ class StudyReport:
     def means(self) -> Rows:
         """Return a header, then a row per choice: mean and standard deviation over seeds in each variant and place."""
         places = dict.fromkeys(row.at for row in self.rows if row.metric == self.metric)
-        columns = [(variant, at) for variant in self.study.variants for at in places]
         tables = {at: self.values(at) for at in places}
+        measured = [(variant, at) for variant in self.study.variants for at in places]
+        columns = [(v, at) for v, at in measured if any((choice, v) in tables[at] for choice in self.study.choices)]
         header = [" ".join(filter(None, (variant, at if len(places) > 1 else ""))) for variant, at in columns]
         rows: Rows = [("choice", "seeds", "parameters", *(name or _title(self.metric) for name in header))]
         parameters = {(row.choice, row.variant): row.parameters for row in self.rows}
@@ -158,7 +159,8 @@ class StudyReport:
         text = [asked, f"{command}: {self.provenance()}"]
         if study.controls:
             text.append(study.controls)
-        text += [f"{_title(self.metric)}, mean and standard deviation over seeds.", markdown(self.means())]
+        text.append(f"{_title(self.metric)} with the recipe `{study.recipe}`, mean and standard deviation over seeds.")
+        text.append(markdown(self.means()))
         if len(rows := self.findings()) > 1:
             count = sum(one.test is not None for one in self.tests())
             text += [
@@ -239,6 +241,10 @@ def _spread(values: Sequence[float]) -> str:
 def _range(numbers: Iterable[int]) -> str:
     found = [f"{number:,}" for number in numbers]
     return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else "-"
+
+
+def _place(at: str) -> str:
+    return "after the last epoch" if at == TRAINED else f"at {at}"
 
 
 def _title(key: str) -> str:
