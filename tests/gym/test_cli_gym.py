@@ -18,7 +18,8 @@ def test_a_gym_prints_a_table_per_size_and_what_it_wrote(tmp_path, capsys):
     assert (
         main(["gym", "--choices", "encoding=none", "encoding=peg", "--tasks", "border", "--sizes", "8", *options]) == 0
     )
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "1 of 2: border, encoding=none, seed 0: " in err and "2 of 2" in err
     assert "6 x 6 cells, as in training" in out and "8 x 8 cells, trained on 6 x 6" in out
     assert "encoding=peg" in out and f"wrote {tmp_path}/gym.csv, " in out
     assert main(["gym", "--encoding", "alibi", "--tasks", "border", *options]) == 0  # a single choice by its options

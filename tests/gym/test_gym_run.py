@@ -8,10 +8,11 @@ import math
 import pytest
 
 import graticule.studies.gym.run as module
-from graticule.studies.gym import GymRecipe, Profile, gym, read_profile
+from graticule.studies.gym import TASKS, GymRecipe, Profile, gym, read_profile
 from graticule.studies.gym.page import between, page_text, task_rows
 from graticule.studies.gym.picture import profile_picture
 from graticule.studies.gym.profile import Row, percent
+from graticule.studies.gym.sheet import task_sheet
 
 FEW = GymRecipe(steps=2, batch_size=4, test=8)
 CHOICES = {name: dataclasses.replace(FEW, encoding=name) for name in ("none", "peg")}
@@ -118,6 +119,7 @@ def test_the_table_has_means_and_deviations_over_seeds():
     profile = Profile((*rows, row(choice="b", seed=0, normalized=math.nan)))
     assert profile.table(6) == [("choice", "parameters", "place"), ("a", "1,234", "70 ± 20"), ("b", "1,234", "-")]
     assert "mean ± s.d. of 3 seeds" in profile.title(6)
+    assert profile.steps_table() == [("choice", "place"), ("a", "10"), ("b", "10")]
     assert [percent(share) for share in (-0.001, 0.995)] == ["0", "100"]
 
 
@@ -129,6 +131,13 @@ def test_profiles_are_drawn_as_bars_or_as_a_map():
     maps = profile_picture(many).axes
     assert [ax.get_title() for ax in maps[:2]] == ["6 × 6 cells", "9 × 9 cells, trained on 6 × 6"]
     assert [text.get_text() for text in maps[0].texts] == ["50"] * 9
+
+
+def test_the_sheet_has_an_example_of_each_task():
+    panels = [ax for ax in task_sheet().axes if ax.get_title()]
+    assert [ax.get_title().partition(":")[0] for ax in panels] == list(TASKS)
+    letters = {ax.get_title().partition(":")[0]: sorted(text.get_text() for text in ax.texts) for ax in panels}
+    assert letters["order"] == ["A", "B"] and letters["box"] == ["A"] * 4
 
 
 def test_a_damaged_file_is_an_error_that_names_the_line(tmp_path):

@@ -14,6 +14,7 @@ from graticule.files import write_text
 from graticule.studies.gym.base import LEAST, Surface
 from graticule.studies.gym.picture import heat_map
 from graticule.studies.gym.profile import Profile, read_profile
+from graticule.studies.gym.sheet import task_sheet
 from graticule.studies.gym.tasks import TASKS, build_task
 from graticule.studies.tables import markdown
 
@@ -65,6 +66,7 @@ def write_page(docs: Path) -> list[Path]:
     profile = read_profile(docs / "data" / "gym.csv")
     page = docs / "gym.md"
     written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile))]
+    written.append(save_figure(task_sheet(), docs / "figures" / "gym_tasks.png"))
     if profile.rows:
         short = [choice for choice in SHORT if choice in profile.choices]
         pictures = {"gym.png": profile.chosen(short), "gym_profile.png": profile}

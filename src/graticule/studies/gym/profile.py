@@ -118,9 +118,22 @@ class Profile:
             return "-"
         return percent(mean) + ("" if math.isnan(deviation) else f" ± {percent(deviation)}")
 
+    def steps_table(self) -> list[tuple[str, ...]]:
+        """Return a header and one row per choice: the mean steps of training, which ends when a task is solved."""
+        rows = [("choice", *self.tasks)]
+        for choice in self.choices:
+            by_task = {
+                task: [row.steps for row in self.rows if (row.choice, row.task) == (choice, task)]
+                for task in self.tasks
+            }
+            rows.append((choice, *(f"{fmean(steps):.0f}" if steps else "-" for steps in by_task.values())))
+        return rows
+
     def markdown(self) -> str:
-        """Return a table per size in Markdown."""
-        return "\n\n".join(f"{self.title(side)}\n\n{markdown(self.table(side))}" for side in self.sides)
+        """Return a table per size in Markdown, and one of the steps of training."""
+        tables = [f"{self.title(side)}\n\n{markdown(self.table(side))}" for side in self.sides]
+        steps = "Steps of training, which ends early when a task is solved"
+        return "\n\n".join([*tables, f"{steps}\n\n{markdown(self.steps_table())}"])
 
     def title(self, side: int) -> str:
         """Say what the scores at a size are."""

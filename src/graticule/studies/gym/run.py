@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,9 +13,10 @@ from tqdm.auto import tqdm
 
 from graticule.analysis import save_figure
 from graticule.files import locked, write_json, write_text
+from graticule.progress import hidden
 from graticule.studies.gym.base import LEAST, GymTask
 from graticule.studies.gym.picture import profile_picture
-from graticule.studies.gym.profile import Profile, Row, merged, read_profile, write_profile
+from graticule.studies.gym.profile import Profile, Row, merged, percent, read_profile, write_profile
 from graticule.studies.gym.recipe import GymRecipe
 from graticule.studies.gym.tasks import TASKS, build_task
 from graticule.studies.gym.training import build_model, evaluate, train
@@ -50,7 +52,7 @@ def gym(
         tasks: names with options; all tasks by default that the surface of the choices has.
         seeds: of weights and pictures, the same for all choices.
         sides: cells per side of further grids that the models are tested on.
-        progress: whether a bar is shown, on a terminal.
+        progress: whether a bar is shown on a terminal, and a line for each training elsewhere.
         command: recorded in `gym.json`.
 
     Raises:
@@ -70,13 +72,16 @@ def gym(
         order: dict[tuple[str, str, int], int] = {cell: number for number, cell in enumerate(cells)}
         left = [cell for cell in cells if _missing(profile, cell, choices[cell.choice], sides)]
         total = sum(choices[cell.choice].steps for cell in left)
-        with tqdm(total=total, unit="step", disable=None if progress else True, dynamic_ncols=True) as bar:
-            for cell in left:
+        with tqdm(total=total, unit="step", disable=hidden(progress), dynamic_ncols=True) as bar:
+            for number, cell in enumerate(left, 1):
                 bar.set_description(f"{cell.task}, {cell.choice}, seed {cell.seed}", refresh=False)
                 new = _train_cell(cell, choices[cell.choice], sides, bar)
                 kept = Profile(tuple(row for row in profile.rows if (row.choice, row.task, row.seed) != cell))
                 profile = merged(kept, new, order)
                 write_profile(file, profile)
+                if progress and bar.disable:  # no terminal: a line for each training
+                    said = f"{cell.task}, {cell.choice}, seed {cell.seed}: {percent(new[0].normalized)} %"
+                    print(f"{number} of {len(left)}: {said}, {new[0].seconds:.0f} s", file=sys.stderr)
         shown = profile.chosen(list(choices), tasks)
         _write(shown, choices, folder, command)
     return shown
