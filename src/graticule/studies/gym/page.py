@@ -69,7 +69,9 @@ def write_page(docs: Path) -> list[Path]:
     written.append(save_figure(task_sheet(), docs / "figures" / "gym_tasks.png"))
     if profile.rows:
         short = [choice for choice in SHORT if choice in profile.choices]
-        pictures = {"gym.png": profile.chosen(short), "gym_profile.png": profile}
+        pictures = {"gym.png": profile.chosen(short)}
+        if len(profile.choices) > len(short):
+            pictures["gym_profile.png"] = profile
         written += [save_figure(heat_map(shown), docs / "figures" / name) for name, shown in pictures.items()]
     return written
 

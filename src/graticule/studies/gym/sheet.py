@@ -68,4 +68,4 @@ def _answer(ax: Axes, task: GymTask, target: Tensor) -> str:
 
 
 def _outline(ax: Axes, x: float, y: float, width: float, height: float) -> None:
-    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=PALETTE[2], linewidth=2.2))
+    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=PALETTE[2], linewidth=2.2, clip_on=False))
