@@ -173,22 +173,48 @@ class Subject:
             raise NotApplicable(f"{error}") from error
         if (at, earlier) in self._rows:
             return self._rows[at, earlier]
-        before = base.inputs[at][0]
-        found: list[Tensor] = []
-        places = [(i, j) for i in range(self.grid[0]) for j in range(self.grid[1])]
-        for start in range(0, len(places), 64):
-            part = places[start : start + 64]
-            images = self.constant()[:1].repeat(max(len(part), 2), 1, 1, 1)
-            for image, (i, j) in zip(images, part, strict=False):
-                (h, w), (y, x) = self.patch, (i * self.patch[0], j * self.patch[1])
-                image[:, y : y + h, x : x + w] += torch.linspace(-1, 2, h * w, dtype=torch.float64).view(h, w)
-            after = record(self.model, images, earlier).inputs[at]
-            found.append((after - before).norm(dim=-1).argmax(-1)[: len(part)])
-        rows = torch.cat(found)
+        rows = None if earlier else self._rows_by_digits(at)  # after an attention a row depends on all patches
+        if rows is None:
+            each = torch.eye(self.patches, dtype=torch.bool).split(64)
+            rows = torch.cat([self._changes(at, patches, earlier).argmax(-1) for patches in each])
         if len(rows.unique()) < len(rows):
             raise NotApplicable("the tokens of the patches were not found")
         self._rows[at, earlier] = rows
         return rows
+
+    def _rows_by_digits(self, at: int) -> Tensor | None:
+        """Find the row of each patch with few images; None if a row depends on several patches.
+
+        For each binary digit of the patches' numbers, one image changes the patches with a one, another those with a
+        zero. A row of a single patch changes with one image of each pair, a row of several with both of some pair.
+        """
+        numbers, digits = torch.arange(self.patches), torch.arange(max(1, (self.patches - 1).bit_length()))
+        ones = (numbers >> digits[:, None] & 1).bool()  # (digits, N)
+        changes = self._changes(at, torch.cat([ones, ~ones]))
+        with_one, with_zero = (changes > 1e-9 * changes.max()).chunk(2)  # (digits, rows) each
+        single = (with_one != with_zero).all(0)
+        rows = single.nonzero().flatten()
+        if (single != (with_one | with_zero).any(0)).any() or len(rows) != self.patches:
+            return None
+        return rows[(with_one[:, rows].long() << digits[:, None]).sum(0).argsort()]
+
+    def _changes(self, at: int, patches: Tensor, earlier: int = 0) -> Tensor:
+        """Return by how much each row of the input `at` changes with the pixels of some patches.
+
+        Args:
+            patches: which ones for each image, (B, N).
+
+        Returns:
+            (B, rows).
+        """
+        h, w = self.patch
+        images = self.constant()[:1].repeat(max(len(patches), 2), 1, 1, 1)
+        change = torch.linspace(-1, 2, h * w, dtype=torch.float64).view(h, w).tile(self.grid)
+        pixels = patches.view(-1, 1, *self.grid).repeat_interleave(h, 2).repeat_interleave(w, 3)
+        images[: len(patches)] += change * pixels
+        after = record(self.model, images, earlier).inputs[at]
+        changes: Tensor = (after - self.seen(earlier).inputs[at][0]).norm(dim=-1)
+        return changes[: len(patches)]
 
     @cached_property
     def tables(self) -> list[Table]:
