@@ -62,7 +62,8 @@ class TokenModel(nn.Module, ABC):
     def finish(self) -> None:
         """Initialize the weights and check that the layers can use the position; call it once all layers exist."""
         register_names(self)
-        self.init_weights()
+        if not any(parameter.is_meta for parameter in self.parameters()):  # without memory there is nothing to draw
+            self.init_weights()
         with torch.no_grad():
             given = self.position(self.grid)
         check_fields(given, self.takes, self.needs, type(self).__name__, self.takes_why)

@@ -423,14 +423,15 @@ _TINY: dict[str, Any] = {"depths": (1, 2, 5, 2)}
 _SMALL: dict[str, Any] = {"depths": (1, 2, 11, 2)}
 _LARGE: dict[str, Any] = {"depths": (2, 6, 36, 4), "embed_dim": 144, "num_heads": 2}
 _HUGE: dict[str, Any] = {"depths": (4, 8, 60, 8), "embed_dim": 192, "num_heads": 3}
-_22K: dict[str, Any] = {"cfg": {"num_classes": 19_168}}
+_POOL: dict[str, Any] = {"pool_size": (7, 7)}
+_22K: dict[str, Any] = {"cfg": {"num_classes": 19_168, **_POOL}}
 register_sizes(
     MultiscaleVisionTransformer,
     {
-        "mvitv2_tiny": Size(24_173_320, _TINY, hub="timm/mvitv2_tiny.fb_in1k"),
-        "mvitv2_small": Size(34_870_216, _SMALL, hub="timm/mvitv2_small.fb_in1k"),
-        "mvitv2_base": Size(51_472_744, hub="timm/mvitv2_base.fb_in1k"),
-        "mvitv2_small_cls": Size(34_870_312, {**_SMALL, "class_token": True}),
+        "mvitv2_tiny": Size(24_173_320, _TINY, hub="timm/mvitv2_tiny.fb_in1k", cfg=_POOL),
+        "mvitv2_small": Size(34_870_216, _SMALL, hub="timm/mvitv2_small.fb_in1k", cfg=_POOL),
+        "mvitv2_base": Size(51_472_744, hub="timm/mvitv2_base.fb_in1k", cfg=_POOL),
+        "mvitv2_small_cls": Size(34_870_312, {**_SMALL, "class_token": True}, cfg=_POOL),
         "mvitv2_base_cls": Size(65_444_032, {"class_token": True}, hub="timm/mvitv2_base_cls.fb_inw21k", **_22K),
         "mvitv2_large_cls": Size(
             234_583_216, {**_LARGE, "class_token": True}, hub="timm/mvitv2_large_cls.fb_inw21k", **_22K
