@@ -55,7 +55,6 @@ class GfNet(Mixer):
         kwargs: as `Mixer`, except `layer_scale`.
     """
 
-    first_conv = "stem.proj"
     default_encoding = "learnable + global_filter"
     encoding_options: ClassVar = {"global_filter": {"bias": False, "product": "displacement"}}
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from timm.layers import PatchEmbed, lecun_normal_
-from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.single_stage import SingleStage
 from graticule.checkpoints import released_posmlp
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.layers.gating import Combine, GatedBlock
 
 
-class GMlp(Pyramid):
+class GMlp(SingleStage):
     """gMLP with any mixing encoding instead of its dense token layer; a pyramid of one stage.
 
     With 'sgu' it is gMLP as published, and as in timm; with 'lrpe_m', 'lrpe', 'glrpe', 'gqpe' or 'ggqpe' it is
@@ -49,8 +47,6 @@ class GMlp(Pyramid):
     """
 
     takes = frozenset({"pre", "before", "after", "mixing", "gate"})
-    needs = frozenset({"mixing"})
-    first_conv = "stem.proj"
     default_encoding = "sgu"
 
     @checked
@@ -91,39 +87,22 @@ class GMlp(Pyramid):
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
         )
-        self.embed_dim = embed_dim
         self.build_position(position, groups)
         self.build_head(norm_layer)
         gate_norm = not self.has_softmax() if gate_norm is None else gate_norm
-        self.stem = PatchEmbed(
-            None,
-            to_2tuple(patch_size),
-            in_chans,
+        block = partial(
+            GatedBlock,
             embed_dim,
-            norm_layer=norm_layer if stem_norm else None,
-            strict_img_size=False,
+            mlp_ratio,
+            nn.LayerNorm if gate_norm else None,  # eps 1e-5, whatever the block's: as timm's
+            combine,
+            proj_drop_rate,
+            drop_path_rate,
+            norm_layer,
+            act_layer or nn.GELU,
         )
-        self.blocks = nn.Sequential(
-            *[
-                GatedBlock(
-                    embed_dim,
-                    mlp_ratio,
-                    nn.LayerNorm if gate_norm else None,  # eps 1e-5, whatever the block's: as timm's
-                    combine,
-                    proj_drop_rate,
-                    drop_path_rate,
-                    norm_layer,
-                    act_layer or nn.GELU,
-                )
-                for _ in range(num_blocks)
-            ]
-        )
+        self.build_blocks(block, patch_size, in_chans, norm_layer if stem_norm else None)
         self.finish()
-
-    def tokenize(self, x: Tensor, stage: int) -> Tensor:
-        """Cut images into patches, tokens (B, H * W, D)."""
-        tokens: Tensor = self.stem(x)
-        return tokens
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of PosMLP's released code in our layout, any other as it is."""
@@ -132,24 +111,6 @@ class GMlp(Pyramid):
     def released_names(self) -> dict[str, str]:
         """Return the names of our parameters in the released code of PosMLP."""
         return released_posmlp.released_names(self)
-
-    def init_module(self, name: str, module: nn.Module) -> None:
-        """Draw weights as timm's gMLP: Xavier uniform, biases of std 1e-6 in the blocks, the head at zero."""
-        init_mixer(name, module)
-
-
-def init_mixer(name: str, module: nn.Module) -> None:
-    """Draw weights as timm's mixers: Xavier uniform, biases of std 1e-6 in the blocks, the head at zero."""
-    if isinstance(module, nn.Conv2d):
-        lecun_normal_(module.weight)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Linear) and name.startswith("head"):
-        nn.init.zeros_(module.weight)
-        nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Linear):
-        nn.init.xavier_uniform_(module.weight)
-        nn.init.normal_(module.bias, std=1e-6)
 
 
 _HALF = (0.5, 0.5, 0.5)

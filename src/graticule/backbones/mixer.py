@@ -7,14 +7,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from timm.layers import DropPath, Mlp, PatchEmbed
-from timm.layers.helpers import to_2tuple
+from timm.layers import DropPath, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from graticule.backbones.gmlp import init_mixer
-from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.single_stage import SingleStage
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid, Windows
@@ -93,7 +91,7 @@ class MixerBlock(nn.Module):
         return None
 
 
-class Mixer(Pyramid):
+class Mixer(SingleStage):
     """MLP-Mixer with any mixing encoding instead of its token-mixing MLP; a pyramid of one stage.
 
     With 'token_mlp' it is MLP-Mixer as published, and as in timm. timm has a dropout within the token-mixing MLP as
@@ -123,8 +121,6 @@ class Mixer(Pyramid):
     """
 
     takes = frozenset({"pre", "before", "inner", "after", "mixing", "gate"})
-    needs = frozenset({"mixing"})
-    first_conv = "stem.proj"
     default_encoding = "token_mlp"
 
     @checked
@@ -163,34 +159,20 @@ class Mixer(Pyramid):
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
         )
-        self.embed_dim = embed_dim
         self.build_position(position, groups)
         self.build_head(norm_layer)
-        self.stem = PatchEmbed(None, to_2tuple(patch_size), in_chans, embed_dim, strict_img_size=False)
-        self.blocks = nn.Sequential(
-            *[
-                block_layer(
-                    embed_dim,
-                    mlp_ratio,
-                    proj_drop_rate,
-                    drop_path_rate,
-                    layer_scale,
-                    norm_layer,
-                    act_layer or nn.GELU,
-                )
-                for _ in range(num_blocks)
-            ]
+        block = partial(
+            block_layer,
+            embed_dim,
+            mlp_ratio,
+            proj_drop_rate,
+            drop_path_rate,
+            layer_scale,
+            norm_layer,
+            act_layer or nn.GELU,
         )
+        self.build_blocks(block, patch_size, in_chans)
         self.finish()
-
-    def tokenize(self, x: Tensor, stage: int) -> Tensor:
-        """Cut images into patches, tokens (B, H * W, D)."""
-        tokens: Tensor = self.stem(x)
-        return tokens
-
-    def init_module(self, name: str, module: nn.Module) -> None:
-        """Draw weights as timm's mixers."""
-        init_mixer(name, module)
 
 
 class ResMlp(Mixer):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
-from graticule.backbones.pyramid import Pyramid
+from graticule.backbones.merging import MergingPyramid
 from graticule.backbones.registry import Size, register_sizes
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
@@ -26,7 +25,7 @@ from graticule.layers.attention import Attention
 WindowSize = int | tuple[tuple[int, int], ...]
 
 
-class SwinTransformer(Pyramid):
+class SwinTransformer(MergingPyramid):
     """Shifted windows; by default ('relative_bias') every block has a bias table for its window, as published.
 
     An absolute encoding beside or instead of it is added before the first stage; with a joining that adds it in
@@ -72,11 +71,7 @@ class SwinTransformer(Pyramid):
     takes = frozenset(
         {"pre", "before", "inner", "after", "bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale"}
     )
-    stage_lists = ("layers",)
     default_encoding = "relative_bias"
-    absolute_stages = 1
-    merges = True
-    pads = True
 
     @checked
     def __init__(
@@ -103,8 +98,8 @@ class SwinTransformer(Pyramid):
         attn_layer: Callable[..., nn.Module] | None = None,
         merging_layer: Callable[..., nn.Module] = PatchMerging,
     ) -> None:
-        norm: Any = norm_layer or nn.LayerNorm
-        attn_layer = attn_layer or WindowAttention
+        norm = norm_layer or nn.LayerNorm
+        build_attention = attn_layer or WindowAttention
         dims = [embed_dim << stage for stage in range(len(depths))]
         super().__init__(
             img_size=img_size,
@@ -120,25 +115,15 @@ class SwinTransformer(Pyramid):
         self._set_windows(self.img_size, window_size)
         self.build_position(position, num_heads)
         self.build_head(norm)
-        self.patch_embed = PatchEmbed(None, patch_size, in_chans, embed_dim, norm_layer=norm, strict_img_size=False)
-        rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
-        self.layers = nn.ModuleList()
-        for stage, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
-            downsample = merging_layer(dims[stage - 1], dim, norm) if stage else nn.Identity()
-            blocks = [
-                block_layer(
-                    dim,
-                    heads,
-                    mlp_ratio,
-                    qkv_bias,
-                    proj_drop_rate,
-                    drop_path=next(rates),
-                    norm_layer=norm,
-                    attn=attn_layer(dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate),
-                )
-                for _ in range(depths[stage])
-            ]
-            self.layers.append(Stage(downsample, blocks))
+
+        def block(stage: int, index: int, drop_path: float) -> nn.Module:
+            dim, heads = dims[stage], num_heads[stage]
+            attn = build_attention(dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate)
+            return block_layer(
+                dim, heads, mlp_ratio, qkv_bias, proj_drop_rate, drop_path=drop_path, norm_layer=norm, attn=attn
+            )
+
+        self.build_stages(block, in_chans, drop_path_rate, norm, merging_layer)
         self.finish()
 
     def _set_windows(self, size: tuple[int, int], given: WindowSize) -> None:
@@ -184,19 +169,6 @@ class SwinTransformer(Pyramid):
         )
         return (Windows(grid, grid.within, (down, across)),)
 
-    def tokenize(self, x: Tensor, stage: int) -> Tensor:
-        """Cut images into patches, or merge those of the map of the stage before; tokens (B, H * W, D)."""
-        tokens: Tensor
-        if stage == 0:
-            tokens = self.patch_embed(pad_to(x, self.patch_size))
-        else:
-            tokens = cast("Stage", self.layers[stage]).downsample(x.permute(0, 2, 3, 1)).flatten(1, 2)
-        return tokens
-
-    def stage_blocks(self, stage: int) -> nn.ModuleList:
-        """Return the blocks of a stage."""
-        return cast("Stage", self.layers[stage]).blocks
-
     def own_name(self, published: str) -> str:
         """Return our name of a parameter of timm's."""
         return re.sub(r"^head\.fc\.", "head.", published)
@@ -204,24 +176,6 @@ class SwinTransformer(Pyramid):
     def published_name(self, own: str) -> str:
         """Return the name of a parameter in timm."""
         return re.sub(r"^head\.", "head.fc.", own)
-
-
-class Stage(nn.Module):
-    """A stage under timm's names: the merging before it, and its blocks."""
-
-    def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.downsample = downsample
-        self.blocks = nn.ModuleList(blocks)
-
-
-def pad_to(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Pad images with zeros, below and to the right, to multiples of `patch` = (height, width)."""
-    below, right = (-side % step for side, step in zip(images.shape[-2:], patch, strict=True))
-    return F.pad(images, (0, right, 0, below)) if below or right else images
-
-
-torch.fx.wrap("pad_to")  # it compares sizes, so torch.fx records the call as one node
 
 
 class WindowAttention(Attention):

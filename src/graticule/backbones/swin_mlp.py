@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import torch
-from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
-from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
+from graticule.backbones.merging import MergingPyramid
 from graticule.backbones.mixer import MixerBlock
-from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes
-from graticule.backbones.swin import Stage, pad_to
 from graticule.checkpoints import renamed_state_dict
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid, Windows
 
-torch.fx.wrap("pad_to")  # as in `swin`: it compares sizes, so torch.fx records the call as one node
 
-
-class SwinMlp(Pyramid):
+class SwinMlp(MergingPyramid):
     """Swin with token mixing instead of attention; any mixing encoding gives the weights of its windows.
 
     With 'gsgu(group_bias=True)', a dense matrix and a bias for each group of channels ("head"), it is Swin-MLP as
@@ -55,12 +49,8 @@ class SwinMlp(Pyramid):
 
     takes = frozenset({"pre", "before", "inner", "after", "mixing", "gate"})
     needs = frozenset({"mixing"})
-    stage_lists = ("layers",)
     default_encoding = "gsgu"
     encoding_options: ClassVar = {"gsgu": {"std": 0.0722, "bias_start": 0.0, "group_bias": True}}
-    absolute_stages = 1
-    merges = True
-    pads = True
 
     @checked
     def __init__(
@@ -82,7 +72,7 @@ class SwinMlp(Pyramid):
         drop_path_rate: float = 0.0,
         norm_layer: Callable[[int], nn.Module] | None = None,
     ) -> None:
-        norm: Any = norm_layer or nn.LayerNorm
+        norm = norm_layer or nn.LayerNorm
         dims = [embed_dim << stage for stage in range(len(depths))]
         for dim, s in zip(dims, groups, strict=False):
             if s < 1 or dim % s:
@@ -103,16 +93,11 @@ class SwinMlp(Pyramid):
         self.window_size = window_size
         self.build_position(position, groups)
         self.build_head(norm)
-        self.patch_embed = PatchEmbed(None, patch_size, in_chans, embed_dim, norm_layer=norm, strict_img_size=False)
-        rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
-        self.layers = nn.ModuleList()
-        for stage, dim in enumerate(dims):
-            downsample = PatchMerging(dims[stage - 1], dim, norm) if stage else nn.Identity()
-            blocks = [
-                _WindowBlock(bool(index % 2), dim, mlp_ratio, proj_drop_rate, next(rates), norm_layer=norm)
-                for index in range(depths[stage])
-            ]
-            self.layers.append(Stage(downsample, blocks))
+
+        def block(stage: int, index: int, drop_path: float) -> nn.Module:
+            return _WindowBlock(bool(index % 2), dims[stage], mlp_ratio, proj_drop_rate, drop_path, norm_layer=norm)
+
+        self.build_stages(block, in_chans, drop_path_rate, norm)
         self.finish()
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None, window_size: int | None = None) -> None:
@@ -131,19 +116,6 @@ class SwinMlp(Pyramid):
     def grid_at(self, image: tuple[int, int]) -> Grid:
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
         return super().grid_at(image).in_windows((self.window_size,) * len(self.depths), pad=True)
-
-    def tokenize(self, x: Tensor, stage: int) -> Tensor:
-        """Cut images into patches, or merge those of the map of the stage before; tokens (B, H * W, D)."""
-        tokens: Tensor
-        if stage == 0:
-            tokens = self.patch_embed(pad_to(x, self.patch_size))
-        else:
-            tokens = cast("Stage", self.layers[stage]).downsample(x.permute(0, 2, 3, 1)).flatten(1, 2)
-        return tokens
-
-    def stage_blocks(self, stage: int) -> nn.ModuleList:
-        """Return the blocks of a stage."""
-        return cast("Stage", self.layers[stage]).blocks
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the authors' code under our names and in our layout, any other as it is.

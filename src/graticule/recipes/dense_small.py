@@ -16,26 +16,31 @@ from typing import Any
 
 import graticule
 
+#: A ViT on scenes of 96 x 96 in patches of 8, a grid of 12 x 12.
+_SCENES: dict[str, Any] = {
+    "model": "vit_nano_patch4_28",
+    "patch_size": 8,
+    "img_size": (96, 96),
+    "fit": (96, 96),
+    "batch_size": 16,
+    "eval_batch_size": 25,
+    "lr": 2e-3,
+    "min_lr": 2e-5,
+    "warmup_steps": 100,
+    "weight_decay": 0.05,
+    "clip_grad": 1.0,
+}
+
 
 @graticule.register_recipe("scenes_detection", "A small ViT with FCOS finds digits in composed scenes, in minutes.")
 def scenes_detection() -> graticule.DetectionRecipe:
     """Train on 2,000 scenes of 96 x 96 in patches of 8: a grid of 12 x 12."""
     return graticule.DetectionRecipe(
-        model="vit_nano_patch4_28",
-        patch_size=8,
         neck="simple_pyramid(channels=64, first=2, extra='none')",
         head="fcos",
         dataset="scenes",
-        img_size=(96, 96),
-        fit=(96, 96),
-        batch_size=16,
-        eval_batch_size=25,
         epochs=8,
-        lr=2e-3,
-        min_lr=2e-5,
-        warmup_steps=100,
-        weight_decay=0.05,
-        clip_grad=1.0,
+        **_SCENES,
     )
 
 
@@ -45,22 +50,12 @@ def scenes_detection() -> graticule.DetectionRecipe:
 def scenes_segmentation() -> graticule.SegmentationRecipe:
     """Train on 2,000 scenes of 96 x 96 in patches of 8: a grid of 12 x 12."""
     return graticule.SegmentationRecipe(
-        model="vit_nano_patch4_28",
-        patch_size=8,
         neck="simple_pyramid(channels=32, first=1)",
         decoder="fpn(channels=32)",
         hardest=0.2,
         dataset="scenes",
-        img_size=(96, 96),
-        fit=(96, 96),
-        batch_size=16,
-        eval_batch_size=25,
         epochs=10,
-        lr=2e-3,
-        min_lr=2e-5,
-        warmup_steps=100,
-        weight_decay=0.05,
-        clip_grad=1.0,
+        **_SCENES,
     )
 
 
@@ -70,20 +65,10 @@ def scenes_segmentation() -> graticule.SegmentationRecipe:
 def scenes_sides() -> graticule.SegmentationRecipe:
     """Train with Segmenter's linear decoder, which sees one patch at a time: no padding tells it where that is."""
     return graticule.SegmentationRecipe(
-        model="vit_nano_patch4_28",
-        patch_size=8,
         decoder="segmenter_linear",
         dataset="scenes_sides",
-        img_size=(96, 96),
-        fit=(96, 96),
-        batch_size=16,
-        eval_batch_size=25,
         epochs=4,
-        lr=2e-3,
-        min_lr=2e-5,
-        warmup_steps=100,
-        weight_decay=0.05,
-        clip_grad=1.0,
+        **_SCENES,
     )
 
 
