@@ -16,9 +16,10 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
 
-# Two processes of one thread each: the tests are many and small. A file stays in one, which builds its models once.
+# Two processes of one thread each: the tests are many and small. Each takes half of them, in order, so that most files
+# build their models once, and who is done first takes half of what is left of the other.
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Old versions give warnings that newer ones do not, so warnings are no errors here.
 test-lowest:

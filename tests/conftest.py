@@ -1,35 +1,63 @@
-"""What every test starts from: the same seed, an empty cache of compiled graphs."""
+"""What every test starts from: the same seed, an empty cache of compiled graphs.
 
+Imports are in the fixtures: pytest-xdist loads this file in a process that runs no test.
+"""
+
+import atexit
+import gc
+import io
+import os
 import sys
 from pathlib import Path
 
 import pytest
-import timm.models._registry as timm_registry
-import torch
 
-import graticule
-from graticule import plugins
-from graticule.backbones import registry
-from graticule.data.registry import DATASETS, TEXTS
-from graticule.encodings import ENCODINGS
-from graticule.joining import JOININGS
-from graticule.recipe_registry import RECIPES
-from graticule.recipes.load import registered_recipes
-from graticule.resampling import RESAMPLERS
-from graticule.training import cost, list_tasks
+
+def pytest_configure() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported, some million objects, out of garbage collection while tests run."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # extensions look for leaks when Python ends
+    gc.set_threshold(20_000)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def _start_alike(monkeypatch):
-    torch.manual_seed(0)
+    import torch
+
+    from graticule import plugins
+    from graticule.training import cost
+
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback for each kind of device, 1 ms a test
     torch._dynamo.reset()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # 10 ms a file; no test cuts the power
     monkeypatch.setattr(cost, "_SECONDS", 0.0)  # three timed passes, however short they are
     monkeypatch.setattr(plugins, "_loaded", [])  # runs that are trained elsewhere load them again
 
 
 @pytest.fixture
+def quick_pictures(monkeypatch):
+    """Draw small pictures without a layout, which takes most of the time, in tests that do not look at them."""
+    from graticule.analysis import plots
+
+    def png(figure):
+        figure.set_layout_engine("none")
+        figure.savefig(buffer := io.BytesIO(), format="png", dpi=40)
+        return buffer.getvalue()
+
+    monkeypatch.setattr(plots, "png", png)
+
+
+@pytest.fixture
 def registered_data():
     """Forget the data sets and texts that a test registers."""
+    from graticule import plugins
+    from graticule.data.registry import DATASETS, TEXTS
+
     kept = [(table, dict(table)) for table in (DATASETS, TEXTS, plugins._registered)]
     yield
     for table, before in kept:
@@ -40,6 +68,18 @@ def registered_data():
 @pytest.fixture(scope="module")
 def forgotten():
     """Forget what the tests of one module register: methods, models, data sets, recipes and tasks."""
+    import timm.models._registry as timm_registry
+
+    from graticule import plugins
+    from graticule.backbones import registry
+    from graticule.data.registry import DATASETS, TEXTS
+    from graticule.encodings import ENCODINGS
+    from graticule.joining import JOININGS
+    from graticule.recipe_registry import RECIPES
+    from graticule.recipes.load import registered_recipes
+    from graticule.resampling import RESAMPLERS
+    from graticule.training import list_tasks
+
     registered_recipes()  # those of the package are there before and stay
     ours = [
         ENCODINGS._classes,
@@ -71,4 +111,6 @@ def forgotten():
 @pytest.fixture(scope="module")
 def my_methods(forgotten):
     """Import the file of docs/extending.md, as --plugin does, for the tests of one module."""
+    import graticule
+
     return graticule.load_plugin(Path(__file__).parents[1] / "docs" / "my_methods.py")
