@@ -99,7 +99,9 @@ def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_pa
 
 
 @pytest.mark.parametrize(("encoding", "tables"), [("relative_bias", False), ("learnable+relative_bias", True)])
-def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(capsys, tmp_path, encoding, tables):
+def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
+    capsys, tmp_path, encoding, tables, quick_pictures
+):
     recipe = Recipe(encoding=encoding, limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
     run = train(recipe, tmp_path / "run", progress=False)
     code, out, _ = run_command(capsys, "correlations", run.folder, "--output", tmp_path, "--untrained", "0")
@@ -120,7 +122,7 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(caps
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, arguments, keys):
+def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, quick_pictures, arguments, keys):
     given = [trained.folder if argument == "RUN" else argument for argument in arguments]
     files = {"plot": ["--output", tmp_path / "a.png"], "models": []}.get(arguments[0], ["--output", tmp_path])
     code, out, err = run_command(capsys, *given, *files, "--json")
@@ -129,7 +131,9 @@ def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, a
     assert err.startswith("wrote ") if files else err == ""
 
 
-def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_side(capsys, tmp_path, trained, pegged):
+def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_side(
+    capsys, tmp_path, trained, pegged, quick_pictures
+):
     sizes = ("--sizes", "28", "56")
     code, out, _ = run_command(capsys, "evaluate", trained.folder, pegged.folder, *sizes, "--output", tmp_path)
     assert code == 0 and "images/s" in out and "MB/image" in out
@@ -139,14 +143,14 @@ def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_si
     assert records[1]["memory"] > 2 * records[0]["memory"]
 
 
-def test_the_drop_is_given_where_the_training_size_is_not_asked_for(capsys, tmp_path, trained):
+def test_the_drop_is_given_where_the_training_size_is_not_asked_for(capsys, tmp_path, trained, quick_pictures):
     code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "--output", tmp_path)
     assert code == 0
     (record,) = json.loads((tmp_path / "evaluation.json").read_text())
     assert f"{record['top1'] - trained.result()['best_top1']:+.2f}" in out
 
 
-def test_translation_tells_how_far_each_layer_is_and_draws_all_runs(capsys, tmp_path, trained, pegged):
+def test_translation_tells_how_far_each_layer_is_and_draws_all_runs(capsys, tmp_path, trained, pegged, quick_pictures):
     code, out, _ = run_command(
         capsys,
         "translation",
@@ -218,7 +222,7 @@ def test_a_mistake_in_a_look_is_named_and_nothing_is_written(capsys, tmp_path, t
     assert not list(tmp_path.iterdir()) and sorted(trained.folder.iterdir()) == before
 
 
-def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path):
+def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path, quick_pictures):
     options = ("--quick", "--seeds", 0, "--sizes", 20, "28x36", "--output", tmp_path)
     choices = ("encoding=learnable", "encoding=peg(places=[0, 1], bias=False),global_pool=avg")
     code, out, err = run_command(capsys, "compare", "digits_quick", "--choices", *choices, *options)
@@ -241,7 +245,7 @@ def test_a_learned_peg_stands_frozen_in_another_training(capsys, tmp_path, pegge
     assert code == 1 and "position parameters" in err and not (tmp_path / "other" / "recipe.json").exists()
 
 
-def test_compare_makes_one_table_in_parts_and_resumes_where_it_stopped(capsys, tmp_path):
+def test_compare_makes_one_table_in_parts_and_resumes_where_it_stopped(capsys, tmp_path, quick_pictures):
     command = ["compare", "digits_quick", "--choices", "joining=default", "joining=lape(layers=3)"]
     command += ["--seeds", "0", "1", "--quick", "--output", tmp_path]
     code, out, _ = run_command(capsys, *command, "--list")

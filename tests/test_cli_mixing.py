@@ -94,7 +94,7 @@ def test_the_arrays_that_mixing_writes_are_those_of_the_best_weights(runs, looke
             np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_bias"], one.bias)
 
 
-def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, tmp_path):
+def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, tmp_path, quick_pictures):
     run = trained(tmp_path / "run", "digits_posmlp", "--encoding", "lrpe_m")
     capsys.readouterr()
     code, out, _ = run_command(capsys, "mixing", run.folder, "--layers", 2, 5, "--query", "1x2", "--output", tmp_path)
@@ -106,7 +106,7 @@ def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, 
             np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_relative"], one.relative)
 
 
-def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs):
+def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs, quick_pictures):
     run = runs["gmlp"]
     before = set(files(run.folder))
     code, out, _ = run_command(capsys, "mixing", run.folder)
@@ -118,7 +118,7 @@ def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs):
     assert [row[1:3] + row[4:] for row in rows(out)] == [["7x7", "1", "-", "-"]] * 6
 
 
-def test_mixing_holds_two_runs_side_by_side(capsys, tmp_path, runs):
+def test_mixing_holds_two_runs_side_by_side(capsys, tmp_path, runs, quick_pictures):
     folders = [runs["posmlp"].folder, runs["gmlp"].folder]
     code, out, _ = run_command(capsys, "mixing", *folders, "--layers", 1, "--groups", 1, "--output", tmp_path)
     assert code == 0
@@ -130,13 +130,13 @@ def test_mixing_holds_two_runs_side_by_side(capsys, tmp_path, runs):
         assert arrays["layer1_weights"].shape == (1, 7, 7)
 
 
-def test_a_token_that_one_stage_alone_has_is_drawn_for_its_layers(capsys, tmp_path, runs):
+def test_a_token_that_one_stage_alone_has_is_drawn_for_its_layers(capsys, tmp_path, runs, quick_pictures):
     chosen = ("--layers", 1, 2, "--query", "7x7", "--groups", 1, 4, "--values", "logits")
     code, _, err = run_command(capsys, "mixing", runs["posmlp"].folder, *chosen, "--output", tmp_path)
     assert code == 0 and err == "" and "mixing.png" in files(tmp_path)
 
 
-def test_the_numbers_and_the_arrays_are_those_of_the_token_that_is_asked_for(capsys, tmp_path, runs):
+def test_the_numbers_and_the_arrays_are_those_of_the_token_that_is_asked_for(capsys, tmp_path, runs, quick_pictures):
     said = {}
     for query in ("0x0", "2x2"):
         chosen = ("--query", query, "--layers", 3, "--output", tmp_path / query)
@@ -150,7 +150,7 @@ def test_the_numbers_and_the_arrays_are_those_of_the_token_that_is_asked_for(cap
     assert said["0x0"] != said["2x2"]
 
 
-def test_a_layer_without_the_chosen_groups_leaves_its_panels_empty(capsys, tmp_path, runs):
+def test_a_layer_without_the_chosen_groups_leaves_its_panels_empty(capsys, tmp_path, runs, quick_pictures):
     code, *_ = run_command(capsys, "mixing", runs["posmlp"].folder, "--groups", 7, 8, "--output", tmp_path)
     assert code == 0 and "mixing.png" in files(tmp_path)
 
@@ -163,7 +163,7 @@ def test_choosing_layers_and_groups_makes_the_sheet_smaller(capsys, tmp_path, ru
         assert all(small < large / 2 for small, large in zip(one.size, every.size, strict=True))
 
 
-def test_mixing_shows_another_image_size(capsys, tmp_path, runs):
+def test_mixing_shows_another_image_size(capsys, tmp_path, runs, quick_pictures):
     code, out, _ = run_command(
         capsys, "mixing", runs["gmlp"].folder, "--img-size", "20x36", "--query", "4x8", "--output", tmp_path
     )
@@ -297,7 +297,7 @@ def test_windows_that_cannot_be_are_refused_before_any_image_is_read(
 # train, with arguments of the backbone and forms of the encoding
 
 
-def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path):
+def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path, quick_pictures):
     run = trained(tmp_path / "run", "digits_posmlp", "--model-kwargs", "windows=[4,2]", "combine=add")
     recipe = run.recipe()
     assert recipe.model_kwargs == ("windows=[4,2]", "combine=add")
@@ -362,7 +362,7 @@ def test_a_form_that_there_is_not_is_answered_with_those_that_there_are(capsys, 
     assert code == 1 and not out and "gamma_gamma_t" in err and "'beta'" in err and not (tmp_path / "run").exists()
 
 
-def test_a_form_without_shift_and_bias_reaches_the_model(capsys, tmp_path):
+def test_a_form_without_shift_and_bias_reaches_the_model(capsys, tmp_path, quick_pictures):
     encoding = "ggqpe(form='alpha', bias=False, shift=False)"
     run = trained(tmp_path / "run", "digits_posmlp", "--encoding", encoding)
     assert run.recipe().encoding == encoding

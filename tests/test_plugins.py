@@ -43,7 +43,7 @@ def test_it_is_imported_once(methods):
     ],
 )
 def test_its_encodings_pass_the_contract(encoding, joining):
-    check_encoding(encoding, joining, compiled=joining == "default")
+    check_encoding(encoding, joining, compiled=encoding == "distance")
 
 
 def test_its_joining_passes_the_contract_with_every_table():

@@ -1,5 +1,6 @@
 """Small models for tests: images of 32 pixels, patches of 8, 24 channels, 3 layers of 3 heads, 5 classes."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import graticule
 from graticule.encodings import ENCODINGS, TokenMixing
 from graticule.joining import JOININGS
 from graticule.specs import Spec
+from graticule.studies.matrix import SMALL
 
 SIZE: dict[str, Any] = {
     "img_size": 32,
@@ -103,6 +105,21 @@ def tiny(
 ) -> Any:
     """Build a small model of the kind that `name` says."""
     return graticule.create_model(name, encoding=encoding, joining=joining, **{**SIZE, **kwargs})
+
+
+@cache
+def full_size(name: str, **kwargs: Any) -> Any:
+    """Build a model of full size without memory, once for all tests, which may not change it."""
+    with torch.device("meta"):
+        return graticule.create_model(name, **kwargs)
+
+
+def shallow(family: str) -> dict[str, Any]:
+    """Return the depths of the small model of a family with one block per stage, or two where there have to be two."""
+    sizes = SMALL[family][1]
+    if "depths" in sizes:
+        return {"depths": (1, 2) if family == "MViTv2" else (1,) * len(sizes["depths"])}
+    return {"num_blocks": 1} if "num_blocks" in sizes else {"depth": 2 if family == "ConViT" else 1}
 
 
 @torch.no_grad()

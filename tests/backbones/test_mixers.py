@@ -9,7 +9,7 @@ from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
 
 import graticule
 from graticule import fold
-from tiny import count, draw
+from tiny import count, draw, full_size
 
 SMALL = {"num_blocks": 2, "embed_dim": 16, "img_size": 64, "num_classes": 7}
 KINDS = {
@@ -62,12 +62,13 @@ def test_weights_go_out_under_timms_names(name):
 
 
 def test_full_sizes_have_timms_parameters_and_names():
-    with torch.device("meta"):
-        for name in NAMES:
-            ours, theirs = graticule.create_model(name), timm.create_model(name)
-            assert count(ours) == count(theirs) == graticule.backbones.MODELS[name].parameters, name
-            shapes = {key: value.shape for key, value in theirs.state_dict().items()}
-            assert {key: v.shape for key, v in graticule.published_state_dict(ours).items()} == shapes, name
+    for name in NAMES:
+        ours = full_size(name)
+        with torch.device("meta"):
+            theirs = timm.create_model(name)
+        assert count(ours) == count(theirs) == graticule.backbones.MODELS[name].parameters, name
+        shapes = {key: value.shape for key, value in theirs.state_dict().items()}
+        assert {key: v.shape for key, v in graticule.published_state_dict(ours).items()} == shapes, name
 
 
 @pytest.mark.parametrize("name", ["mixer_s16_224", "resmlp_12_224"])
@@ -212,8 +213,7 @@ def test_weights_of_swin_mlps_authors_load_and_go_out():
     ],
 )
 def test_swin_mlps_have_the_published_parameters(name, millions):
-    with torch.device("meta"):
-        model = graticule.create_model(name)
+    model = full_size(name)
     assert round(count(model) / 1e6) == millions
     assert count(model) == graticule.backbones.MODELS[name].parameters
 

@@ -7,19 +7,13 @@ import pytest
 import torch
 import yaml
 
-import graticule
-from tiny import count, spec
+from tiny import count, full_size, spec
 
 FACTS = json.loads((Path(__file__).parents[1] / "parity" / "golden" / "facts.json").read_text())
 DEIT = [row for row in FACTS if row.startswith("deit")]
 PVT = [row for row in FACTS if row.startswith("pvt")]
 FIGURES = yaml.safe_load((Path(__file__).parents[1] / "parity" / "golden" / "figures.yaml").read_text())["cpvt"]
 TABLE = 197 * 192  # of DeiT-Ti at 224 pixels
-
-
-def full_size(name, **kwargs):
-    with torch.device("meta"):
-        return graticule.create_model(name, **kwargs)
 
 
 @pytest.mark.parametrize("row", DEIT)

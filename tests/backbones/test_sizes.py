@@ -3,26 +3,22 @@
 import pytest
 import torch
 
-from graticule.backbones import MODELS, Backbone, create_model, list_models, register_backbone
+from graticule.backbones import MODELS, Backbone, list_models, register_backbone
+from tiny import full_size
 
 
-@pytest.fixture(scope="module")
-def built():
-    """Build every model without memory."""
-    with torch.device("meta"):
-        return {name: create_model(name) for name in list_models()}
-
-
-def test_the_tables_say_what_the_models_are(built):
-    for name, model in built.items():
+def test_the_tables_say_what_the_models_are():
+    for name in list_models():
+        model = full_size(name)
         size = MODELS[name]
         assert size.parameters == sum(p.numel() for p in model.parameters()), name
         assert (size.kind, size.dims, size.depths) == (type(model), model.embed_dims, model.depths), name
         assert size.img_size == model.img_size and size.configuration()["num_classes"] == model.num_classes, name
 
 
-def test_configurations_name_parameters_and_the_last_grid(built):
-    for name, model in built.items():
+def test_configurations_name_parameters_and_the_last_grid():
+    for name in list_models():
+        model = full_size(name)
         cfg, state = model.pretrained_cfg, model.state_dict()
         convolutions = cfg["first_conv"] if isinstance(cfg["first_conv"], tuple) else (cfg["first_conv"],)
         classifiers = cfg["classifier"] if isinstance(cfg["classifier"], tuple) else (cfg["classifier"],)

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import graticule
 from graticule import Grid, fold, published_state_dict, unfold
 from graticule.analysis import attention_maps
 from graticule.backbones import SwinTransformer
@@ -20,7 +19,7 @@ from graticule.backbones.swin import WindowAttention
 from graticule.factory import build_position
 from graticule.grid import Windows
 from graticule.layer_position import LayerPosition
-from tiny import count, draw, gradients, images
+from tiny import count, draw, full_size, gradients, images
 
 TWO = {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4)}
 THREE = {"img_size": (64, 96), "window_size": 4, "depths": (2, 2, 2), "num_heads": (1, 2, 4)}
@@ -146,8 +145,8 @@ def test_another_input_size_and_window_make_it_timms_that_is_built_with_them(siz
     [("swin_tiny_patch4_window7_224", 28_288_354), ("swin_small_patch4_window7_224", 49_606_258)],
 )
 def test_full_sizes_have_the_parameters_of_timms(name, parameters):
+    model = full_size(name)
     with torch.device("meta"):
-        model = graticule.create_model(name)
         assert count(timm.create_model(name)) == parameters
     assert count(model) == parameters
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -517,8 +516,7 @@ def test_a_peg_stands_after_the_first_block_of_every_stage_and_is_nothing_where_
 
 
 def test_swin_with_peg_has_ten_parameters_a_channel_of_every_stage_more():
-    with torch.device("meta"):
-        model = graticule.create_model("swin_tiny_peg_patch4_window7_224")
+    model = full_size("swin_tiny_peg_patch4_window7_224")
     assert count(model) == 28_288_354 + 10 * (96 + 192 + 384 + 768)
 
 

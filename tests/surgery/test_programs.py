@@ -56,13 +56,14 @@ def test_a_program_with_free_sides_is_right_at_every_size(encoding, joining):
 
 @pytest.mark.parametrize("encoding", ["sgu", "ggqpe"])
 def test_weights_that_mix_tokens_are_made_for_every_size(encoding):
-    model = draw(build("gMLP", encoding)).eval()
+    model = draw(build("gMLP", encoding, num_blocks=1)).eval()
     assert_same(traced(model, "height", "width"), model, (1, 32, 32), (1, 48, 80))
 
 
-def test_one_side_can_be_free_alone(lape):
-    program = traced(lape, "width", size=(24, 32))
-    assert_same(program, lape, (1, 24, 32), (1, 24, 72))
+def test_one_side_can_be_free_alone():
+    model = draw(tiny("learnable", "lape", depth=1)).eval()
+    program = traced(model, "width", size=(24, 32))
+    assert_same(program, model, (1, 24, 32), (1, 24, 72))
     with pytest.raises(AssertionError, match="Guard failed"):
         program.module()(images(32, 32, batch=1))
 
