@@ -42,14 +42,14 @@ def _start_alike(monkeypatch):
 @pytest.fixture
 def quick_pictures(monkeypatch):
     """Draw small pictures without a layout, which takes most of the time, in tests that do not look at them."""
-    from graticule.analysis import plots
+    from graticule.analysis import figure_files
 
-    def png(figure):
+    def rendered(figure, kind):
         figure.set_layout_engine("none")
-        figure.savefig(buffer := io.BytesIO(), format="png", dpi=40)
+        figure.savefig(buffer := io.BytesIO(), format=kind, dpi=40)
         return buffer.getvalue()
 
-    monkeypatch.setattr(plots, "png", png)
+    monkeypatch.setattr(figure_files, "rendered", rendered)
 
 
 @pytest.fixture

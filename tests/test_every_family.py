@@ -25,13 +25,16 @@ from graticule.analysis import (
     bias_map_sheet,
     bias_maps,
     bias_sheet,
+    check_larger,
     correlation_sheet,
     explored,
     locality_plot,
+    logits_of_passes,
     mixing_maps,
     mixing_parts,
     mixing_sheet,
     non_locality_plot,
+    norm_coefficients,
     parts_sheet,
     position_correlations,
     save_attention,
@@ -447,6 +450,35 @@ def test_the_translation_error_is_measured_in_every_layer(family, encoding, join
     assert np.isfinite(found.all_patches).all() and (found.all_patches >= 0).all()
     assert np.isfinite(found.logits) and 0 <= found.flips <= 1
     assert np.isfinite(found.prefix).all() == all(grid.prefix for grid in found.grids)
+
+
+@every
+@torch.no_grad()
+def test_a_larger_image_is_taken_apart_in_a_model_of_one_stage(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x, larger = images(model), images(model, taller=2)
+    refused = "`model` must be a backbone of one stage with a head" if len(model.depths) > 1 else None
+    grids = result(refused, check_larger, model, x.shape[-2:], larger.shape[-2:])
+    found = result(refused, logits_of_passes, model, x, larger)
+    if found is None:
+        return
+    assert grids == (model.grid, model.grid_at(tuple(larger.shape[-2:])))
+    assert all(logits.shape == (2, CLASSES) and logits.isfinite().all() for logits in found.values())
+    torch.testing.assert_close(found["trained"], model(x))
+    torch.testing.assert_close(found["values"], model(larger))
+
+
+@every
+@torch.no_grad()
+def test_coefficients_of_the_norms_are_those_of_a_table_that_is_added_once_and_alone(family, encoding, joining):
+    model = held(family, encoding, joining)
+    with_a_table = ("ViT, DeiT", "DeiT, distilled", "ViT-Lite", "CVT", "CCT", "T2T-ViT", "CeiT")
+    refused = "`model` must be a backbone of one stage|`model` must add one table to the embedded tokens"
+    allowed = encoding is None and family in with_a_table
+    found = result(None if allowed else refused, norm_coefficients, model, images(model))
+    if found is not None:
+        for values in (found.tokens, found.position, found.shift):
+            assert values.shape[0] == layers(model) and values.isfinite().all()
 
 
 @every

@@ -48,7 +48,8 @@ def load_plugin(name: str | Path) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)  # what lies beside it can be imported, as for a script
     try:
-        spec.loader.exec_module(module)
+        # not by the loader, whose cache may have the code of before a change of the same second that kept the length
+        exec(compile(path.read_bytes(), str(path.resolve()), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise ValueError(f"the plugin {path} cannot be imported: {_where(error, path)}") from error

@@ -55,7 +55,7 @@ class BackboneView(ModelView):
         model = self.model
         with evaluating(model), self._changed(edit):
             layers = list(model.each_layer(images))
-            logits = model.forward_head(model.final(*layers[-1])) if model.num_classes else None
+            logits = model.forward_head(model.features_of(layers)) if model.num_classes else None
         return Pass(layers, logits)
 
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:
@@ -212,7 +212,9 @@ class BackboneView(ModelView):
         self, factor: float, change: Change | None, position: Position, grid: Grid
     ) -> list[LayerPosition]:
         given = position(grid) if change is None else change(position, grid)
-        scale = LayerPosition(query_scale=torch.full((1,), factor, device=self._device))  # of all queries
+        # one factor for all queries; where prefix tokens join after some layers, it is extended from the patches to them
+        count = grid.tokens if grid.prefix < self.model.num_prefix_tokens else 1
+        scale = LayerPosition(query_scale=torch.full((count,), factor, device=self._device))
         return [one.merge(scale) for one in given]
 
     @property

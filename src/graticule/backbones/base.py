@@ -432,6 +432,10 @@ class Backbone(TokenModel, HubModel):
             x, grid = tokens, at
         return self.final(x, grid)
 
+    def features_of(self, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
+        """Turn the tokens after each layer, with their grids, into the features; here those after the last."""
+        return self.final(*layers[-1])
+
     def final(self, x: Tensor, grid: Grid) -> Tensor:
         """Turn the tokens after the last block, (B, N, D), into the features, here by the final norm."""
         features: Tensor = self.norm(x)

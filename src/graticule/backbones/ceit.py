@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -74,7 +74,11 @@ class CeitTransformer(VisionTransformer):
 
     def forward_features(self, x: Tensor, crop: Crop | None = None) -> Tensor:
         """Turn images (B, C, height, width) into the class token of all layers, (B, 1, D)."""
-        tokens = torch.cat([tokens[:, :1] for tokens, _ in self.each_layer(x, crop)], 1)  # (B, depth, D)
+        return self.features_of(list(self.each_layer(x, crop)))
+
+    def features_of(self, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
+        """Turn the tokens after each layer into the class token of all layers, (B, 1, D)."""
+        tokens = torch.cat([tokens[:, :1] for tokens, _ in layers], 1)  # (B, depth, D)
         out: Tensor = self.norm(self.lca(tokens + self.pos_layer_embed[:, : tokens.shape[1]]))
         return out
 
