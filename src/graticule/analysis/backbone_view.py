@@ -212,7 +212,7 @@ class BackboneView(ModelView):
         self, factor: float, change: Change | None, position: Position, grid: Grid
     ) -> list[LayerPosition]:
         given = position(grid) if change is None else change(position, grid)
-        # one factor for all queries; where prefix tokens join after some layers, it is extended from the patches to them
+        # one factor for all queries; where prefix tokens join later, it is extended from the patches to them
         count = grid.tokens if grid.prefix < self.model.num_prefix_tokens else 1
         scale = LayerPosition(query_scale=torch.full((count,), factor, device=self._device))
         return [one.merge(scale) for one in given]
