@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from commands import run_command
 from graticule.recipes import load_recipe
 from graticule.studies import Endpoint, Study, StudyReport, list_studies, load_study, run_study, write_report
+from graticule.studies.significance import paired_test
 from graticule.studies.study_report import insert
 from graticule.studies.study_table import Row, read_table, recipe_hash, write_table
 
@@ -134,7 +136,8 @@ def test_differences_are_tested_in_pairs_over_the_seeds_that_both_have():
     assert (first.choice, first.reference, first.seeds) == ("b", "a", 3)
     assert first.test.difference == pytest.approx(2)
     assert (first.test.low, first.test.high) == pytest.approx((2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5), abs=1e-4)
-    assert first.test.effect == pytest.approx(2 * (1 - 3 / 7))
+    assert first.test.effect == pytest.approx(2 / math.pi**0.5)  # gamma(1) / gamma(1 / 2), with 2 degrees of freedom
+    assert paired_test([1.0, 3.0], [0.0, 0.0]).effect is None
     assert first.adjusted == pytest.approx(2 * first.test.p) and first.test.p == pytest.approx(0.0742, abs=1e-4)
     assert second.test.difference == pytest.approx(0) and second.adjusted == pytest.approx(1)
 

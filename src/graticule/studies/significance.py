@@ -21,9 +21,9 @@ class PairedTest:
     difference: the mean of the d_i.
     low, high: its 95 % confidence interval.
     p: two-sided, of the hypothesis that the mean is zero.
-    effect: Hedges' g of paired differences,
+    effect: Hedges' g of paired differences; None for two seeds, of which there is no unbiased estimate,
 
-    .. math:: g = \frac{\bar d}{s_d} \left(1 - \frac{3}{4 (n - 1) - 1}\right)
+    .. math:: g = \frac{\bar d}{s_d} \cdot \frac{\Gamma(m / 2)}{\sqrt{m / 2}\, \Gamma((m - 1) / 2)}, \quad m = n - 1
 
     Reference: Distribution Theory for Glass's Estimator of Effect Size (Hedges, 1981).
     """
@@ -32,7 +32,7 @@ class PairedTest:
     low: float
     high: float
     p: float
-    effect: float
+    effect: float | None
 
 
 def paired_test(scores: Sequence[float], reference: Sequence[float]) -> PairedTest | None:
@@ -46,8 +46,11 @@ def paired_test(scores: Sequence[float], reference: Sequence[float]) -> PairedTe
         return None
     found = stats.ttest_rel(scores, reference)
     low, high = found.confidence_interval(0.95)
-    mean = fmean(differences)
-    effect = mean / stdev(differences) * (1 - 3 / (4 * (count - 1) - 1))
+    mean, freedom = fmean(differences), count - 1
+    effect = None
+    if freedom > 1:
+        unbiased = math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom - 1) / 2)) / (freedom / 2) ** 0.5
+        effect = mean / stdev(differences) * unbiased
     return PairedTest(mean, float(low), float(high), float(found.pvalue), effect)
 
 

@@ -135,7 +135,8 @@ class StudyReport:
             said = "a difference beyond chance" if one.supported else "no difference within error"
             interval = f"{test.low:+.2f} to {test.high:+.2f}"
             p = (format_p(test.p), format_p(one.adjusted))
-            values = (f"{test.difference:+.2f}", interval, f"{test.effect:+.1f}", *p, said)
+            effect = "-" if test.effect is None else f"{test.effect:+.1f}"
+            values = (f"{test.difference:+.2f}", interval, effect, *p, said)
             rows.append((name, one.reference, str(one.seeds), *values))
         return rows
 
