@@ -104,7 +104,7 @@ def page(claims: Sequence[Claim], folder: Path = DOCS / "data") -> str:
             f"{len(claims)} claims: {summary}.",
             markdown(rows),
             "Scores at 'zoom 40' and 'canvas 40' are those of weights trained on images of 20 x 20 pixels without "
-            "crops, tested on four times as many tokens: zoomed, where digits are twice as large as any in training, and "
+            "crops, tested on four times as many tokens: zoomed, where digits are twice as large as in training, and "
             "on a larger canvas, where they keep their size. CPVT trains with crops of many scales (`cpvt_sizes`).",
             "Written by `python benchmarks/claims.py` from docs/data; see [results](results.md) for the studies.",
         ]
