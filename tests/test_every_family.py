@@ -123,7 +123,7 @@ WITHOUT_A_MODEL = {
     *("register_names", "own_state", "read_state", "renamed_state_dict"),
     # of models of other libraries, or tested family by family in tests/surgery and tests/backbones/test_hub.py
     *("audit", "audit_json", "audit_page", "rotary_similarity", "view_of", "write_explorer"),
-    *("attention_on_image", "pixels_of", "sheet_heads"),
+    *("attention_on_image", "pixels_of", "save_figures", "sheet_heads"),
     *("attach", "change_position", "convert", "export", "from_pretrained", "load_own", "resize", "to_timm"),
 }
 

@@ -23,7 +23,7 @@ from graticule.analysis.equivariance import Translation, translation_error, whol
 from graticule.analysis.explorer import explored
 from graticule.analysis.explorer_data import Explored
 from graticule.analysis.explorer_page import write_explorer
-from graticule.analysis.figure_files import save_figure
+from graticule.analysis.figure_files import save_figure, save_figures
 from graticule.analysis.larger_image import PASSES, check_larger, logits_of_passes
 from graticule.analysis.length_plots import length_plot
 from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
@@ -94,6 +94,7 @@ __all__ = [
     "rotary_similarity",
     "save_attention",
     "save_figure",
+    "save_figures",
     "save_mixing",
     "score_plot",
     "sheet_heads",

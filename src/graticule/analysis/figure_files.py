@@ -31,6 +31,11 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     return write_bytes(path, rendered(figure, figure_format(path)))
 
 
+def save_figures(figure: Figure, path: str | Path) -> list[Path]:
+    """Write `figure` as NAME.png, to look at, and NAME.pdf, for papers, `path` being NAME; returns the paths."""
+    return [write_bytes(f"{path}.{kind}", rendered(figure, kind)) for kind in ("png", "pdf")]
+
+
 def figure_format(path: str | Path) -> str:
     """Return the format that the suffix of `path` names: png, pdf or svg.
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from graticule.analysis import save_figure, score_plot
+from graticule.analysis import save_figures, score_plot
 from graticule.files import write_json, write_text
 from graticule.studies.comparison import Comparison
 from graticule.studies.latex import latex_table
@@ -20,13 +20,13 @@ from graticule.training.surroundings import surroundings
 def write_comparison(
     comparison: Comparison, recipes: Mapping[str, TrainingRecipe], folder: Path, command: str = ""
 ) -> list[Path]:
-    """Write `comparison.md`, .csv, .tex, .png and .json in `folder`; returns the paths."""
+    """Write `comparison.md`, .csv, .tex, .png, .pdf and .json in `folder`; returns the paths."""
     verdict = "\n".join(comparison.verdict())
     return [
         write_text(folder / "comparison.md", f"{comparison.markdown()}\n\n{verdict}\n"),
         write_text(folder / "comparison.csv", csv_of(comparison, folder)),
         write_text(folder / "comparison.tex", latex_table(comparison.columns, comparison.rows())),
-        save_figure(score_plot(comparison.scores, comparison.metric.title), folder / "comparison.png"),
+        *save_figures(score_plot(comparison.scores, comparison.metric.title), folder / "comparison"),
         write_json(folder / "comparison.json", _record(comparison, recipes, folder, command)),
     ]
 

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
-from graticule.analysis import resolution_plot, save_figure
+from graticule.analysis import resolution_plot, save_figures
 from graticule.data import Mode
 from graticule.files import write_json, write_text
 from graticule.metric import TOP1
@@ -71,12 +71,12 @@ class Resolutions:
         return resolution_plot(self.scores, trained_at=self.trained_at, title=title)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write `resolutions.md`, `.json` and `.png` in `folder`; returns the paths."""
+        """Write `resolutions.md`, `.json`, `.png` and `.pdf` in `folder`; returns the paths."""
         records = {name: {_text(size): values for size, values in by.items()} for name, by in self.scores.items()}
         return [
             write_text(folder / "resolutions.md", self.markdown() + "\n"),
             write_json(folder / "resolutions.json", {"seeds": list(self.seeds), "mode": self.mode, "top1": records}),
-            save_figure(self.figure(), folder / "resolutions.png"),
+            *save_figures(self.figure(), folder / "resolutions"),
         ]
 
     def _name(self, size: Size) -> str:

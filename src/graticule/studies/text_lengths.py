@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
-from graticule.analysis import length_plot, save_figure
+from graticule.analysis import length_plot, save_figures
 from graticule.files import write_json, write_text
 from graticule.metric import BITS_PER_BYTE
 from graticule.progress import hidden
@@ -88,7 +88,7 @@ class Lengths:
         return [
             write_text(folder / "lengths.md", self.markdown() + "\n"),
             write_json(folder / "lengths.json", values),
-            save_figure(self.figure(), folder / "lengths.png"),
+            *save_figures(self.figure(), folder / "lengths"),
         ]
 
     def _mark(self, choice: str, length: int) -> str:
