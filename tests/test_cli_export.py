@@ -39,6 +39,14 @@ def test_export_takes_the_name_of_a_model_and_says_that_it_is_not_trained(tmp_pa
     assert "blocks.0.pe_norm.weight" in load_file("model.safetensors")
 
 
+def test_export_converts_a_model_of_timm_and_gives_it_another_position(tmp_path, capsys):
+    file = tmp_path / "model.safetensors"
+    arguments = ["--weights", "random", "--joining", "lape", "--output", str(file)]
+    code, out, _ = run_command(capsys, "export", "timm:vit_tiny_patch16_224", *arguments)
+    assert code == 0 and f"wrote {file}" in out
+    assert "blocks.0.pe_norm.weight" in load_file(file)
+
+
 def test_publish_writes_what_graticule_and_timm_open(trained, tmp_path, capsys):
     folder = tmp_path / "published"
     code, out, _ = run_command(capsys, "publish", trained.folder, folder)

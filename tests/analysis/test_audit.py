@@ -164,15 +164,15 @@ def check_page(text):
 
 
 def test_the_page_contains_all_pictures_and_the_numbers_are_plain_values():
-    model = tiny.draw(tiny.tiny("learnable+relative_bias+rope"))
+    model = tiny.draw(tiny.tiny("learnable+relative_bias+rope", depth=1))
     both = {(32, 32): tiny.images(batch=6), (48, 48): tiny.images(48, 48, batch=6)}
-    found = audit(model, both, labels=torch.arange(6) % 5, progress=False)
+    found = audit(model, both, labels=torch.arange(6) % 5, progress=False, timed=False)
     text = audit_page(found, "a model <b>", [("model", "a & b")]).html()
     page = check_page(text)
     assert len(page.pictures) == 8  # the probe, effects, sizes, translation, attention, three kinds of maps
     assert "a model &lt;b&gt;" in text and "McNemar" in text
     numbers = json.loads(json.dumps(audit_json(found, {"model": "m"}), allow_nan=False))
-    assert len(numbers["probes"]) == 3 and len(numbers["effects"]) == 5 and numbers["images"] == 6
+    assert len(numbers["probes"]) == 1 and len(numbers["effects"]) == 5 and numbers["images"] == 6
     assert numbers["probes"][0]["mean"] == pytest.approx(found.probes[0].mean.tolist())
 
 
@@ -251,11 +251,13 @@ def test_the_other_looks_take_models_by_name(capsys, pictures, tmp_path):
     small.write_text(
         "import timm\ndef model():\n    return timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8,\n"
         "        depth=2, embed_dim=24, num_heads=3, num_classes=10)\n"
+        "def rope():\n    import graticule\n"
+        "    return graticule.create_model('vit_nano_patch4_28', encoding='rope', depth=1)\n"
     )
     stock, data = f"{small}:model", ["--data", pictures, "--output", tmp_path / "out"]
     code, out, err = run_command(capsys, "evaluate", NANO[0], stock, *NANO[1:3], *data, "--sizes", 32, 40)
     assert code == 0 and out.count("40x40") == 2, err
-    code, out, err = run_command(capsys, "attention", *NANO, *data, "--layers", 1, 2)
+    code, out, err = run_command(capsys, "attention", *NANO, *data, "--layers", 1)
     assert code == 0 and "head 4" in out, err
     code, out, err = run_command(capsys, "attention", stock, *data, "--layers", 2, "--without-position")
     assert code == 0 and "without position" in out, err
@@ -263,8 +265,7 @@ def test_the_other_looks_take_models_by_name(capsys, pictures, tmp_path):
     assert code == 0 and re.search(r"^2 +4x4", out, re.MULTILINE), err
     code, out, err = run_command(capsys, "correlations", stock, "--output", tmp_path / "out")
     assert code == 0 and (tmp_path / "out" / "correlations.png").is_file(), err
-    rope = ["vit_nano_patch4_28", "--weights", "random", "--encoding", "rope", "--output", tmp_path / "out"]
-    code, out, err = run_command(capsys, "correlations", *rope)
+    code, out, err = run_command(capsys, "correlations", f"{small}:rope", "--output", tmp_path / "out")
     assert code == 0 and "similarity under rotation" in out and (tmp_path / "out" / "rotary.png").is_file(), err
     code, _, err = run_command(capsys, "evaluate", *NANO)
     assert code == 1 and "`data` must be given for 'vit_nano_patch4_28'" in err

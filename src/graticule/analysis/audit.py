@@ -4,54 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from graticule.analysis.any_view import view_of
-from graticule.analysis.attention_map import AttentionMap
-from graticule.analysis.effect import Comparison, Effect, standard_error
+from graticule.analysis.attention_summary import AttentionSummary, attention_summary
+from graticule.analysis.audit_bar import AuditBar
+from graticule.analysis.effect import Comparison, Effect
 from graticule.analysis.equivariance import Translation, translation_error
 from graticule.analysis.position_maps import StageMaps, position_maps
 from graticule.analysis.position_time import Turns, time_in_turns
 from graticule.analysis.probe import Eraser, PositionSums, Probe
 from graticule.analysis.timm_view import TimmView
-from graticule.analysis.view import ModelView, Pass, Size, Unavailable, evaluating
+from graticule.analysis.view import ModelView, Size, Unavailable, evaluating
 from graticule.grid import Grid
-from graticule.progress import hidden
-
-Array = NDArray[np.float64]
-T = TypeVar("T")
 
 #: Images that attention weights are computed of, at most: they are many numbers, and differ little between images.
 _ATTENTION, _TRANSLATION = 16, 32
 #: Turns in which forward passes are timed, for batches of so many images.
 _TURNS = {1: 15, 8: 7}
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionSummary:
-    """Where the queries of patches attend to, by layer and head.
-
-    layers: counted from 0.
-    distance: (layers, heads) mean, in patches of the layer's grid or window; NaN where a layer has fewer heads.
-    distance_error: its standard error over images.
-    entropy: in nats, mean over images; `uniform_entropy` is the largest possible, (layers,).
-    prefix: the share that prefix tokens get.
-    uniform: the distance of a head that attends to all patches alike, (layers,).
-    """
-
-    layers: tuple[int, ...]
-    distance: Array
-    distance_error: Array
-    entropy: Array
-    prefix: Array
-    uniform: Array
-    uniform_entropy: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +107,7 @@ def audit(
     timed_images = sum(3 * batch * turns for batch, turns in _TURNS.items()) if timed else 0
     further = 4 * min(len(given), _TRANSLATION) + min(len(given), _ATTENTION) + timed_images
     passes = 2 + len(changed) + 2  # twice the model, and the two edits
-    bar = _Bar(passes * len(given) + further, {other: len(given) for other in others}, size, progress)
+    bar = AuditBar(passes * len(given) + further, {other: len(given) for other in others}, size, progress)
     batches = [slice(start, start + batch_size) for start in range(0, len(given), batch_size)]
 
     content, sums = _probe_sums(view, given, batches, folds, unavailable, bar)
@@ -193,36 +165,6 @@ def audit(
     )
 
 
-class _Bar:
-    """Runs views and shows the progress over all of them, in passes of an image at the size of the model."""
-
-    def __init__(self, passes: int, others: Mapping[Size, int], size: Size, shown: bool) -> None:
-        self.size = size
-        total = passes + sum(count * self._cost(other) for other, count in others.items())
-        self.bar = tqdm(total=round(total), unit="img", disable=hidden(shown))
-
-    def run(self, name: str, view: ModelView, images: Tensor, edit: Callable[..., Tensor] | None = None) -> Pass:
-        """Run a view."""
-        self.bar.set_description(name, refresh=False)
-        found = view.run(images, edit)
-        self.bar.update(round(len(images) * self._cost((images.shape[-2], images.shape[-1]))))
-        return found
-
-    def step(self, name: str, passes: int, work: Callable[[], T]) -> T:
-        """Do work that costs about so many passes."""
-        self.bar.set_description(name)
-        found = work()
-        self.bar.update(passes)
-        return found
-
-    def close(self) -> None:
-        """Close the bar."""
-        self.bar.close()
-
-    def _cost(self, size: Size) -> float:
-        return size[0] * size[1] / (self.size[0] * self.size[1])
-
-
 def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, ModelView]:
     """Return the views of the model with changed position, by name; what it cannot do is added to `unavailable`."""
     double = 2 * view.img_size[0], 2 * view.img_size[1]
@@ -250,7 +192,7 @@ def _channels(view: ModelView) -> int:
 
 
 def _probe_sums(
-    view: ModelView, images: Tensor, batches: Sequence[slice], folds: int, unavailable: dict[str, str], bar: _Bar
+    view: ModelView, images: Tensor, batches: Sequence[slice], folds: int, unavailable: dict[str, str], bar: AuditBar
 ) -> tuple[PositionSums | None, list[PositionSums]]:
     """Return the sums of the probes of the embedded patches and of each layer."""
     content: PositionSums | None = None
@@ -283,36 +225,11 @@ def _translation(view: ModelView, images: Tensor, unavailable: dict[str, str]) -
 
 
 def _attention(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> AttentionSummary | None:
-    """Summarize the attention weights of a few images, one at a time."""
-    found: list[Array] = []
-    first: list[AttentionMap] = []
     try:
-        for one in images:
-            maps = view.attention(one[None])
-            first = first or maps
-            found.append(_numbers(maps))
+        return attention_summary(view, images)
     except Unavailable as error:
         unavailable["attention"] = str(error)
         return None
-    distance, entropy, prefix = np.stack(found, -1)  # (layers, heads, images) each
-    return AttentionSummary(
-        layers=tuple(one.layer for one in first),
-        distance=distance.mean(-1),
-        distance_error=standard_error(distance),
-        entropy=entropy.mean(-1),
-        prefix=prefix.mean(-1),
-        uniform=np.array([one.uniform_distance for one in first]),
-        uniform_entropy=np.log([one.keys.tokens for one in first]),
-    )
-
-
-def _numbers(maps: Sequence[AttentionMap]) -> Array:
-    """Return distance, entropy and share on prefix tokens of each layer and head of an image, (3, layers, heads)."""
-    found = np.full((3, len(maps), max(one.num_heads for one in maps)), np.nan)
-    for layer, one in enumerate(maps):
-        for kind, values in enumerate((one.distances(), one.entropies(), one.prefix_shares())):
-            found[kind, layer, : one.num_heads] = values.mean(0)  # over windows
-    return found
 
 
 def _times(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> list[Turns]:

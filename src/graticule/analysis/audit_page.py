@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from graticule.analysis.audit import AttentionSummary, Audit
+from graticule.analysis.attention_summary import AttentionSummary
+from graticule.analysis.audit import Audit
 from graticule.analysis.audit_plots import attention_plot, effect_plot, probe_plot
 from graticule.analysis.effect import Effect
 from graticule.analysis.plots import translation_plot

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from graticule.analysis.audit import AttentionSummary
+from graticule.analysis.attention_summary import AttentionSummary
 from graticule.analysis.effect import Effect
 from graticule.analysis.plots import DASHES, MARKERS, PALETTE
 from graticule.analysis.probe import Probe

@@ -12,6 +12,7 @@ import tyro
 
 from graticule.checks import parse_sizes
 from graticule.commands.kinds import check_on_images
+from graticule.commands.opening import TIMM, NamedModels, open_model
 from graticule.commands.options import Output, open_runs, parse, parse_checkpoint
 from graticule.names import is_path
 
@@ -30,13 +31,14 @@ class Export:
 
         graticule export RUN --dynamic batch
         graticule export RUN --output model.pt2 --dynamic batch height width
+        graticule export timm:deit_tiny_patch16_224 --weights weights.pth --joining lape
 
     With a fixed height and width, position is folded into constants. Nothing is written if the outputs differ by more
     than 1e-4 of the largest one (in float32).
     """
 
     model: tyro.conf.Positional[str]
-    """folder of a run or of a published model, or name of a model"""
+    """folder of a run or of a published model, name of a model, or timm:NAME, which is converted"""
     format: str | None = None
     """onnx, torch-export or safetensors, the weights alone (default: from the name of the output, or onnx)"""
     output: Path | None = None
@@ -52,7 +54,7 @@ class Export:
     data: str | None = None
     """data set or image folder to measure the accuracy on (default: the run's, with --int8)"""
     weights: Path | None = None
-    """checkpoint for a model that is given by name"""
+    """checkpoint for a model that is given by name; of timm:NAME also random (default: its published weights)"""
     encoding: str | None = None
     """encoding of a model that is given by name (default: its own)"""
     joining: str | None = None
@@ -126,6 +128,11 @@ def _open(options: Export) -> tuple[Any, Path, Any]:
         (opened,) = open_runs([Path(options.model)], "export")
         check_on_images([opened], "export")
         return opened.model(checkpoint=checkpoint), opened.folder, opened
+    if options.model.startswith(TIMM):
+        from graticule.surgery.convert import convert
+
+        named = NamedModels(weights=None if options.weights is None else str(options.weights))
+        return convert(open_model(options.model, named).model, options.encoding, options.joining), Path(), None
     from graticule.backbones import create_model
 
     given = {name: getattr(options, name) for name in ("encoding", "joining") if getattr(options, name) is not None}
