@@ -10,7 +10,19 @@ import graticule
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose blocks of Python run here, one after another in one namespace.
-RUN = ("backbones", "concepts", "convert", "encodings", "explore", "export", "index", "joinings", "start", "texts")
+RUN = (
+    "backbones",
+    "concepts",
+    "convert",
+    "encodings",
+    "explore",
+    "export",
+    "gym",
+    "index",
+    "joinings",
+    "start",
+    "texts",
+)
 #: Those of them that build large models and look at no numbers.
 SHAPES = ("backbones", "encodings", "index", "joinings")
 #: Page -> the test that runs its blocks.
