@@ -108,6 +108,8 @@ def _entry(module: str, name: str) -> str:
     return f"```{{eval-rst}}\n.. auto{kind}:: {module}.{name}\n{options}```\n\n"
 
 
+#: The text of an attribute until napoleon has seen it.
+_ATTRIBUTES: dict[str, list[str]] = {}
 #: A line such as 'pre: (N, D), added to the tokens' that begins the description of a field.
 _FIELD = re.compile(r"^([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)")
 #: Names that are links; all other text in backticks is code, since a word such as `sizes` names many things.
@@ -118,7 +120,12 @@ def process_docstring(app: Any, what: str, name: str, obj: Any, options: Any, li
     """Make reStructuredText of a docstring: lists of fields, code in backticks, no markup by accident."""
     lines[:] = _with_lists(list(_escaped(lines)))
     if what == "attribute":
-        lines.insert(0, "")  # napoleon takes what is before a colon in the first line for a type
+        _ATTRIBUTES[name] = list(lines)
+
+
+def keep_attribute(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Undo what napoleon makes of an attribute: it takes all before the first colon for a type."""
+    lines[:] = _ATTRIBUTES.pop(name, lines)
 
 
 def _escaped(lines: list[str]) -> Iterator[str]:

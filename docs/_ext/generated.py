@@ -34,4 +34,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", write_pages)
     app.connect("source-read", leave_out_absent)
     app.connect("autodoc-process-docstring", api.process_docstring, priority=100)  # before napoleon
+    app.connect("autodoc-process-docstring", api.keep_attribute, priority=900)  # after it
     return {"parallel_read_safe": True, "parallel_write_safe": True}
