@@ -47,7 +47,7 @@ dist: $(VENV)/.installed
 # Warnings are errors. The pages of encodings, commands and the API are written anew each time.
 docs: $(VENV)/.docs
 	rm -rf docs/_build docs/gallery docs/api docs/commands
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html docs docs/_build/html
 	$(BIN)/python -m pytest -q docs/_ext
 
 lint: $(VENV)/.installed

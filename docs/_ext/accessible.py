@@ -12,12 +12,13 @@ SIGNATURE = re.compile(r"<dl>\s*((?:<dd>(?:(?!</?dl>).)*?</dd>\s*)+)</dl>", re.D
 
 
 def repair(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Give captions of the navigation a level, code a place in the order of focus, and signatures plain lines."""
+    """Give captions a level, code and tables a place in the order of focus, and signatures plain lines."""
     if "furo_navigation_tree" in context:
         tree = context["furo_navigation_tree"]
         context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
+        body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
         context["body"] = SIGNATURE.sub(_lines, body)
 
 
