@@ -31,6 +31,7 @@ ELSEWHERE = {
     "dense": "dense/data/test_dense_docs.py",
     "dense_models": "dense/test_models_docs.py",
     "extending": "test_recipes.py",
+    "gym": "gym/test_cli_gym.py",
 }
 #: The word after `python` where a block begins -> the test that runs it.
 NAMED = {
