@@ -36,7 +36,7 @@ def test_importing_the_package_imports_no_pytorch():
 LIGHT = {
     0: ["--help", "--version", "runs runs", "runs --help", "models", "models lm_*"]
     + [f"{name} --help" for name in COMMANDS]
-    + ["train digits_quick --help", "train digits_sizes --quick --help"],
+    + ["train digits_quick --help", "train digits_sizes --quick --help-all", "help plot", "--completion bash"],
     1: ["trian", "runs nowhere", "runs --srot name", "plot a --metrik b", "train digts"]
     + [f"{name} ./nowhere" for name in ("attention", "correlations", "evaluate", "mixing", "plot", "translation")],
     2: ["", "train digits_quick --epochs many", "runs --sort size", "compare digits_quick --choises a"],

@@ -13,7 +13,19 @@ from graticule.cli import COMMANDS, main
 HEAD = """# Command line
 
 `graticule COMMAND TARGET [options]`. Names of models, encodings and joinings are the same as in Python, with their
-options: `--encoding "rope(base=100)"`. This is the help of each command as it is printed in a terminal of 80 columns.
+options: `--encoding "rope(base=100)"`. This is the help of each command as it is printed in a terminal of 80 columns;
+`--help-all` adds rare options.
+
+What prints a table prints it as JSON with `--json`, and nothing else, on stdout; progress and errors are on stderr. An
+error is one line, and the exit code 1, or 2 for an option or a value that cannot be read.
+
+`graticule --completion bash` prints a script with which a shell completes commands, options and recipes:
+
+```sh
+graticule --completion bash > ~/.local/share/bash-completion/completions/graticule
+graticule --completion zsh > ~/.zfunc/_graticule   # a folder of $fpath
+graticule --completion fish > ~/.config/fish/completions/graticule.fish
+```
 
 """
 

@@ -99,8 +99,8 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
     elif getattr(options, "data", "") is None:
         named = next(target for target in targets if is_named(target))
         raise ValueError(
-            f"`data` must be given for {named!r}, which is not the folder of a run: a folder of images, or the name of "
-            "a data set."
+            f"`data` must be given for {named!r}, which is not the folder of a run, so it is the name of a model: a "
+            "folder of images, or the name of a data set."
         )
 
 
@@ -276,7 +276,7 @@ def _by_name(target: str, options: NamedModels) -> Opened:
     own = name in list_models() and not target.startswith(TIMM)
     if not own:
         if not timm.is_model(name):
-            near = difflib.get_close_matches(name, [*list_models(), *timm.list_models()], n=3)
+            near = difflib.get_close_matches(name, {*list_models(), *timm.list_models()}, n=3)
             raise ValueError(
                 f"`model` must be the folder of a run, or the name of a model of graticule or timm, got {target!r}, "
                 f"which is neither{'; did you mean ' + ' or '.join(map(repr, near)) + '?' if near else '.'}"
