@@ -378,6 +378,11 @@ def test_a_sheet_has_a_row_a_layer_and_a_column_a_group():
     assert [bar.get_ylabel() for bar in bars] == ["weight", "weight"]
 
 
+def test_a_given_color_scale_is_that_of_every_row():
+    figure = mixing_sheet(mixing_maps(gated()), limits=(0, 0.25))
+    assert {ax.images[0].get_clim() for ax in figure.axes if ax.images} == {(0, 0.25)}
+
+
 def test_a_sheet_has_the_title_that_it_was_given():
     assert mixing_sheet(mixing_maps(gated()), title="posmlp, ggqpe").get_suptitle() == "posmlp, ggqpe"
 

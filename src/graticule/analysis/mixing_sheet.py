@@ -23,6 +23,7 @@ def mixing_sheet(
     groups: Sequence[int] | None = None,
     values: Literal["weights", "logits"] = "weights",
     title: str = "",
+    limits: tuple[float, float] | None = None,
 ) -> Figure:
     """Draw what a query takes of every token, one row per layer and one column per group.
 
@@ -37,6 +38,7 @@ def mixing_sheet(
         groups: counted from 0; eight at even distances by default. A layer that has fewer leaves panels empty.
         values: 'weights' or 'logits'.
         title: above the sheet.
+        limits: the ends of one color scale for all rows, to hold several sheets side by side.
 
     Raises:
         ValueError: if there is nothing to draw, or a group that no layer has.
@@ -58,6 +60,7 @@ def mixing_sheet(
         images = getattr(one, values)
         shown = images[[group for group in chosen if group < one.groups]]
         norm, cmap = _scale(shown if len(shown) else images, one.softmax, values)
+        norm = norm if limits is None else Normalize(*limits)
         drawn = None
         for index, ax in enumerate(line):
             if index == 0:

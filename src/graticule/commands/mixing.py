@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import tyro
 
-from graticule.commands.figures import Figures
+from graticule.commands.figures import ScaledFigures, limits_of
 from graticule.commands.kinds import check_on_images
 from graticule.commands.options import (
     Output,
@@ -23,7 +23,7 @@ from graticule.commands.options import (
 
 
 @dataclass
-class Mixing(Figures):
+class Mixing(ScaledFigures):
     """Draw the token mixing of gated MLPs: the weights around a token, the bias maps, and their non-locality.
 
         graticule mixing RUN
@@ -55,6 +55,7 @@ class Mixing(Figures):
 def run(arguments: list[str]) -> int:
     """Draw the token mixing of gated MLPs."""
     options = parse(Mixing, "mixing", arguments)
+    limits = limits_of(options.scale)
     output = Output(options.json)
     runs = open_runs(options.runs, "mixing")
     from graticule.analysis import (
@@ -94,7 +95,7 @@ def run(arguments: list[str]) -> int:
         mark = f"-{number}" if len(runs) > 1 else ""
         recipe = run.recipe()
         title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}"
-        sheet = mixing_sheet(drawn, groups, options.values, f"Mixing {options.values}, {title}")
+        sheet = mixing_sheet(drawn, groups, options.values, f"Mixing {options.values}, {title}", limits)
         figures[f"mixing{mark}"] = sheet
         if any(one.bias is not None for one in maps[label]):
             figures[f"mixing-bias{mark}"] = bias_sheet(maps[label], f"Bias, {title}")
