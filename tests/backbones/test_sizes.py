@@ -22,7 +22,7 @@ def test_configurations_name_parameters_and_the_last_grid():
         cfg, state = model.pretrained_cfg, model.state_dict()
         convolutions = cfg["first_conv"] if isinstance(cfg["first_conv"], tuple) else (cfg["first_conv"],)
         classifiers = cfg["classifier"] if isinstance(cfg["classifier"], tuple) else (cfg["classifier"],)
-        for module in (*convolutions, *classifiers):
+        for module in (*convolutions, *(classifiers if model.num_classes else ())):
             assert f"{module}.weight" in state, f"{name}: {module}"
         assert all(state[f"{module}.weight"].shape[1] == model.in_chans for module in convolutions), name
         assert cfg["input_size"] == (model.in_chans, *model.img_size), name

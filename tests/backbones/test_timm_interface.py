@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from timm.data import resolve_model_data_config
+from timm.data import resolve_data_config, resolve_model_data_config
 from timm.models import group_parameters
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 import graticule
 from graticule import fold
 from graticule.backbones import MODELS
-from tiny import CLASSES, COVER, DEPTH, SIZE, draw, gradients, images, spec, tiny
+from tiny import CLASSES, COVER, DEPTH, SIZE, draw, full_size, gradients, images, spec, tiny
 
 choices = pytest.mark.parametrize(("encoding", "joining"), COVER)
 
@@ -59,21 +59,9 @@ def test_models_are_listed_by_pattern():
     "name", [name for name in graticule.list_models() if timm.is_model(name) and "pvt" not in name]
 )
 def test_the_data_configuration_is_that_of_timms_model_of_the_name(name):
-    size = MODELS[name].img_size
-    small = {"embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 5}
-    if name.startswith(("convit", "twins", "mvitv2")):
-        small = {"num_classes": 5}
-    elif name.startswith("swin"):
-        small = {"embed_dim": 24, "depths": (1, 1), "num_heads": (3, 3), "num_classes": 5}
-        if "12to" in name:
-            small["pretrained_window_sizes"] = (12, 12)
-    elif "mixing" in MODELS[name].kind.needs:  # whose sizes timm does not let one choose
-        small = {"num_classes": 5}
-    with torch.device("meta"):
-        ours, theirs = (
-            resolve_model_data_config(create(name, **small)) for create in (graticule.create_model, timm.create_model)
-        )
-    assert ours["input_size"] == (3, *size)
+    ours = resolve_model_data_config(full_size(name))
+    theirs = resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+    assert ours["input_size"] == (3, *MODELS[name].img_size)
     assert ours == theirs
 
 
