@@ -11,13 +11,13 @@ def known_name(argument: str, name: str, known: Collection[str]) -> str:
     """Return `name` if it is known.
 
     Raises:
-        ValueError: with the nearest names and all of them, if it is not.
+        ValueError: with the nearest names if it is not, and with all others unless they are many.
     """
     if name in known:
         return name
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    shown = list(known) if len(known) <= 30 else [*list(known)[:30], "..."]
+    shown = list(known) if len(known) <= 30 else [*(near or list(known)[:30]), "..."]
     raise ValueError(f"`{argument}` must be one of {', '.join(shown)}; got {name!r}{hint}")
 
 

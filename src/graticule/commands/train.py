@@ -108,7 +108,7 @@ def _resumed(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     """Return the recipe and the folder of the run to resume, and True."""
     given = [part for part in [*arguments[0].partition("=")[2:], *arguments[1:]] if part]
     if not given or given[0].startswith("-"):
-        raise ValueError(f"`--resume` must be followed by a run folder, got {given}.")
+        raise ValueError(f"`--resume` must be followed by a run folder, got {' '.join(given) or 'none'}.")
     from graticule.training import Run
 
     run = Run.open(given[0])
