@@ -31,7 +31,7 @@ class Export:
 
         graticule export RUN --dynamic batch
         graticule export RUN --output model.pt2 --dynamic batch height width
-        graticule export timm:deit_tiny_patch16_224 --weights weights.pth --joining lape
+        graticule export timm:deit_tiny_patch16_224 --weights FILE --joining lape
 
     With a fixed height and width, position is folded into constants. Nothing is written if the outputs differ by more
     than 1e-4 of the largest one (in float32).

@@ -102,6 +102,6 @@ def check_windowed(position: LayerPosition) -> None:
     """
     if position.value_bias is not None or position.positional is not None:
         raise ValueError(
-            "`window` must be 0 for encodings of all pairs of tokens, got one that adds to the mixed values or blends "
-            "attention weights (iRPE on values, GPSA)."
+            "`window` must be 0 for encodings of all pairs of tokens, got one of those that add to the mixed "
+            "values or blend attention weights (iRPE on values, GPSA)."
         )
