@@ -225,3 +225,11 @@ def test_what_is_no_model_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match="`folder` must be a folder"):
         (tmp_path / "file").touch()
         model.save_pretrained(tmp_path / "file")
+
+
+def test_a_pruned_model_is_not_published_as_the_whole_one(tmp_path):
+    model = graticule.create_model("vit_nano_patch4_28", depth=2)
+    model.prune_intermediate_layers([0])
+    with pytest.raises(ValueError, match="`model` must be built by create_model"):
+        model.save_pretrained(tmp_path / "pruned")
+    assert not (tmp_path / "pruned").exists()
