@@ -131,8 +131,8 @@ class SamVisionTransformer(VisionTransformer):
     ) -> None:
         if global_pool == "token" or kwargs.get("class_token") or kwargs.get("reg_tokens"):
             raise ValueError(
-                "`class_token` must be False and `reg_tokens` 0 where layers see windows, which hold patches alone; "
-                "use `global_pool` 'avg'."
+                "`class_token` must be False where layers see windows, which hold patches alone, without "
+                "`reg_tokens`; use `global_pool` 'avg'."
             )
         # what builds position and blocks needs them
         self.window = Grid(window_size, window_size)
