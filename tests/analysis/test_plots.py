@@ -133,7 +133,7 @@ def test_a_legend_shows_bars_only_where_there_are_some():
     one, several = (resolution_plot({"a": {(28, 28): values}}, 28) for values in ([80.0], [80.0, 82.0]))
     assert not one.axes[0].containers and len(several.axes[0].containers) == 1
     seeds = [score_plot({"a": values, "b": values}, "top-1").axes[0].get_xlabel() for values in ([1.0], [1.0, 2.0])]
-    assert "one seed each" in seeds[0] and "standard deviation" in seeds[1]
+    assert "one seed each" in seeds[0] and "one s.d." in seeds[1]
 
 
 def test_lines_differ_in_grey_as_in_colour():

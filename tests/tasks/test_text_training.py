@@ -118,10 +118,10 @@ def test_speed_is_in_tokens():
     assert LanguageModeling(short()).rate == ("tok/s", 20 * 16)
 
 
-def test_the_bar_shows_bits_per_byte(tmp_path, capsys):
+def test_the_line_of_an_epoch_shows_bits_per_byte(tmp_path, capsys):
     run = train(short(), tmp_path / "run", progress=True)
     shown = capsys.readouterr().err
-    assert f"bpb={run.result()['last_bpb']:.3f}" in shown and f"best={run.result()['best_bpb']:.3f}" in shown
+    assert f"bpb {run.result()['last_bpb']:.3f}, best {run.result()['best_bpb']:.3f}, " in shown
 
 
 def test_a_run_whose_scores_are_no_numbers_has_no_best(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -149,16 +150,12 @@ class Decomposed(BiasEncoding):
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, head_dim={self.head_dim}, scaled={self.scaled}"
 
 
+@dataclass(frozen=True)
 class DecomposedBias:
-    """The bias of a grid, as a function of the scaled queries.
+    """The bias of `grid`, made by `encoding`, as a function of the scaled queries."""
 
-    Args:
-        encoding: what makes it.
-        grid: the grid.
-    """
-
-    def __init__(self, encoding: Decomposed, grid: Grid) -> None:
-        self.encoding, self.grid = encoding, grid
+    encoding: Decomposed
+    grid: Grid
 
     def __call__(self, queries: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Make the bias from scaled queries, as `Decomposed.bias`."""
