@@ -17,14 +17,15 @@ demo: $(VENV)/.installed
 	$(BIN)/graticule demo
 
 # Two processes of one thread each: the tests are many and small. Each takes half of them, in order, so that most files
-# build their models once, and who is done first takes half of what is left of the other.
+# build their models once, and who is done first takes half of what is left of the other. Python writes compiled files, or each process that a test starts
+# would compile the package anew.
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Old versions give warnings that newer ones do not, so warnings are no errors here.
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[cluster,demo,export,text]" datasets pytest pyyaml transformers webdataset
+	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[cluster,demo,export,text]" datasets hypothesis pytest pyyaml transformers webdataset
 	.venv-lowest/bin/python -m pytest -o filterwarnings=default
 
 # The new environment finds the dependencies in $(VENV) by a path file, since PyTorch alone is gigabytes; the editable
