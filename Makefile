@@ -17,8 +17,8 @@ demo: $(VENV)/.installed
 	$(BIN)/graticule demo
 
 # Two processes of one thread each: the tests are many and small. Each takes half of them, in order, so that most files
-# build their models once, and who is done first takes half of what is left of the other. Python writes compiled files, or each process that a test starts
-# would compile the package anew.
+# build their models once, and who is done first takes half of what is left of the other. Python writes compiled files, or
+# each process that a test starts would compile the package anew.
 test: $(VENV)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal
 
