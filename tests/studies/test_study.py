@@ -174,6 +174,21 @@ def test_a_variant_is_a_column_and_its_tests_are_of_one_family():
     assert one.cost() == "15 min 36 s"  # 9 runs of 4 s, as the others of 10 epochs took, and 15 of 60 s by the estimate
 
 
+def test_a_choice_may_be_left_out_of_a_variant_that_cannot_have_it():
+    partial = study(variants={"vit": {}, "pvt": {}}, without=(("c", "pvt"),), seeds=(0, 1))
+    assert ("c", "pvt") not in partial.cells.values() and len(partial.cells) == len(partial.recipes()) == 5
+    values = {"a": [70.0, 71.0], "b": [71.0, 73.0], "c": [72.0, 72.0]}
+    kept = [*rows(values, "vit"), *rows({name: values[name] for name in "ab"}, "pvt")]
+    report = StudyReport("x", partial, kept)
+    assert [(one.choice, one.variant) for one in report.tests() if one.test] == [
+        ("b", "vit"),
+        ("c", "vit"),
+        ("b", "pvt"),
+    ]
+    assert len(report.findings()) == 4 and "10 runs" in report.provenance() and report.cost() == "0.0 s"
+    assert report.means()[3][-1] == ""
+
+
 def test_the_text_says_the_command_or_that_nothing_was_run(tmp_path):
     assert (
         StudyReport("x", study(), [])
@@ -217,6 +232,8 @@ def test_what_is_wrong_in_a_study_is_said_before_any_work(tmp_path):
     wrong = [
         (lambda: study(seeds=(1, 1)), "`choices`, `variants` and `seeds` must not be empty, nor seeds twice"),
         (lambda: study(tests=(("b", "d"),)), "`tests` must be one of a, b, c; got 'd'"),
+        (lambda: study(without=(("d", ""),)), "`without` must be one of a, b, c; got 'd'"),
+        (lambda: study(without=(("a", "pvt"),)), "`without` must be one of .*; got 'pvt'"),
         (lambda: study(seconds=0), "`seconds` must be the time of a run, more than 0, got 0"),
         (lambda: study(base={"epoch": 3}).recipes(), "`choices` must be one of .*; got 'epoch'; did you mean 'epochs'"),
         (lambda: load_study("amplitud"), "`study` must be one of .*; got 'amplitud'; did you mean 'amplitude'"),

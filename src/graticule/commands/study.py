@@ -146,6 +146,9 @@ def _selected(study: Study, options: StudyOptions) -> Study:
         study,
         choices={name: study.choices[name] for name in choices},
         variants={name: study.variants[name] for name in variants},
+        without=tuple(
+            (choice, variant) for choice, variant in study.without if choice in choices and variant in variants
+        ),
         seeds=tuple(seeds[:1] if options.quick else seeds),
         tests=tuple(pair for pair in study.tested if set(pair) <= set(choices)),
     )

@@ -47,6 +47,7 @@ class Study:
     choices: label -> fields of the recipe that are changed; what is compared.
     seconds: estimated wall time of a run on one core, or variant -> that of its runs.
     variants: label -> further changed fields; settings in which the choices are compared, such as epochs.
+    without: (choice, variant) of what is left out, such as an encoding that a model cannot take.
     base: fields of the recipe that are changed for all.
     seeds: the same for every choice and variant.
     sizes: (height, width) of the images that the last weights are also tested at.
@@ -65,6 +66,7 @@ class Study:
     choices: Mapping[str, Mapping[str, Any]]
     seconds: float | Mapping[str, float]
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    without: tuple[tuple[str, str], ...] = ()
     base: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     sizes: tuple[tuple[int, int], ...] = ()
@@ -86,6 +88,9 @@ class Study:
         for pair in self.tests:
             for name in pair:
                 known_name("tests", name, self.choices)
+        for choice, variant in self.without:
+            known_name("without", choice, self.choices)
+            known_name("without", variant, self.variants)
         if any(self.seconds_of(variant) <= 0 for variant in self.variants):
             raise ValueError(f"`seconds` must be the time of a run, more than 0, got {self.seconds}.")
 
@@ -101,11 +106,12 @@ class Study:
 
     @property
     def cells(self) -> dict[str, tuple[str, str]]:
-        """The name of the runs of every choice in every variant -> (choice, variant)."""
+        """The name of the runs of every choice in every variant that has it -> (choice, variant)."""
         return {
             f"{choice}, {variant}" if variant else choice: (choice, variant)
             for variant in self.variants
             for choice in self.choices
+            if (choice, variant) not in self.without
         }
 
     def recipes(self, *, quick: bool = False, data_root: Path | None = None) -> dict[str, Any]:
