@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 #: Rooms from the ground up; a room imports from those below it and from itself.
 FLOORS = [
     {"symbolic"},
-    {"files", "lazy", "memory", "metric", "names", "plugins", "progress"},
+    {"files", "lazy", "memory", "metric", "names", "plugins", "progress", "terminal"},
     {"checks", "recipe_registry", "run_folder", "specs"},
     {"registries"},
     {"resampling"},

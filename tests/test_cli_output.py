@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -103,3 +104,30 @@ def test_what_a_recipe_sets_can_be_opened_by_none(tmp_path):
 def test_a_value_that_is_none_of_the_choices_is_a_bad_option(capsys):
     code, _, err = run_command(capsys, "train", "pydoc_quick", "--nonfinite", "go")
     assert code == 2 and "stop" in err and "skip" in err
+
+
+class Terminal(io.StringIO):
+    """A stdout or stderr that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("given", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_terminals_have_colors_unless_they_are_not_wanted_and_pipes_have_none(monkeypatch, capsys, given, colored):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    wrong = [["plot", "--help"], ["plot", "--sise", "3"], ["plot", "a", "--against", "hours"]]
+    piped = [run_command(capsys, *arguments) for arguments in wrong]
+    assert "\x1b" not in repr(piped)
+    for arguments, (_, out, err) in zip(wrong, piped, strict=True):
+        shown, said = Terminal(), Terminal()
+        with monkeypatch.context() as terminal:
+            terminal.setattr(sys, "stdout", shown)
+            terminal.setattr(sys, "stderr", said)
+            terminal.setenv("COLUMNS", "80")
+            run_command(capsys, *arguments)
+        assert ("\x1b[" in shown.getvalue() + said.getvalue()) == colored
+        assert re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue() + said.getvalue()) == out + err

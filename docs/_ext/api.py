@@ -7,7 +7,9 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_origin
+
+from sphinx.pycode import ModuleAnalyzer
 
 import graticule
 from graticule.encodings import ENCODINGS
@@ -104,8 +106,34 @@ def _entry(module: str, name: str) -> str:
     elif inspect.isroutine(value) or (callable(value) and inspect.getdoc(value)):
         kind = "function"
     else:
-        return f"```{{eval-rst}}\n.. py:data:: {module}.{name}\n```\n\n"
+        return f"```{{eval-rst}}\n.. py:data:: {module}.{name}\n{_constant(module, name, value)}```\n\n"
     return f"```{{eval-rst}}\n.. auto{kind}:: {module}.{name}\n{options}```\n\n"
+
+
+def _constant(module: str, name: str, value: Any) -> str:
+    """Return the options and the text of a constant, a registry or a module, indented.
+
+    Raises:
+        ValueError: if nothing describes it.
+    """
+    simple = isinstance(value, int | float | str | tuple) or get_origin(value) is Literal
+    shown = repr(value).removeprefix("typing.") if simple else ""
+    about = (inspect.getdoc(value) or "").partition("\n\n")[0] if inspect.ismodule(value) else _comment(module, name)
+    if not about:
+        raise ValueError(f"`{module}.{name}` must have a comment that begins with #: where it is defined.")
+    text = "".join(f"   {line}\n" for line in _escaped(about.splitlines()))
+    return f"   :value: {shown}\n\n{text}" if shown else f"\n{text}"
+
+
+def _comment(module: str, name: str) -> str:
+    """Return the comment of `#:` before `name` in the file of the package that defines it."""
+    folder = Path(graticule.__file__).parent.joinpath(*module.split(".")[1:])
+    for path in sorted(folder.rglob("*.py")):
+        if f"\n{name}" in path.read_text(encoding="utf-8"):
+            found = ModuleAnalyzer.for_file(str(path), module).find_attr_docs().get(("", name))
+            if found:
+                return "\n".join(found).strip()
+    return ""
 
 
 #: The text of an attribute until napoleon has seen it.

@@ -15,6 +15,7 @@ from importlib import import_module
 from graticule.checks import printable
 from graticule.names import known_name
 from graticule.plugins import load_named_plugins
+from graticule.terminal import red
 
 #: Command -> its purpose; each is a module of graticule.commands, imported when it is called.
 COMMANDS = {
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = _beyond_memory(error) or (str(error) if isinstance(error, _named_mistakes()) else None)
         if os.environ.get("GRATICULE_DEBUG") or said is None:
             raise
-        print(f"graticule: error: {printable(said.strip())}", file=sys.stderr)
+        print(red("graticule: error:", sys.stderr), printable(said.strip()), file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:  # of a full disk, of which Python would complain when it ends

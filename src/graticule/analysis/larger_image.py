@@ -24,7 +24,7 @@ from graticule.analysis.view import Size, Unavailable, repeated
 from graticule.backbones import Backbone
 from graticule.grid import Grid
 
-#: The passes in their order.
+#: The passes of a larger image, by what each adds to the one before; `graticule.tasks.size_causes` compares them.
 PASSES = ("trained", "tokens", "content", "values")
 
 

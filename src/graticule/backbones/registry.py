@@ -110,7 +110,7 @@ class Size:
         }
 
 
-#: The models by name, in the order of registration.
+#: The models by name, in the order of registration, as data: nothing is built to read them.
 MODELS: dict[str, Size] = {}
 #: timm's configurations of the models, by their names there; timm reads them from this module.
 default_cfgs: dict[str, Any] = {}

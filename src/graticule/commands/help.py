@@ -27,6 +27,7 @@ from tyro.constructors import (
 )
 
 from graticule.commands.values import value_registry
+from graticule.terminal import bold
 
 #: Option -> the word for its value, the same for every command; a path is FOLDER or FILE, by the text of its option.
 METAVARS = {
@@ -178,10 +179,11 @@ def help_text(command: str, *more: str, every: bool = False) -> str:
 def _entry(shown: str, about: str, width: int) -> Iterator[str]:
     """Yield the lines of an option: its name on the left, its text on the right."""
     text = textwrap.wrap(about, width - _COLUMN, break_on_hyphens=False) or [""]
+    name = bold(shown, sys.stdout)
     if len(shown) + 4 > _COLUMN:
-        yield f"  {shown}"
+        yield f"  {name}"
     else:
-        yield f"  {shown:{_COLUMN - 2}}{text.pop(0)}".rstrip()
+        yield f"  {name}{' ' * (_COLUMN - 2 - len(shown))}{text.pop(0)}".rstrip()
     yield from (" " * _COLUMN + line for line in text)
 
 

@@ -22,6 +22,7 @@ from graticule.checks import printable
 from graticule.commands.help import help_page, options_of
 from graticule.commands.values import BadOption, value_registry
 from graticule.run_folder import RunFolder
+from graticule.terminal import red
 
 
 def parse(kind: Any, name: str, arguments: list[str]) -> Any:
@@ -52,7 +53,7 @@ def parse(kind: Any, name: str, arguments: list[str]) -> Any:
 
 def _refuse(reason: str) -> NoReturn:
     """Report a bad option."""
-    print(f"graticule: error: {reason}", file=sys.stderr)
+    print(red("graticule: error:", sys.stderr), reason, file=sys.stderr)
     raise SystemExit(2)
 
 

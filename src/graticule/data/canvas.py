@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-#: What becomes of images at a size other than that of training: scaled, or left at their scale on a canvas.
+#: How images come to a size other than that of training: scaled (zoom), or at their scale on a larger canvas (canvas).
 Mode = Literal["zoom", "canvas"]
 #: Decides where the pictures lie, so that all models are tested on the same ones.
 _PLACE_SEED = 28

@@ -34,7 +34,7 @@ def _options(kind: Any) -> dict[str, Option]:
     return options_of(kind.__init__, frozenset({"self", "inputs", "strides", "num_classes"}))
 
 
-#: Decoders by name, for `decoder`.
+#: Decoders by name: the values of the argument `decoder`.
 DECODERS: Registry[type[Decoder]] = Registry("decoder", Decoder, _options)
 register_decoder = DECODERS.register
 

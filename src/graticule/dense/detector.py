@@ -121,6 +121,6 @@ def _options(kind: Any) -> dict[str, Option]:
     return options_of(kind.__init__, frozenset({"self", "features", "num_classes"}))
 
 
-#: Detectors by name, for `head`.
+#: Detectors by name: the values of the argument `head`.
 HEADS: Registry[type[Detector]] = Registry("head", Detector, _options)
 register_head = HEADS.register

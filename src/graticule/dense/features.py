@@ -144,7 +144,7 @@ def _options(kind: Any) -> dict[str, Option]:
     return options_of(kind.__init__, frozenset({"self", "backbone", "inputs", "strides"}))
 
 
-#: Readers and necks by name, for `neck`. A reader can only be the first of several.
+#: Readers and necks by name: the values of the argument `neck`. A reader can only be the first of several.
 NECKS: Registry[type[Levels]] = Registry("neck", Levels, _options)
 register_neck = NECKS.register
 

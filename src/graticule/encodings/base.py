@@ -196,7 +196,7 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 #: The option `layers`: the number of the first layers that have the encoding, or the indices of any.
 LAYERS = Option(int | tuple[int, ...] | None, None)
-#: The encodings by name.
+#: The classes of encodings by name, those of plugins included.
 ENCODINGS: Registry[type[Encoding]] = Registry(
     "encoding", Encoding, lambda cls: {**cls.option_types(), **({"layers": LAYERS} if cls.has_layers() else {})}
 )
