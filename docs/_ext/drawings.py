@@ -86,7 +86,7 @@ def encoding() -> Figure:
         "rope": "rotary: similarity of equal\nqueries and keys, rotated",
         "peg": "from the tokens: reach\nof a convolution",
     }
-    figure = Figure(figsize=(9.2, 2.0), facecolor="white", layout="constrained")
+    figure = Figure(figsize=(9.2, 2.2), facecolor="white", layout="constrained")
     for ax, (name, title) in zip(figure.subplots(1, 4), titles.items(), strict=True):
         shown = says_at_center(name, Grid(7, 11))[0]
         ax.imshow(shown.values, cmap="viridis")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import typing
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,16 +143,47 @@ def _options(kind: Any) -> str:
     types = kind.option_types()
     if not types:
         return "## Options\n\nNone of its own.\n\n"
-    lines = ["## Options", "", "| option | values | default |", "| --- | --- | --- |"]
+    texts = option_texts(kind)
+    lines = ["## Options", "", "| option | default | values | what it is |", "| --- | --- | --- | --- |"]
     for option, each in types.items():
-        lines.append(f"| `{option}` | {_cell(_type(each.kind))} | `{each.default!r}` |")
+        if option not in texts:
+            raise ValueError(
+                f"`{option}` of {kind.__name__} must be described in a docstring, as 'Args: {option}: ...'."
+            )
+        lines.append(f"| `{option}` | `{each.default!r}` | {_cell(_type(each.kind))} | {_cell(texts[option])} |")
     if kind.has_layers():
-        lines.append("| `layers` | number of the first layers that have it, or the indices of any | all |")
-    return "\n".join(lines) + "\n\nThe definition below says what they mean.\n\n"
+        about = "number of the first layers that have it, or the indices of any (all without it)"
+        lines.append(f"| `layers` | `None` | `int`, or `int, ...`, or `None` | {about} |")
+    return (
+        "\n".join(lines)
+        + "\n\nA single letter, such as T or K, is that of the formula in the [definition](#definition).\n\n"
+    )
+
+
+def option_texts(kind: Any) -> dict[str, str]:
+    """Return what the docstrings of an encoding and of the parts that it is made of say of its options."""
+    hints = typing.get_type_hints(kind.__init__)
+    parts = [hint for hint in hints.values() if inspect.isclass(hint) and dataclasses.is_dataclass(hint)]
+    found: dict[str, str] = {}
+    for described in (*reversed(kind.__mro__), *parts):
+        for one in (described, vars(described).get("position")):
+            found |= _described(inspect.cleandoc(getattr(one, "__doc__", None) or ""))
+    return found
+
+
+def _described(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and descriptions of the lines 'name: text', with the lines that continue them."""
+    entry = re.compile(r"^( *)([a-z_]\w*(?:, [a-z_]\w*)*): (\S.*(?:\n\1 +\S.*)*)", re.MULTILINE)
+    for _, names, about in entry.findall(text):
+        plain = re.sub(r":math:`([^`]*)`", r"$\1$", " ".join(about.split()))
+        for name in names.split(", "):
+            yield name, plain.rstrip(".")
 
 
 def _type(kind: Any) -> str:
     """Say the values of a type: 'a' or 'b' of a literal, its name of any other."""
+    if typing.get_origin(kind) is tuple:
+        return ", ".join("..." if each is ... else _type(each) for each in typing.get_args(kind))
     if typing.get_origin(kind) is typing.Literal:
         return ", ".join(f"`{value!r}`" for value in typing.get_args(kind))
     if typing.get_origin(kind) is typing.Annotated:

@@ -150,6 +150,12 @@ class ConvolutionalProjection(Encoding):
     Reference: CvT (Wu et al., 2021), section 3.2, in the form of CPVT's Table 16 (Chu et al., 2023): its
     5,685,352 parameters are DeiT-Ti's without position embedding and three convolutions of 192 * 9 + 192, so
     with a bias and without the batch norm that CvT has after each.
+
+    Args:
+        dim: D, the channels of the tokens.
+        kernel: k, odd.
+        padding: of the grid: 'zeros', 'circular', 'replicate' or 'reflect'.
+        bias: whether convolutions have one.
     """
 
     @checked
@@ -166,7 +172,15 @@ class ConvolutionalProjection(Encoding):
     def position(
         cls, site: Site, joining: Joining, *, places: Places = (0,), frozen: bool = False, **options: Any
     ) -> Position:
-        """Build one per insert position, as `Peg.position`."""
+        """Build one per insert position, as `Peg.position`.
+
+        Args:
+            site: of the backbone.
+            joining: 'default'.
+            places: the layers whose queries, keys and values are computed so.
+            frozen: keep the weights as drawn or loaded.
+            options: those of the constructor.
+        """
         each = {place: cls.build(site, site.grid, options) for place in each_place(places)}
         return BeforeProjections(each, site.depth).requires_grad_(not frozen)
 

@@ -82,6 +82,12 @@ class DenseMixing(MixingEncoding):
     over the queries, and scaled by N / N', so that a row keeps its sum.
 
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021), section 2.1.
+
+    Args:
+        grid: the grid that the matrices are for.
+        std: standard deviation of the initial values.
+        resampler: how the matrices are resampled at another grid.
+        groups: number of groups with a matrix each; None for one matrix and no groups.
     """
 
     resampled = True
@@ -139,6 +145,12 @@ class LearnableMixing(MixingEncoding):
     construction they are s (2 sqrt(N) - 1)^2 = 4 s N - 4 s sqrt(N) + s. The authors' code indexes the table by
     p_i - p_j, which loading its checkpoints accounts for, and starts it at zero, because the loop that should draw
     it with std 0.02 finds no parameter; here it is drawn.
+
+    Args:
+        grid: the grid that the tables are for.
+        groups: number of groups with a table each.
+        std: standard deviation of the initial values.
+        resampler: how the tables are resampled at another grid.
     """
 
     resampled = True

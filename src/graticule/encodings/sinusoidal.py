@@ -21,6 +21,11 @@ class Sinusoidal1d(FixedEncoding):
     angle to float32 first, which differs by up to 1e-5 at p = 196. A checkpoint brings its own table.
 
     Reference: Attention Is All You Need (Vaswani et al., 2017), section 3.5.
+
+    Args:
+        grid: the grid that the table is for.
+        dim: D, the channels of the tokens.
+        temperature: T; waves are 2 pi to 2 pi T tokens long.
     """
 
     crops = True
@@ -48,6 +53,11 @@ class Sinusoidal2d(FixedEncoding):
     timm's two-dimensional tables put all sines of an axis before its cosines, a known difference.
 
     Reference: Attention Is All You Need (Vaswani et al., 2017), applied to each axis.
+
+    Args:
+        grid: the grid that the table is for.
+        dim: D, the channels of the tokens.
+        temperature: T; waves are 2 pi to 2 pi T patches long.
     """
 
     crops = True

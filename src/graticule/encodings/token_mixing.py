@@ -127,7 +127,12 @@ class Glrpe(TokenMixing, LearnableMixing):
 
 @register_encoding("lrpe_m")
 class LrpeM(TokenMixing, MixingSum):
-    """Mixes tokens by the sum of a dense matrix and one number per displacement; `resampler` is that of both."""
+    """Mixes tokens by the sum of a dense matrix and one number per displacement.
+
+    Args:
+        grid: the grid that both are for.
+        resampler: how both are resampled at another grid.
+    """
 
     @checked
     def __init__(self, grid: Grid, resampler: str = "bicubic") -> None:
