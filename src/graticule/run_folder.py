@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -23,7 +25,10 @@ class RunFolder:
         run = cls(Path(folder))
         if not run.recipe_file.is_file():
             what = "has no recipe.json, so it is no run" if run.folder.is_dir() else "is not there"
-            raise FileNotFoundError(f"`run` must be the folder of a run, got {str(folder)!r}, which {what}.")
+            beside = {path.name: str(path) for path in runs_in(run.folder.parent)}
+            near = [repr(beside[name]) for name in difflib.get_close_matches(run.folder.name, beside, n=3)]
+            hint = f"; did you mean {' or '.join(near)}?" if near else "."
+            raise FileNotFoundError(f"`run` must be the folder of a run, got {str(folder)!r}, which {what}{hint}")
         return run
 
     @property
@@ -65,3 +70,9 @@ class RunFolder:
     def tokenizer_file(self) -> Path:
         """The tokenizer of a run on text, if it was learned or read from a file, JSON."""
         return self.folder / "tokenizer.json"
+
+
+def runs_in(folder: Path) -> Iterator[Path]:
+    """Yield the runs that lie directly in `folder`, in the order of their names; none if it is not there."""
+    if folder.is_dir():
+        yield from (path for path in sorted(folder.iterdir()) if RunFolder(path).recipe_file.is_file())

@@ -227,7 +227,10 @@ def test_what_cannot_be_audited_is_named(capsys, pictures, tmp_path):
     (tmp_path / "w.pth").write_bytes(b"")
     nano = ["vit_nano_patch4_28", "--weights", "random"]
     wrong = [
-        (["vit_nano_patch4", "--images", pictures], "which is neither; did you mean 'vit_nano_patch4_28'"),
+        (
+            ["vit_nano_patch4", "--images", pictures],
+            "there is no such folder, file or name; did you mean 'vit_nano_patch4_28'",
+        ),
         (["timm:vit_tiny_patch16_22", "--images", pictures], "did you mean 'vit_tiny_patch16_224'"),
         (["./runs/none", "--images", pictures], "`run` must be the folder of a run"),
         ([tmp_path / "none.pth", "--images", pictures], "`model` must be a file of weights"),

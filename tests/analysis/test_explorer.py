@@ -242,6 +242,8 @@ def test_explore_takes_a_model_by_name_with_files_of_images(capsys, tmp_path):
 def test_what_explore_cannot_show_is_refused_and_nothing_is_written(capsys, tmp_path, run, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "runs" / "rope").mkdir(parents=True)
+    (tmp_path / "runs" / "rope" / "recipe.json").write_text("{}")
     before = {path: path.stat().st_mtime for path in run.folder.iterdir()}
     cases = {
         (): "`models`",
@@ -254,7 +256,15 @@ def test_what_explore_cannot_show_is_refused_and_nothing_is_written(capsys, tmp_
         ("RUN", "--sizes", "30"): "28 and 32",
         ("RUN", "--output", "page.pdf"): "NAME.html",
         ("vit_nano_patch4_28", "--weights", "random"): "`images` must be files",
-        ("vit_nona_patch4_28", "--images", "text.png"): "did you mean",
+        ("vit_nona_patch4_28", "--images", "text.png"): "did you mean 'vit_nano_patch4_28'",
+        ("vit_nona_patch4_28",): "there is no such folder, file or name; did you mean 'vit_nano_patch4_28'",
+        ("timm:vit_nano_patch4_28",): "got 'timm:vit_nano_patch4_28': there is no such",
+        ("nowhere.py:model",): "`model` must be FILE.py:NAME, got 'nowhere.py:model', whose file is not there",
+        (
+            "qqqqqqqq",
+        ): "the folder of a run, a file of weights in it, the name of a model of graticule or timm, or FILE.py",
+        ("rop",): "did you mean 'runs/rope'?",
+        ("runs/ropes",): "which is not there; did you mean 'runs/rope'?",
     }
     for given, said in cases.items():
         arguments = [one.replace("RUN", str(run.folder)) for one in given]

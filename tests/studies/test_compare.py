@@ -150,14 +150,15 @@ def test_the_json_holds_what_repeats_the_comparison(trained):
     assert all(seconds > 0 for runs in kept["seconds"].values() for seconds in runs)
 
 
-def test_the_csv_has_a_row_per_run_and_the_picture_is_one(trained):
+def test_the_csv_has_a_row_per_run_and_the_picture_is_written_for_pages_and_for_papers(trained):
     found, folder = trained
     with (folder / "comparison.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["choice"], row["seed"]) for row in rows] == [(name, seed) for name in CHOICES for seed in "01"]
     assert [float(row["top1"]) for row in rows] == [score for scores in found.scores.values() for score in scores]
     assert all((folder / row["folder"] / "recipe.json").is_file() for row in rows)
-    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    kinds = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    assert all((folder / f"comparison.{kind}").read_bytes().startswith(start) for kind, start in kinds.items())
 
 
 def test_the_latex_table_escapes_what_latex_reads_as_commands():

@@ -200,6 +200,13 @@ def test_the_text_says_the_command_or_that_nothing_was_run(tmp_path):
     assert "![top-1 (%) after the last epoch of every choice and seed](a.png)" in text
 
 
+def test_a_report_beside_its_table_has_the_figure_in_every_format(done, tmp_path):
+    written = write_report("small", SMALL, done[1], tmp_path)
+    kinds = ("png", "pdf", "svg", "md", "tex")
+    assert [path.name for path in written] == [f"study_small.{kind}" for kind in kinds]
+    assert all(path.is_file() for path in written) and "(study_small.png)" in written[3].read_text()
+
+
 def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path):
     page = tmp_path / "results.md"
     page.write_text("before\n\n<!-- study small -->\nold\n<!-- end of study small -->\n\nafter\n")

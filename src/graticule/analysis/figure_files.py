@@ -32,8 +32,11 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 
 def save_figures(figure: Figure, path: str | Path) -> list[Path]:
-    """Write `figure` as NAME.png, to look at, and NAME.pdf, for papers, `path` being NAME; returns the paths."""
-    return [write_bytes(f"{path}.{kind}", rendered(figure, kind)) for kind in ("png", "pdf")]
+    """Write `figure` as NAME.png, to look at, and as NAME.pdf and .svg, for papers, `path` being NAME.
+
+    Returns the paths.
+    """
+    return [write_bytes(f"{path}.{kind}", rendered(figure, kind)) for kind in FORMATS]
 
 
 def figure_format(path: str | Path) -> str:

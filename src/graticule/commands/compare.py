@@ -128,7 +128,7 @@ def run(arguments: list[str]) -> int:
     output.table(comparison.columns, comparison.rows())
     output.say(*comparison.verdict())
     given = {"comparison": read_json(folder / "comparison.json")}
-    output.wrote(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "tex", "png", "json")))
+    output.wrote(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "tex", "png", "pdf", "svg", "json")))
     if sizes:
         found = resolutions(comparison, sizes, device=choose_device("auto"), mode=options.mode)
         columns, *rows = found.rows()

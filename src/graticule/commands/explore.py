@@ -14,6 +14,7 @@ from graticule.commands.opening import (
     NamedModels,
     Opened,
     check_inputs,
+    check_name,
     check_targets,
     is_named,
     labels_of,
@@ -94,9 +95,10 @@ def _images(given: list[str], targets: list[str]) -> list[int | Path]:
     images: list[int | Path] = [int(one) if one.isdecimal() else Path(one) for one in given or ["0"]]
     for one in images:
         if isinstance(one, int) and named is not None:
+            check_name(named)
             raise ValueError(
-                f"`images` must be files for {named!r}, which is not the folder of a run with test images of its own, "
-                f"got {one if given else 'none'}."
+                f"`images` must be files for {named!r}, the name of a model and no run with test images of its own, "
+                f"got {one if given else 'none'}; add --images FILE."
             )
         if isinstance(one, Path) and not one.is_file():
             raise FileNotFoundError(

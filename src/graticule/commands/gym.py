@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> int:
         output.say(f"\n{profile.title(side)}")
         columns, *rows = profile.table(side)
         output.table(columns, rows)
-    output.wrote(*(folder / f"gym.{kind}" for kind in ("csv", "md", "png", "json")))
+    output.wrote(*(folder / f"gym.{kind}" for kind in ("csv", "md", "png", "pdf", "svg", "json")))
     output.give([dataclasses.asdict(row) for row in profile.rows])
     return 0
 

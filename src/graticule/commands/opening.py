@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from graticule.checks import printable
 from graticule.commands.kinds import check_on_images
 from graticule.names import is_path, known_name
-from graticule.run_folder import RunFolder
+from graticule.run_folder import RunFolder, runs_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -98,6 +98,7 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
                 raise ValueError(f"`{name}` must be left out with a run, which has its own, got {str(given)!r}.")
     elif getattr(options, "data", "") is None:
         named = next(target for target in targets if is_named(target))
+        check_name(named)
         raise ValueError(
             f"`data` must be given for {named!r}, which is not the folder of a run, so it is the name of a model: a "
             "folder of images, or the name of a data set."
@@ -119,6 +120,38 @@ def check_inputs(targets: Sequence[str], command: str) -> None:
 def is_named(target: str) -> bool:
     """Whether a model is given by its name, or as FILE.py:NAME, and not by a run or a file of its weights."""
     return not (_is_folder(target) or _is_file(target))
+
+
+def check_name(target: str) -> None:
+    """Check that there is a model of this name, or the file of FILE.py:NAME.
+
+    Raises:
+        ValueError, FileNotFoundError: if there is none, with what was looked for and the nearest names and runs.
+    """
+    from graticule.studies.catalog import catalog
+
+    file, colon, _ = target.rpartition(":")
+    if colon and file.endswith(".py"):
+        if not Path(file).is_file():
+            raise FileNotFoundError(f"`model` must be FILE.py:NAME, got {target!r}, whose file is not there.")
+        return
+    if target in catalog()["models"]:  # without PyTorch
+        return
+    import timm
+
+    from graticule.backbones import list_models
+
+    name = target.removeprefix(TIMM)
+    if timm.is_model(name) or (name == target and name in list_models()):
+        return
+    runs = {folder.name: str(folder) for place in (Path("runs"), Path()) for folder in runs_in(place)}
+    names = {**dict.fromkeys([*list_models(), *timm.list_models()]), **runs}
+    near = [names[found] or found for found in difflib.get_close_matches(name, names, n=3)]
+    raise ValueError(
+        f"`model` must be the folder of a run, a file of weights in it, the name of a model of graticule or timm, or "
+        f"FILE.py:NAME, got {target!r}: there is no such folder, file or name; "
+        + (f"did you mean {' or '.join(map(repr, near))}?" if near else "graticule models lists the names.")
+    )
 
 
 def open_model(target: str, options: NamedModels | None = None, checkpoint: str = "best") -> Opened:
@@ -273,19 +306,13 @@ def _by_name(target: str, options: NamedModels) -> Opened:
 
     chosen = {name: value for name in ("encoding", "joining") if (value := getattr(options, name)) is not None}
     name = target.removeprefix(TIMM)
+    check_name(target)
     own = name in list_models() and not target.startswith(TIMM)
-    if not own:
-        if not timm.is_model(name):
-            near = difflib.get_close_matches(name, {*list_models(), *timm.list_models()}, n=3)
-            raise ValueError(
-                f"`model` must be the folder of a run, or the name of a model of graticule or timm, got {target!r}, "
-                f"which is neither{'; did you mean ' + ' or '.join(map(repr, near)) + '?' if near else '.'}"
-            )
-        if chosen:
-            raise ValueError(
-                f"`{next(iter(chosen))}` must be left out with {target!r}, a model of timm, which has its own; "
-                "graticule.convert makes a model of graticule of it."
-            )
+    if not own and chosen:
+        raise ValueError(
+            f"`{next(iter(chosen))}` must be left out with {target!r}, a model of timm, which has its own; "
+            "graticule.convert makes a model of graticule of it."
+        )
     build: Any = create_model if own else timm.create_model
     model: Any = build(name, **chosen)
     published = any(model.pretrained_cfg.get(key) for key in ("hf_hub_id", "url", "file")) and not chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -31,6 +32,8 @@ class Publish:
     """make a new repository private"""
     checkpoint: str = "best"
     """best or last"""
+    format: Literal["png", "pdf", "svg"] = "png"
+    """of the figure: pdf and svg, for papers, are written beside the png of the model card"""
 
 
 def run(arguments: list[str]) -> int:
@@ -47,8 +50,12 @@ def run(arguments: list[str]) -> int:
     if options.push is not None:
         check_repo_id(options.push)
 
-    folder = publish(opened, options.folder, checkpoint)
-    print_written(*sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".md", ".png")))
+    folder = publish(opened, options.folder, checkpoint, options.format)
+    print_written(
+        *sorted(
+            path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".md", ".png", ".pdf", ".svg")
+        )
+    )
     if options.push is not None:
         print(f"uploaded to {push_folder(folder, options.push, options.private)}")
     return 0

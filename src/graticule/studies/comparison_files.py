@@ -20,7 +20,7 @@ from graticule.training.surroundings import surroundings
 def write_comparison(
     comparison: Comparison, recipes: Mapping[str, TrainingRecipe], folder: Path, command: str = ""
 ) -> list[Path]:
-    """Write `comparison.md`, .csv, .tex, .png, .pdf and .json in `folder`; returns the paths."""
+    """Write `comparison.md`, .csv, .tex, .png, .pdf, .svg and .json in `folder`; returns the paths."""
     verdict = "\n".join(comparison.verdict())
     return [
         write_text(folder / "comparison.md", f"{comparison.markdown()}\n\n{verdict}\n"),

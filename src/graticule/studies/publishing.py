@@ -14,13 +14,19 @@ from graticule.typed import read_typed
 _UNTRAINED = 39
 
 
-def publish(run: Any, folder: str | Path, checkpoint: Literal["best", "last"] = "best") -> Path:
+def publish(
+    run: Any,
+    folder: str | Path,
+    checkpoint: Literal["best", "last"] = "best",
+    figure_format: Literal["png", "pdf", "svg"] = "png",
+) -> Path:
     """Write the model of a run, its card and the sheet of its position correlations or biases to `folder`.
 
     Args:
         run: of an image classifier.
         folder: is made if it is not there; a run's own folder is not taken.
         checkpoint: best or last.
+        figure_format: pdf and svg are written beside the png, which is what a card can show.
 
     Raises:
         ValueError: if the run is not of an image classifier, or `folder` is that of a run.
@@ -37,7 +43,9 @@ def publish(run: Any, folder: str | Path, checkpoint: Literal["best", "last"] = 
     info, recipe = data.info, run.recipe()
     preprocessing = {"mean": list(info.mean), "std": list(info.std), "label_names": list(info.class_names)}
     folder.mkdir(parents=True, exist_ok=True)
-    card = Card(_data(recipe), _results(run, recipe, data), _measured(run), _figures(model, recipe, folder))
+    card = Card(
+        _data(recipe), _results(run, recipe, data), _measured(run), _figures(model, recipe, folder, figure_format)
+    )
     written: Path = model.save_pretrained(folder, preprocessing=preprocessing, card=card)
     return written
 
@@ -69,15 +77,18 @@ def _measured(run: Any) -> str:
     return f"Measured in training {where} ({with_})." if with_ else ""
 
 
-def _figures(model: Any, recipe: Any, folder: Path) -> list[tuple[str, str]]:
+def _figures(model: Any, recipe: Any, folder: Path, figure_format: str) -> list[tuple[str, str]]:
     """Draw the position correlations of the first stage, or its biases where there is no table."""
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
-    found = []
+    formats = dict.fromkeys(("png", figure_format))
     if any(isinstance(module, AbsoluteEncoding) for module in model.modules()):
         sheet = correlation_sheet(position_correlations(model, None, 0, _UNTRAINED), title)
-        save_figure(sheet, folder / "correlations.png")
-        found.append(("correlations.png", "Position correlations of each layer: similarity of a patch with all others"))
+        name, about = "correlations", "Position correlations of each layer: similarity of a patch with all others"
     elif (maps := bias_maps(model, None, 0)) is not None:
-        save_figure(bias_map_sheet(maps, title), folder / "bias.png")
-        found.append(("bias.png", "The bias of each head, from a patch in the middle to all others"))
-    return found
+        sheet = bias_map_sheet(maps, title)
+        name, about = "bias", "The bias of each head, from a patch in the middle to all others"
+    else:
+        return []
+    for kind in formats:
+        save_figure(sheet, folder / f"{name}.{kind}")
+    return [(f"{name}.png", about)]

@@ -71,7 +71,7 @@ class Resolutions:
         return resolution_plot(self.scores, trained_at=self.trained_at, title=title)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write `resolutions.md`, `.json`, `.png` and `.pdf` in `folder`; returns the paths."""
+        """Write `resolutions.md`, `.json`, `.png`, `.pdf` and `.svg` in `folder`; returns the paths."""
         records = {name: {_text(size): values for size, values in by.items()} for name, by in self.scores.items()}
         return [
             write_text(folder / "resolutions.md", self.markdown() + "\n"),

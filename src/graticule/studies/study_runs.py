@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from graticule.analysis import save_figure, score_plot
+from graticule.analysis import save_figure, save_figures, score_plot
 from graticule.files import write_text
 from graticule.studies.comparison_runs import PlannedRun, check_choices, plan
 from graticule.studies.execution import Submits, train_runs
@@ -113,12 +113,14 @@ def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path 
         ValueError: if no page of `docs` has the markers of the study.
     """
     report = StudyReport(name, study, read_table(table))
-    scores = report.figure_scores()
-    figure = None if docs is None and not scores else (docs / "figures" if docs else folder) / f"study_{name}.png"
-    written = []
-    if figure is not None and scores:
-        written.append(save_figure(score_plot(scores, report.endpoint), figure))
-    shown = None if figure is None or not scores else figure.relative_to(docs or folder).as_posix()
+    written, shown = [], None
+    if scores := report.figure_scores():
+        figure, place = score_plot(scores, report.endpoint), f"study_{name}"
+        if docs is None:
+            written += save_figures(figure, folder / place)
+        else:
+            written.append(save_figure(figure, docs / "figures" / f"{place}.png"))
+        shown = written[0].relative_to(docs or folder).as_posix()
     text = report.markdown(shown)
     if docs is None:
         written.append(write_text(folder / f"study_{name}.md", text + "\n"))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tqdm.auto import tqdm
 
-from graticule.analysis import save_figure
+from graticule.analysis import save_figures
 from graticule.files import locked, write_json, write_text
 from graticule.progress import hidden
 from graticule.studies.gym.base import LEAST, GymTask
@@ -44,7 +44,7 @@ def gym(
     """Train every choice on every task with every seed, and write the profile to `folder`.
 
     `gym.csv` is written after every training, so an interrupted gym resumes where it stopped; it goes seed by seed, so
-    an interruption leaves whole tables. `gym.md`, `gym.png` and `gym.json` are written at the end.
+    an interruption leaves whole tables. `gym.md`, `gym.png` (.pdf, .svg) and `gym.json` are written at the end.
 
     Args:
         choices: text -> recipe.
@@ -175,7 +175,7 @@ def _train_cell(cell: Cell, recipe: GymRecipe, sides: Sequence[int], bar: tqdm[N
 def _write(profile: Profile, choices: Mapping[str, GymRecipe], folder: Path, command: str) -> None:
     """Write the table, the picture, and what is needed to repeat them."""
     write_text(folder / "gym.md", profile.markdown() + "\n")
-    save_figure(profile_picture(profile), folder / "gym.png")
+    save_figures(profile_picture(profile), folder / "gym")
     record = {
         "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
