@@ -65,7 +65,7 @@ def test_help_can_be_asked_for_in_three_ways(capsys):
 def test_a_value_is_named_by_a_word_for_what_it_is():
     shown = {one.name: one.shown for one in options_of(command_options("evaluate"))}
     assert (shown["models"], shown["sizes"], shown["output"]) == ("MODEL ...", "--sizes SIZE ...", "--output FOLDER")
-    assert shown["mode"] == "--mode {zoom,canvas}" and shown["per-class"] == "--per-class"
+    assert shown["mode"] == "--mode {zoom,canvas,crop}" and shown["per-class"] == "--per-class"
 
 
 NAMES = ("digits_quick", "pydoc_quick")

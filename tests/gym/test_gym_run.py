@@ -6,13 +6,17 @@ import json
 import math
 
 import pytest
+import torch
 
 import graticule.studies.gym.run as module
 from graticule.studies.gym import TASKS, GymRecipe, Profile, gym, read_profile
+from graticule.studies.gym.base import generators
 from graticule.studies.gym.page import between, page_text, task_rows
 from graticule.studies.gym.picture import profile_picture
 from graticule.studies.gym.profile import Row, percent
 from graticule.studies.gym.sheet import task_sheet
+from graticule.studies.gym.tasks import build_task
+from graticule.studies.gym.training import build_model
 
 FEW = GymRecipe(steps=2, batch_size=4, test=8)
 CHOICES = {name: dataclasses.replace(FEW, encoding=name) for name in ("none", "peg")}
@@ -168,3 +172,17 @@ def test_the_list_of_tasks_says_what_each_needs_and_its_chance():
     rows = {name: cells for name, *cells in task_rows()}
     assert rows["place"][-1] == "1/9" and rows["shift"][-1] == "1/35" and rows["box"][-1] == "0"
     assert all(question.endswith((".", "?")) for question, *_ in list(rows.values())[1:])
+
+
+def test_the_precision_of_a_gym_changes_the_rounding_and_no_hash_of_kept_scores():
+    plain = GymRecipe(encoding="none")
+    assert plain.hash == "ca87dd70c17c"  # as in docs/data/gym.csv
+    assert dataclasses.replace(plain, precision="bf16-mixed").hash != plain.hash
+    task = build_task("place", (6, 6), "plane")
+    images = task.sample(4, *generators(0, "train")).images
+    one, other = (
+        build_model(dataclasses.replace(FEW, encoding="learnable", precision=precision), task, 0).eval()(images)
+        for precision in ("32-true", "bf16-mixed")
+    )
+    assert one.dtype == other.dtype == torch.float32 and not torch.equal(one, other)
+    torch.testing.assert_close(other, one, rtol=0.05, atol=0.05)

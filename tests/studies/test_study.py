@@ -306,3 +306,17 @@ def test_studies_are_listed_by_name_and_question(capsys):
     assert code == 0 and out.splitlines()[0].startswith("amplitude ") and "lape_joinings" in out
     code, out, _ = run_command(capsys, "study", "--json")
     assert code == 0 and json.loads(out) == list_studies()
+
+
+def test_an_interaction_is_the_test_of_a_difference_of_differences():
+    values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0], "c": [70.0, 71.5, 70.5, 9.0], "d": [75.0, 76.0, 71.0]}
+    four = study(
+        choices={key: {} for key in "abcd"}, tests=(("b", "a"),), interactions=(("d", "c", "b", "a"),), seeds=(0, 1, 2)
+    )
+    simple, found = StudyReport("x", four, rows(values)).tests()
+    assert (found.choice, found.reference, found.seeds) == ("(d) - (c)", "(b) - (a)", 3)
+    # (5, 4.5, 0.5) less (1, 2, 3)
+    assert found.test == paired_test([4.0, 2.5, -2.5], [0.0, 0.0, 0.0])
+    assert simple.test == paired_test([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
+    with pytest.raises(ValueError, match="`interactions` must be one of a, b, c; got 'e'"):
+        study(interactions=(("a", "b", "c", "e"),))

@@ -32,7 +32,7 @@ def test_the_parts_add_up_to_the_difference_of_the_scores(data):
         assert sum(part.top1 for part in found.parts.values()) == pytest.approx(large.top1 - small.top1)
         assert sum(part.loss for part in found.parts.values()) == pytest.approx(large.loss - small.loss, abs=1e-5)
         assert tuple(found.parts) == ("tokens", "content", "values")
-        assert set(found.controls) == {"log_n", "canvas"} | ({"bilinear"} if encoding == "learnable" else set())
+        assert set(found.controls) == {"log_n", "canvas", "crop"} | ({"bilinear"} if encoding == "learnable" else set())
         assert all(math.isfinite(part.top1_error) for part in found.parts.values())
 
 

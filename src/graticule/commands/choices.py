@@ -25,15 +25,15 @@ def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, An
         pairs = [pair.strip().partition("=") for pair in split_outside(choice, ",")]
         if not all(key and equals for key, equals, _ in pairs):
             raise ValueError(f"`choices` must be like encoding=learnable,joining=lape, got {choice!r}.")
-        flags = [text for key, _, value in pairs for text in _flag(key, value)]
+        flags = [text for key, _, value in pairs for text in flags_of(key, value)]
         if choice in choices:
             raise ValueError(f"`choices` must differ, got {choice!r} twice.")
         choices[choice] = overridden(base, flags, command)
     return choices
 
 
-def _flag(key: str, value: str) -> list[str]:
-    """Turn one override of a choice into options as tyro has them: a truth value is --option or --no-option."""
+def flags_of(key: str, value: str) -> list[str]:
+    """Turn one override into options as tyro has them: a truth value is --option or --no-option."""
     *group, name = key.replace("_", "-").split(".")
     truth = value.lower()
     if truth in ("true", "false"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from graticule.commands.choices import parse_choices
+from graticule.commands.common_values import CommonValues, folder_suffix
 from graticule.commands.kinds import check_task_options
 from graticule.commands.options import (
     Output,
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Compare:
+class Compare(CommonValues):
     """Train several choices with several seeds: one table with mean, standard deviation and paired tests.
 
         graticule compare digits_quick --choices joining=default joining=lape
         graticule compare digits_quick --choices encoding=peg "encoding=shaw(clip=4)"
-        graticule compare digits_quick --choices lr=1e-3 lr=3e-3 --seeds 0 1 2 3 4
+        graticule compare digits_quick --choices lr=1e-3 lr=3e-3 --epochs 3
 
     A choice is values of the recipe, separated by commas, which are options of train; an argument of the backbone is
     "model_kwargs=windows=[8,4]". The tests are against the first choice; p is given as it is, and adjusted by Holm's
@@ -47,11 +48,11 @@ class Compare:
     seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
     """seeds, the same for every choice"""
     output: Path | None = None
-    """folder of the runs and tables (default: runs/compare-RECIPE, with --quick runs/compare-RECIPE-quick)"""
+    """folder of the runs and tables (default: runs/compare-RECIPE, followed by changed values)"""
     sizes: list[str] = dataclasses.field(default_factory=list)
     """of images: evaluate every run at these sides too, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
-    mode: Literal["zoom", "canvas"] = "zoom"
-    """with --sizes: zoom scales the content; canvas keeps its scale, with more room around it"""
+    mode: Literal["zoom", "canvas", "crop"] = "zoom"
+    """with --sizes: zoom scales the content; canvas keeps its scale in more room; crop keeps it and takes the middle"""
     lengths: list[int] = dataclasses.field(default_factory=list)
     """of text: evaluate every run in windows of these numbers of tokens too: a second table and a plot"""
     quick: bool = False
@@ -90,20 +91,22 @@ def run(arguments: list[str]) -> int:
         slurm_script,
         train_part,
     )
-    from graticule.tasks import check_lengths, check_sizes
+    from graticule.tasks import check_crop, check_lengths, check_sizes
     from graticule.training import Interrupted, build_model, task_of
 
     check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)
     sizes = parse_sizes(options.sizes)
-    base = base.quick() if options.quick else base
+    base = options.changed(base.quick() if options.quick else base, f"train {options.recipe}")
     choices = parse_choices(base, options.choices, f"train {options.recipe}")
     for recipe in choices.values() if sizes else ():  # before any training
         check_sizes(build_model(recipe, num_classes=10), sizes)
+        for size in sizes if options.mode == "crop" else ():
+            check_crop(size, recipe.img_size)
     for recipe in choices.values() if options.lengths else ():
         task = task_of(recipe)
         data = task.build_data()
         check_lengths(task.build_model(task.describe(data)), options.lengths, data)
-    default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}"
+    default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}{folder_suffix(options)}"
     folder = output_folder(options.output, Path("runs") / default)
     if options.dry_run and options.on.startswith("slurm"):
         print(slurm_script(options.on, folder))
@@ -135,6 +138,8 @@ def run(arguments: list[str]) -> int:
         output.say(f"\ntop-1 (%) at other sizes ({options.mode}), mean and standard deviation")
         given["sizes"] = output.table(columns, rows)
         _show_tests(found, output)
+        if found.unplaced:
+            output.say(found.unplaced_note())
         output.wrote(*found.write(folder))
     if options.lengths:
         at_lengths = lengths(comparison, options.lengths, device=choose_device("auto"))

@@ -59,6 +59,8 @@ METAVARS = {
     "recipe": "RECIPE",
     "run": "RUN",
     "runs": "RUN",
+    "precision": "PRECISION",
+    "values": "KEY=VALUE",
     "shifts": "DOWNxRIGHT",
     "skip": "CHECK",
     "start_from": "FILE",

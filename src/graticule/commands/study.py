@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from graticule.commands.common_values import CommonValues, folder_suffix, study_with
 from graticule.commands.options import Output, output_folder, parse, parse_part
 from graticule.names import known_name
 
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class StudyOptions:
+class StudyOptions(CommonValues):
     """Run a study: train and measure what its table lacks, then write its tables, tests, figure and text.
 
         graticule study
         graticule study amplitude
+        graticule study amplitude --epochs 3 --precision bf16-mixed
         graticule study amplitude --docs docs --report
         graticule study --docs docs --report
 
@@ -39,7 +41,7 @@ class StudyOptions:
     variants: list[str] = dataclasses.field(default_factory=list)
     """run only these variants"""
     output: Path | None = None
-    """folder of the runs, and of the results without --docs (default: runs/study-NAME, with --quick ...-quick)"""
+    """folder of the runs, and of the results without --docs (default: runs/study-NAME, followed by changed values)"""
     docs: Path | None = None
     """write into these pages: DOCS/data/study_NAME.csv, DOCS/figures, and between the markers of the study"""
     data_root: Path | None = None
@@ -83,9 +85,14 @@ def run(arguments: list[str]) -> int:
     part = parse_part(options.part)
     study = load_study(options.study)
     name = Path(options.study).stem
-    if options.quick and options.docs is not None:
-        raise ValueError(f"`docs` must be left out with --quick, whose results are none, got {str(options.docs)!r}.")
-    folder = output_folder(options.output, Path("runs") / f"study-{name}{'-quick' * options.quick}")
+    suffix = "-quick" * options.quick + folder_suffix(options)
+    if suffix and options.docs is not None:
+        raise ValueError(
+            "`docs` must be left out with --quick, --epochs, --precision and --set, whose results are not those of the "
+            f"study, got {str(options.docs)!r}."
+        )
+    study = study_with(study, options)
+    folder = output_folder(options.output, Path("runs") / f"study-{name}{suffix}")
     table = (folder if options.docs is None else options.docs / "data") / f"study_{name}.csv"
     part_of_it = _selected(study, options)
 
@@ -151,4 +158,5 @@ def _selected(study: Study, options: StudyOptions) -> Study:
         ),
         seeds=tuple(seeds[:1] if options.quick else seeds),
         tests=tuple(pair for pair in study.tested if set(pair) <= set(choices)),
+        interactions=tuple(four for four in study.interactions if set(four) <= set(choices)),
     )

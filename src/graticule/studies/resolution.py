@@ -11,13 +11,12 @@ from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
 from graticule.analysis import resolution_plot, save_figures
-from graticule.data import Mode
 from graticule.files import write_json, write_text
 from graticule.metric import TOP1
 from graticule.progress import hidden
 from graticule.studies.comparison import Comparison, supported_decimals
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
-from graticule.tasks import check_sizes, evaluate
+from graticule.tasks import Mode, check_crop, check_sizes, evaluate
 
 Size = tuple[int, int]
 
@@ -29,7 +28,8 @@ class Resolutions:
     The weights are those of the last epoch, as in the comparison.
 
     images: how many the scores are over.
-    mode: what becomes of the images at other sizes, zoom or canvas (`graticule.tasks.evaluate`).
+    mode: what becomes of the images at other sizes, zoom, canvas or crop (`graticule.tasks.evaluate`).
+    unplaced: the choices whose crops had the position of a whole image, since their encodings cannot encode a crop.
     """
 
     seeds: tuple[int, ...]
@@ -37,6 +37,7 @@ class Resolutions:
     scores: dict[str, dict[Size, list[float]]]
     images: int
     mode: Mode = "zoom"
+    unplaced: tuple[str, ...] = ()
 
     @property
     def decimals(self) -> int:
@@ -62,9 +63,14 @@ class Resolutions:
 
     def markdown(self) -> str:
         """Return both tables in Markdown; the second only where there is something to compare."""
+        said = [self.unplaced_note()] if self.unplaced else []
         if len(self.scores) == 1:
-            return markdown(self.rows())
-        return f"{markdown(self.rows(), self.differences())}\n\n{self.note()}"
+            return "\n\n".join([markdown(self.rows()), *said])
+        return "\n\n".join([markdown(self.rows(), self.differences()), self.note(), *said])
+
+    def unplaced_note(self) -> str:
+        """Say whose crops had the position of a whole image."""
+        return f"With the position of a whole image, since they cannot encode a crop: {', '.join(self.unplaced)}."
 
     def figure(self, title: str = "") -> Figure:
         """Draw accuracy against size, bars of one standard deviation."""
@@ -93,7 +99,8 @@ def resolutions(
 ) -> Resolutions:
     """Evaluate the last weights of every run of `comparison` at `sizes` = (height, width), in pixels.
 
-    With `mode` zoom the images are scaled to each size; with canvas they keep their scale, with more room around them.
+    With `mode` zoom the images are scaled to each size; with canvas they keep their scale, with more room around them;
+    with crop they keep it, too, and only their middle is left.
 
     Raises:
         ValueError: for no size, one twice, or one that a model cannot take, before any work.
@@ -105,7 +112,10 @@ def resolutions(
     data = first.data()
     for runs in comparison.runs.values():
         check_sizes(runs[0].model(data, "last"), sizes)
+    for size in sizes if mode == "crop" else ():
+        check_crop(size, data.size)
     scores: dict[str, dict[Size, list[float]]] = {}
+    unplaced: dict[str, None] = {}
     bar = tqdm(total=sum(map(len, comparison.runs.values())), unit="run", disable=hidden(progress))
     for name, runs in comparison.runs.items():
         scores[name] = {size: [] for size in sizes}
@@ -114,9 +124,11 @@ def resolutions(
             model = run.model(data, "last")
             for score in evaluate(model, data, sizes, device=device, progress=False, mode=mode, measure_cost=False):
                 scores[name][score.size].append(score.top1)
+                if score.placed is False:
+                    unplaced[name] = None
             bar.update()
     bar.close()
-    return Resolutions(comparison.seeds, first.recipe().img_size, scores, data.num_test, mode)
+    return Resolutions(comparison.seeds, first.recipe().img_size, scores, data.num_test, mode, tuple(unplaced))
 
 
 def _text(size: Size) -> str:

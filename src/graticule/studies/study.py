@@ -51,8 +51,9 @@ class Study:
     base: fields of the recipe that are changed for all.
     seeds: the same for every choice and variant.
     sizes: (height, width) of the images that the last weights are also tested at.
-    modes: what becomes of the images there, zoom or canvas.
+    modes: what becomes of the images there, zoom, canvas or crop; only sizes up to that of the training are crops.
     tests: (choice, the choice it is tested against); all against the first by default.
+    interactions: (a, b, c, d): whether a gains on b what c gains on d, the contrast (a - b) - (c - d).
     endpoint: what is tested, decided before the runs.
     controls: which choices are controls, and for what; a sentence.
     follows: the paper and table that it repeats on a small scale.
@@ -70,7 +71,7 @@ class Study:
     base: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     sizes: tuple[tuple[int, int], ...] = ()
-    modes: tuple[Literal["zoom", "canvas"], ...] = ("zoom",)
+    modes: tuple[Literal["zoom", "canvas", "crop"], ...] = ("zoom",)
     tests: tuple[tuple[str, str], ...] = ()
     endpoint: Endpoint = field(default_factory=Endpoint)
     controls: str = ""
@@ -78,6 +79,7 @@ class Study:
     limits: str = ""
     folder: str = ""
     measure: Callable[[Any], Iterable[Measured]] | None = None
+    interactions: tuple[tuple[str, str, str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.choices or not self.variants or not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -85,9 +87,9 @@ class Study:
                 f"`choices`, `variants` and `seeds` must not be empty, nor seeds twice, got {list(self.choices)}, "
                 f"{list(self.variants)}, {list(self.seeds)}."
             )
-        for pair in self.tests:
-            for name in pair:
-                known_name("tests", name, self.choices)
+        for argument, groups in (("tests", self.tests), ("interactions", self.interactions)):
+            for name in (name for group in groups for name in group):
+                known_name(argument, name, self.choices)
         for choice, variant in self.without:
             known_name("without", choice, self.choices)
             known_name("without", variant, self.variants)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -23,7 +23,7 @@ Values = dict[tuple[str, str], dict[int, float]]
 
 @dataclass(frozen=True)
 class Tested:
-    """The test of a choice against another one in a variant.
+    """The test of a choice against another one in a variant, or of a difference of two against that of two others.
 
     adjusted: p adjusted by Holm's method for all tests of the study; None where there is no test.
     seeds: how many both have.
@@ -82,18 +82,18 @@ class StudyReport:
         if end.minus is None:
             return found
         less = self.values(end.minus)
-        return {
-            cell: {seed: value - less[cell][seed] for seed, value in by.items() if seed in less.get(cell, {})}
-            for cell, by in found.items()
-        }
+        return {cell: _less(by, less.get(cell, {})) for cell, by in found.items()}
 
     def tests(self) -> list[Tested]:
-        """Test the endpoint of the pairs of the study, in every variant, over the seeds that both have."""
+        """Test the endpoint of the pairs and interactions in every variant, over the seeds that all have."""
         values = self.endpoints()
         found = []
         for variant in self.study.variants:
-            for choice, reference in self.study.tested:
-                ours, theirs = values.get((choice, variant), {}), values.get((reference, variant), {})
+            given = {choice: values.get((choice, variant), {}) for choice in self.study.choices}
+            pairs = [(choice, reference, given[choice], given[reference]) for choice, reference in self.study.tested]
+            for a, b, c, d in self.study.interactions:
+                pairs.append((f"({a}) - ({b})", f"({c}) - ({d})", _less(given[a], given[b]), _less(given[c], given[d])))
+            for choice, reference, ours, theirs in pairs:
                 seeds = sorted(ours.keys() & theirs.keys())
                 test = paired_test([ours[s] for s in seeds], [theirs[s] for s in seeds]) if seeds else None
                 found.append((choice, reference, variant, test, len(seeds)))
@@ -231,6 +231,11 @@ def insert(page: Path, name: str, text: str) -> bool:
     if replaced != found:
         write_text(page, replaced)
     return True
+
+
+def _less(values: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
+    """Return the differences of the seeds that both have."""
+    return {seed: value - others[seed] for seed, value in values.items() if seed in others}
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -141,10 +141,15 @@ def _at_sizes(study: Study, run: Run) -> Iterator[Measured]:
     data = run.data()
     model = run.model(data, "last")
     for mode in study.modes:
-        for score in evaluate(model, data, study.sizes, mode=mode, measure_cost=False, progress=False):
+        sizes = [size for size in study.sizes if mode != "crop" or _fits(size, data.size)]
+        for score in evaluate(model, data, sizes, mode=mode, measure_cost=False, progress=False):
             at = f"{mode} {score.size[0]}" + (f"x{score.size[1]}" if score.size[1] != score.size[0] else "")
             yield "top1", at, score.top1
             yield "loss", at, round(score.loss, 5)
+
+
+def _fits(size: tuple[int, int], whole: tuple[int, int]) -> bool:
+    return size[0] <= whole[0] and size[1] <= whole[1]
 
 
 def _untrained(recipe: Any) -> Any:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from graticule.tasks.detection import Detection, DetectionRecipe
     from graticule.tasks.distillation import Distillation
     from graticule.tasks.image_causes import Causes, size_causes
+    from graticule.tasks.image_crops import check_crop
     from graticule.tasks.image_evaluation import ImageEvaluation
-    from graticule.tasks.image_scores import Score, check_sizes, evaluate, set_windows
+    from graticule.tasks.image_scores import Mode, Score, check_sizes, evaluate, set_windows
     from graticule.tasks.language import LanguageModeling, TextRecipe, tokenizer_of
     from graticule.tasks.models import build_backbone, build_language_model
     from graticule.tasks.segmentation import Segmentation, SegmentationRecipe
@@ -32,6 +33,7 @@ __all__ = [
     "ImageEvaluation",
     "LanguageModeling",
     "Mixing",
+    "Mode",
     "Recipe",
     "Score",
     "Segmentation",
@@ -41,6 +43,7 @@ __all__ = [
     "TextScore",
     "build_backbone",
     "build_language_model",
+    "check_crop",
     "check_lengths",
     "check_sizes",
     "class_names",
@@ -61,6 +64,7 @@ _HOMES = {
     "ImageEvaluation": "image_evaluation",
     "LanguageModeling": "language",
     "Mixing": "classification",
+    "Mode": "image_scores",
     "Recipe": "classification",
     "Score": "image_scores",
     "Segmentation": "segmentation",
@@ -70,6 +74,7 @@ _HOMES = {
     "TextScore": "text_scores",
     "build_backbone": "models",
     "build_language_model": "models",
+    "check_crop": "image_crops",
     "check_lengths": "text_scores",
     "check_sizes": "image_scores",
     "class_names": "classification",

@@ -2,10 +2,11 @@ r"""The causes of a difference in accuracy between the size of the training and 
 
 The difference is the sum of three parts, each the change of one thing in its order (`graticule.analysis.PASSES`):
 tokens (the same content on more tokens), content (what the larger image shows in each patch: objects of a larger scale,
-in more detail), and values (the position that the encoding has for the larger grid instead of a repeated one). Three
-controls change one thing of the last pass: the log N temperature, which makes attention as sharp as in training; tables
-resampled bilinearly; and content at the scale of training on a larger canvas. Where a table is resampled, `values` is
-what its resampler gives beyond repeated entries.
+in more detail), and values (the position that the encoding has for the larger grid instead of a repeated one). Four
+controls change one thing of the last pass: the log N temperature, which makes attention as sharp as in training;
+tables resampled bilinearly; content at the scale of training on a larger canvas; and the middle of the larger image,
+with as many tokens as in training and the position that they have in it. Where a table is resampled, `values`
+is what its resampler gives beyond repeated entries.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from graticule.analysis import PASSES, check_larger, logits_of_passes
 from graticule.data import DataModule
 from graticule.progress import hidden
 from graticule.surgery.resampler import with_resampler
+from graticule.tasks.image_crops import OnMiddle, crop_of, middle
 
 Size = tuple[int, int]
 #: The parts of the difference, and the controls.
 PARTS = PASSES[1:]
-CONTROLS = ("log_n", "bilinear", "canvas")
+CONTROLS = ("log_n", "bilinear", "canvas", "crop")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Causes:
     size: (height, width) in pixels.
     top1: at the size of the training and at `size`, in percent.
     parts: 'tokens', 'content' and 'values'; they add up to the whole difference.
-    controls: of 'log_n', 'bilinear' and 'canvas' those that the model has, as changes from the score at `size`.
+    controls: of 'log_n', 'bilinear', 'canvas' and 'crop' those that the model has, as changes from the score at `size`.
     """
 
     size: Size
@@ -76,6 +78,8 @@ def size_causes(
     check_larger(model, trained_at, size)
     model = model.to(device).eval()
     bilinear = _bilinear(model)
+    crop = crop_of(model, trained_at, size) if size != trained_at else None
+    cropped = None if crop is None else OnMiddle(model, middle(model, trained_at, size), trained_at, crop)
     losses: dict[str, list[Tensor]] = {}
     right: dict[str, list[Tensor]] = {}
     loaders = [data.eval_dataloader(at) for at in (trained_at, size)] + [data.eval_dataloader(size, mode="canvas")]
@@ -87,6 +91,8 @@ def size_causes(
         found = {**logits_of_passes(model, images, larger), "canvas": model(canvas)}
         if bilinear is not None:
             found["bilinear"] = bilinear(larger)
+        if cropped is not None:
+            found["crop"] = cropped(larger)
         for name, logits in found.items():
             losses.setdefault(name, []).append(F.cross_entropy(logits.double(), labels, reduction="none").cpu())
             right.setdefault(name, []).append((logits.argmax(-1) == labels).double().cpu() * 100)

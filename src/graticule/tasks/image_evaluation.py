@@ -23,8 +23,9 @@ class ImageEvaluation(Evaluation["Score"]):
 
     sizes: list[str] = field(default_factory=list)
     """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
-    mode: Literal["zoom", "canvas"] = "zoom"
-    """of images: at other sizes, zoom scales the content; canvas keeps its scale, with more room around it"""
+    mode: Literal["zoom", "canvas", "crop"] = "zoom"
+    """of images: at other sizes, zoom scales the content; canvas keeps its scale in more room; crop keeps it and takes
+    the middle"""
     causes: bool = False
     """of images: split the difference of each larger size into its causes: tokens, content, values of the encoding"""
     windows: list[int] = field(default_factory=list)
@@ -33,13 +34,16 @@ class ImageEvaluation(Evaluation["Score"]):
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes, and set the windows of the model."""
         from graticule.analysis import check_larger
+        from graticule.tasks.image_crops import check_crop
         from graticule.tasks.image_scores import check_sizes, set_windows
 
         check_sizes(model, self._sizes(task))
+        for size in self._sizes(task) if self.mode == "crop" else ():
+            check_crop(size, data.size)
         if self.causes:
             if self.mode != "zoom" or self.windows:
                 raise ValueError(
-                    "`causes` must be left out with --mode canvas and --windows: they are those of a zoom."
+                    "`causes` must be left out with --mode canvas or crop and --windows: they are those of a zoom."
                 )
             for size in self._sizes(task):
                 check_larger(model, data.size, size)
@@ -92,6 +96,14 @@ class ImageEvaluation(Evaluation["Score"]):
         notes = ["* the size that the run was trained at; speed and peak memory are those of the forward pass alone"]
         if self.mode == "canvas":
             notes.append("canvas: the content keeps its scale, at a random place of the image")
+        if self.mode == "crop":
+            notes.append(
+                "crop: the middle of the image at the scale of the training, with its position in the whole image"
+            )
+            if unplaced := [run.label for run in evaluated if any(score.placed is False for score in run.scores)]:
+                notes.append(
+                    f"with the position of a whole image, since they cannot encode a crop: {', '.join(unplaced)}"
+                )
         if self.windows:
             named = ", ".join(map(str, self.windows))
             notes.append(f"with windows of {named}; drop: relative to the windows of the training")
@@ -130,6 +142,7 @@ def _causes_table(evaluated: Sequence[Evaluated[Score]]) -> Table:
         "content on more tokens; content: what the larger image shows in each patch; values: the position that the "
         "encoding has there, instead of a repeated one",
         "controls, from the score at the size: log_n, attention as sharp as in training; bilinear, tables resampled "
-        "bilinearly; canvas, content at the scale of the training on a larger canvas",
+        "bilinearly; canvas, content at the scale of the training on a larger canvas; crop, the middle of the zoomed "
+        "image, with as many tokens as in training, at its place in the larger image",
     ]
     return Table(("run", "size", "trained", "top-1 (%)", "difference", *names), rows, notes, records)

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,16 @@ from tqdm.auto import tqdm
 
 from graticule.analysis import view_of
 from graticule.backbones import Backbone
-from graticule.data import DataModule, Mode
+from graticule.data import DataModule
 from graticule.progress import hidden
 from graticule.surgery import fold, unfold
 from graticule.tasks.image_causes import Causes
+from graticule.tasks.image_crops import OnMiddle, check_crop, crop_of, middle
 from graticule.training.cost import inference_cost
+
+#: What becomes of test images at a size other than that of training: scaled, or at their scale on a larger canvas, or
+#: cropped.
+Mode = Literal["zoom", "canvas", "crop"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Score:
     images_per_second, memory: of inference alone, on batches of `batch` images; memory in bytes an image (`Cost`);
     None where it was not measured.
     causes: of the difference from the size of the training; None where they were not looked for.
+    placed: of a crop, whether it had the position of its part of the whole image; None of others.
     """
 
     size: tuple[int, int]
@@ -42,6 +48,7 @@ class Score:
     images_per_second: float | None = None
     memory: float | None = None
     causes: Causes | None = None
+    placed: bool | None = None
 
 
 def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
@@ -79,22 +86,29 @@ def evaluate(
     """Score `model` on the test images at each of `sizes` = (height, width), in pixels.
 
     With `mode` zoom the images are scaled to each size; with canvas they keep the scale of training and lie on a larger
-    canvas (`DataModule.eval_dataloader`).
+    canvas (`DataModule.eval_dataloader`); with crop they keep it, too, and are cropped to their middle, which has the
+    position of this part of the whole image where the encoding can encode it (`Score.placed`).
 
     Position information is resampled or computed for each size, each encoding in its own way, and folded into
     constants where it does not depend on the image; the model is as it was afterwards. Speed and memory are those
     of the forward pass on a full batch, reading excluded; measuring them takes half a second for each size.
 
     Raises:
-        ValueError: for a size that is no multiple of the patch, before any work.
+        ValueError: for a size that is no multiple of the patch, or a crop larger than the images, before any work.
     """
     sizes = list(sizes)
     check_sizes(model, sizes)
+    if mode == "crop":
+        for size in sizes:
+            check_crop(size, data.size)
     classes = data.info.num_classes
     was_training = model.training
     model.to(device)
     scores = []
-    loaders = {size: data.eval_dataloader(size, mode=mode) for size in dict.fromkeys(sizes)}
+    loaders = {
+        size: data.eval_dataloader(data.size) if mode == "crop" else data.eval_dataloader(size, mode=mode)
+        for size in dict.fromkeys(sizes)
+    }
     pixels = {size: size[0] * size[1] / 1e6 for size in sizes}  # which the time is about proportional to
     total = sum(len(loaders[size]) * pixels[size] for size in sizes)
     bar = tqdm(
@@ -106,7 +120,8 @@ def evaluate(
     try:
         for size in sizes:
             bar.set_description(f"{size[0]}x{size[1]}")
-            sized = _at(model, size).to(device).eval()
+            cropped = mode == "crop" and size != data.size
+            sized = (_on_middle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
             top1 = MulticlassAccuracy(classes, average="micro").to(device)
             top5 = MulticlassAccuracy(classes, average="micro", top_k=5).to(device) if classes > 5 else None
             loss, count, first = 0.0, 0, None
@@ -127,6 +142,7 @@ def evaluate(
                 top5=None if top5 is None else _percent(top5, count),
                 loss=loss / count,
                 images=count,
+                placed=sized.crop is not None if isinstance(sized, OnMiddle) else None,
             )
             cost = dataclasses.asdict(inference_cost(sized, first)) if measure_cost else {}
             scores.append(dataclasses.replace(score, **cost))
@@ -139,6 +155,11 @@ def evaluate(
 def _at(model: nn.Module, size: tuple[int, int]) -> nn.Module:
     """Return a backbone of this library folded for a size, or a copy of another model for it."""
     return fold(model, size) if isinstance(model, Backbone) else view_of(model).sized(size).model
+
+
+def _on_middle(model: nn.Module, size: tuple[int, int], whole: tuple[int, int]) -> OnMiddle:
+    crop = crop_of(model, size, whole)
+    return OnMiddle(_at(model, size) if crop is None else model, middle(model, size, whole), size, crop)
 
 
 def _percent(accuracy: MulticlassAccuracy, count: int) -> float:

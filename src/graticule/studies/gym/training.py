@@ -51,12 +51,19 @@ class GymModel(nn.Module):
         for name, module in self.backbone.named_modules():
             if isinstance(module, nn.Linear) and not name.startswith("position.") and module.out_features:
                 nn.init.xavier_uniform_(module.weight)
+        self.mixed = recipe.precision == "bf16-mixed"
         self.head: nn.Linear | None = None
         if answer.per_token:
             self.head = nn.Linear(self.backbone.num_features, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return answers for images (count, 1, height, width): (count, outputs), or one per cell, (count, N)."""
+        if not self.mixed:
+            return self._answers(images)
+        with torch.autocast(images.device.type, torch.bfloat16):
+            return self._answers(images).float()
+
+    def _answers(self, images: Tensor) -> Tensor:
         if self.head is None:
             answers: Tensor = self.backbone(images)
             return answers

@@ -1,0 +1,88 @@
+"""Values of the recipe that a command changes for all of its runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from graticule.commands.choices import flags_of
+from graticule.commands.options import overridden
+
+if TYPE_CHECKING:
+    from graticule.studies.study import Study
+
+
+@dataclass(kw_only=True)
+class CommonValues:
+    """The options that change all runs."""
+
+    epochs: int | None = None
+    """of every run (default: those of the recipe)"""
+    precision: str | None = None
+    """of every run, as bf16-mixed, which may be faster (default: that of the recipe)"""
+    values: Annotated[list[str], tyro.conf.arg(name="set")] = field(default_factory=list)
+    """values of the recipe for every run, as lr=1e-3; a choice may change them again"""
+
+    def flags(self) -> dict[str, list[str]]:
+        """Return the key of each changed value -> the options of train that change it.
+
+        Raises:
+            ValueError: for a text that is not KEY=VALUE, or a key that is given twice.
+        """
+        named = [("epochs", self.epochs), ("precision", self.precision)]
+        pairs = [(key, str(value)) for key, value in named if value is not None]
+        for text in self.values:
+            key, equals, value = text.partition("=")
+            if not (key and equals):
+                raise ValueError(f"`set` must be like lr=1e-3, got {text!r}.")
+            pairs.append((key.strip().replace("-", "_"), value))
+        found: dict[str, list[str]] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"`set` must have each value once, got {key} twice.")
+            found[key] = flags_of(key, value)
+        return found
+
+    def changed(self, recipe: Any, command: str) -> Any:
+        """Return a recipe with the values; an unknown one is an error that names the nearest.
+
+        Args:
+            recipe: a dataclass.
+            command: whose options its fields are.
+        """
+        flags = [text for values in self.flags().values() for text in values]
+        return overridden(recipe, flags, command) if flags else recipe
+
+
+def study_with(study: Study, values: CommonValues) -> Study:
+    """Return a study whose runs all have the values.
+
+    Raises:
+        ValueError: for one that the recipe does not have, or that its choices or variants change.
+    """
+    keys = [key.partition(".")[0] for key in values.flags()]
+    if not keys:
+        return study
+    from graticule.recipes import load_recipe
+
+    for of, changes in (("choices", study.choices), ("variants", study.variants)):
+        for name, fields in changes.items():
+            if taken := sorted(set(keys) & fields.keys()):
+                raise ValueError(
+                    f"`set` must not change what the {of} of the study change, got {taken[0]}, which {name!r} changes."
+                )
+    start = dataclasses.replace(load_recipe(study.recipe), **study.base)
+    found = values.changed(start, f"train {study.recipe}")
+    base: Mapping[str, Any] = {**study.base, **{key: getattr(found, key) for key in keys}}
+    return dataclasses.replace(study, base=base)
+
+
+def folder_suffix(values: CommonValues) -> str:
+    """Return what tells the default folder of changed runs apart: '-epochs-3', empty where nothing is changed."""
+    given = {key: flags[-1].removeprefix("--") for key, flags in values.flags().items()}
+    text = "".join(f"-{key}-{value}" for key, value in given.items())
+    return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)

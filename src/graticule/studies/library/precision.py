@@ -1,0 +1,34 @@
+"""Training in bfloat16 against float32: whether scores and differences of choices stay the same."""
+
+from graticule.studies.study import Study
+
+
+def study() -> Study:
+    """The default joining and LaPE in both precisions, at two widths."""
+    choices: dict[str, dict[str, str]] = {
+        "default": {"encoding": "learnable"},
+        "LaPE": {"encoding": "learnable", "joining": "lape"},
+    }
+    in_bfloat16 = {f"{name}, bfloat16": {**changes, "precision": "bf16-mixed"} for name, changes in choices.items()}
+    return Study(
+        question="Does bf16-mixed give the scores, and the differences between choices, of float32?",
+        recipe="digits_small",
+        choices={**choices, **in_bfloat16},
+        base={"epochs": 4},
+        variants={
+            "64 channels": {},
+            "192 channels": {"model_kwargs": ("depth=4", "embed_dim=192", "num_heads=6")},
+        },
+        seeds=(0, 1, 2),
+        tests=(
+            ("default, bfloat16", "default"),
+            ("LaPE, bfloat16", "LaPE"),
+            ("LaPE", "default"),
+            ("LaPE, bfloat16", "default, bfloat16"),
+        ),
+        interactions=(("LaPE, bfloat16", "default, bfloat16", "LaPE", "default"),),
+        controls="The last test of each width is of the gain of LaPE in bfloat16 against its gain in float32.",
+        limits="Three seeds: the intervals say how large a difference would be seen. 192 channels have a rate that is "
+        "tuned for 64.",
+        seconds={"64 channels": 20, "192 channels": 60},
+    )
