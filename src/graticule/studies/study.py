@@ -53,6 +53,7 @@ class Study:
     sizes: (height, width) of the images that the last weights are also tested at.
     modes: what becomes of the images there, zoom, canvas or crop; only sizes up to that of the training are crops.
     tests: (choice, the choice it is tested against); all against the first by default.
+    described: further metrics whose means are shown and not tested.
     interactions: (a, b, c, d): whether a gains on b what c gains on d, the contrast (a - b) - (c - d).
     endpoint: what is tested, decided before the runs.
     controls: which choices are controls, and for what; a sentence.
@@ -79,6 +80,7 @@ class Study:
     limits: str = ""
     folder: str = ""
     measure: Callable[[Any], Iterable[Measured]] | None = None
+    described: tuple[str, ...] = ()
     interactions: tuple[tuple[str, str, str, str], ...] = ()
 
     def __post_init__(self) -> None:

@@ -103,14 +103,19 @@ class StudyReport:
             for (choice, reference, variant, test, seeds), p in zip(found, adjusted, strict=True)
         ]
 
-    def means(self) -> Rows:
-        """Return a header, then a row per choice: mean and standard deviation over seeds in each variant and place."""
-        places = dict.fromkeys(row.at for row in self.rows if row.metric == self.metric)
-        tables = {at: self.values(at) for at in places}
+    def means(self, metric: str | None = None) -> Rows:
+        """Return a header, then a row per choice: mean and standard deviation over seeds in each variant and place.
+
+        Args:
+            metric: that of the endpoint by default.
+        """
+        metric = metric or self.metric
+        places = dict.fromkeys(row.at for row in self.rows if row.metric == metric)
+        tables = {at: self.values(at, metric) for at in places}
         measured = [(variant, at) for variant in self.study.variants for at in places]
         columns = [(v, at) for v, at in measured if any((choice, v) in tables[at] for choice in self.study.choices)]
         header = [" ".join(filter(None, (variant, at if len(places) > 1 else ""))) for variant, at in columns]
-        rows: Rows = [("choice", "seeds", "parameters", *(name or _title(self.metric) for name in header))]
+        rows: Rows = [("choice", "seeds", "parameters", *(name or _title(metric) for name in header))]
         parameters = {(row.choice, row.variant): row.parameters for row in self.rows}
         for choice in self.study.choices:
             cells = [tables[at].get((choice, variant), {}) for variant, at in columns]
@@ -162,6 +167,8 @@ class StudyReport:
             text.append(study.controls)
         text.append(f"{_title(self.metric)} with the recipe `{study.recipe}`, mean and standard deviation over seeds.")
         text.append(markdown(self.means()))
+        for metric in self.study.described:
+            text += [f"{_title(metric)}:", markdown(self.means(metric))]
         if len(rows := self.findings()) > 1:
             count = sum(one.test is not None for one in self.tests())
             text += [

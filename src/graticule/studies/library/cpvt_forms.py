@@ -1,0 +1,47 @@
+"""CPVT's Tables 5, 6, 7 and 11 in small: where a PEG is inserted, what it learns, and what its padding tells."""
+
+from graticule.studies.study import Study
+
+
+def study() -> Study:
+    """Ten forms of PEG, no position, and a learnable table, in a model of 4 layers with a grid of 5 x 5."""
+    forms = {
+        "PEG at 0": "peg",
+        "PEG at -1": "peg(places=[-1])",
+        "PEG at -1, 9 x 9": "peg(places=[-1], kernel=9)",
+        "PEG at 3": "peg(places=[3])",
+        "PEG at 0 to 3": "peg(places=[0, 1, 2, 3])",
+        "PEG, fixed": "peg(frozen=True)",
+        "four 1 x 1 layers": "peg(kernel=1, convolution='dense', layers=4)",
+        "PEG, no padding": "peg(padding='none')",
+        "PEG, circular": "peg(padding='circular')",
+        "PEG for queries and keys": "peg(acts_on='queries_keys')",
+        "PEG and learnable": "peg + learnable",
+    }
+    return Study(
+        question="What of a PEG helps: its place, its weights, its padding, or further parameters?",
+        recipe="digits_small",
+        choices={
+            "none": {"encoding": "none"},
+            **{name: {"encoding": encoding} for name, encoding in forms.items()},
+            "learnable": {"encoding": "learnable"},
+        },
+        tests=(
+            ("PEG at 0", "none"),
+            ("PEG, fixed", "none"),
+            ("four 1 x 1 layers", "none"),
+            ("PEG at 0", "PEG at -1"),
+            ("PEG at -1, 9 x 9", "PEG at -1"),
+            ("PEG at 0", "PEG at 3"),
+            ("PEG at 0 to 3", "PEG at 0"),
+            ("PEG at 0", "PEG, no padding"),
+            ("PEG at 0", "PEG, circular"),
+            ("PEG for queries and keys", "none"),
+            ("PEG and learnable", "PEG at 0"),
+        ),
+        controls="'four 1 x 1 layers' have more parameters than a PEG and see no neighbor. 'PEG, circular' has no "
+        "border. Without padding, tokens whose neighborhood is not whole get no encoding, so the border still differs.",
+        follows="CPVT (Chu et al., 2023), Tables 5, 6, 7 and 11",
+        limits="A kernel of 9 x 9 covers a grid of 5 x 5 from any of its places, as 27 x 27 does on 14 x 14.",
+        seconds=30,
+    )

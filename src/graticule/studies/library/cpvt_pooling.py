@@ -1,0 +1,24 @@
+"""CPVT's Table 3 in small: whether average pooling helps PEG more than a learnable table."""
+
+from graticule.studies.study import Study
+
+
+def study() -> Study:
+    """Two encodings with a class token and with average pooling, the final norm before either."""
+    encodings = {"learnable": "learnable", "PEG": "peg"}
+    heads = {"": "token", ", GAP": "avg"}
+    return Study(
+        question="Does average pooling instead of a class token help PEG more than a learnable table?",
+        recipe="digits_small",
+        choices={
+            f"{name}{label}": {"encoding": encoding, "global_pool": pool}
+            for name, encoding in encodings.items()
+            for label, pool in heads.items()
+        },
+        base={"model_kwargs": ("depth=4", "fc_norm=false")},
+        tests=(("learnable, GAP", "learnable"), ("PEG, GAP", "PEG"), ("PEG", "learnable")),
+        interactions=(("PEG, GAP", "PEG", "learnable, GAP", "learnable"),),
+        controls="The final norm comes before the pooling in all, so the two heads differ in the pooling alone.",
+        follows="CPVT (Chu et al., 2023), Table 3, as an interaction",
+        seconds=30,
+    )

@@ -1,0 +1,34 @@
+"""Fashion-MNIST: the default joining, LaPE, and the amplitude of the table."""
+
+from graticule.studies.study import Study
+
+
+def study() -> Study:
+    """Three choices for 20 epochs, on a twentieth of the images with a smaller model, and on all."""
+    return Study(
+        question="Does LaPE help on Fashion-MNIST, by more than the amplitude of the table?",
+        recipe="fashion_mnist",
+        choices={
+            "default": {"encoding": "learnable"},
+            "default, std 1": {"encoding": "learnable(std=1)"},
+            "LaPE": {"encoding": "learnable", "joining": "lape"},
+        },
+        base={"epochs": 20},
+        variants={
+            "3,000 images": {
+                "model": "vit_nano_patch4_28",
+                "limit_train": 3_000,
+                "limit_test": 1_000,
+                "batch_size": 50,
+                "lr": 3e-3,
+                "workers": 0,
+            },
+            "60,000 images": {},
+        },
+        seeds=(0, 1, 2),
+        tests=(("LaPE", "default"), ("LaPE", "default, std 1"), ("default, std 1", "default")),
+        controls="'default, std 1' controls for the amplitude of the table.",
+        follows="LaPE (Yu et al., 2023), Table 1, on other data",
+        folder="FASHION_MNIST",
+        seconds={"3,000 images": 130, "60,000 images": 6000},
+    )
