@@ -10,24 +10,29 @@ method for all claims of the page that are tested. Where there are no data, the 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from claims_of_papers import CLAIMS, Claim
 
 from graticule.files import write_text
+from graticule.metric import METRICS
+from graticule.studies.gym.profile import read_profile
 from graticule.studies.significance import LEVEL, PairedTest, format_p, holm, paired_test
 from graticule.studies.study import TRAINED
 from graticule.studies.study_table import read_table
 from graticule.studies.tables import markdown
 
 DOCS = Path(__file__).parent.parent / "docs"
+#: Metrics that a claim needs not name: those of tasks, of which a study has one.
+SCORES = {metric.key for metric in METRICS}
 #: (choice, variant, at) -> seed -> score.
 Scores = dict[tuple[str, str, str], dict[int, float]]
 
 
 def scores_of(name: str, folder: Path = DOCS / "data") -> Scores:
-    """Read the kept scores of a study, or those of the extrapolation benchmark, whose table has other columns."""
+    """Read the kept scores of a study, or those of the extrapolation benchmark or the gym, which have other columns."""
     found: Scores = {}
     if name == "extrapolation":
         path = folder / "extrapolation.csv"
@@ -38,9 +43,15 @@ def scores_of(name: str, folder: Path = DOCS / "data") -> Scores:
                     if row["variant"] == "plain":
                         found.setdefault((row["choice"], "", at), {})[int(row["seed"])] = float(row["top1"])
         return found
+    if name == "gym":
+        for score in read_profile(folder / "gym.csv").rows:
+            at = TRAINED if score.side == score.trained else f"{score.side} cells"
+            if not math.isnan(score.normalized):
+                found.setdefault((score.choice, score.task, at), {})[score.seed] = 100 * score.normalized
+        return found
     for row in read_table(folder / f"study_{name}.csv"):
         if row.metric != "loss":
-            at = f"{row.metric}, {row.at}" if row.metric.startswith("lambda") else row.at
+            at = row.at if row.metric in SCORES else f"{row.metric}, {row.at}"
             found.setdefault((row.choice, row.variant, at), {})[row.seed] = row.value
     return found
 
@@ -105,7 +116,8 @@ def page(claims: Sequence[Claim], folder: Path = DOCS / "data") -> str:
             markdown(rows),
             "Scores at 'zoom 40' and 'canvas 40' are those of weights trained on images of 20 x 20 pixels without "
             "crops, tested on four times as many tokens: zoomed, where digits are twice as large as in training, and "
-            "on a larger canvas, where they keep their size. CPVT trains with crops of many scales (`cpvt_sizes`).",
+            "on a larger canvas, where they keep their size. CPVT trains with crops of many scales (`cpvt_sizes`). "
+            "Scores of `graticule gym` are the share of the way from chance to a perfect answer, in percent.",
             "Written by `python benchmarks/claims.py` from docs/data; see [results](results.md) for the studies.",
         ]
     )

@@ -18,7 +18,7 @@ class Claim:
 
     paper, where, text: who says it, where, and what.
     command: runs the test.
-    data: the study whose table has the scores, or 'extrapolation'; empty where no scores test it.
+    data: the study whose table has the scores, or 'extrapolation' or 'gym'; empty where no scores test it.
     contrast: the weighted scores of a seed; the claim is that their mean is above zero.
     variant: of the study.
     equal: the claim is that the mean is zero.
@@ -60,6 +60,11 @@ def change(choice: str, at: str) -> tuple[Term, ...]:
     return ((1.0, choice, at), (-1.0, choice, TRAINED))
 
 
+def change_of(choice: str, at: str, minus: str) -> tuple[Term, ...]:
+    """Return the contrast of two measures of a choice."""
+    return ((1.0, choice, at), (-1.0, choice, minus))
+
+
 def of_study(name: str) -> dict[str, str]:
     """Return the fields of a claim that a study tests."""
     return {"data": name, "command": f"graticule study {name}"}
@@ -67,6 +72,8 @@ def of_study(name: str) -> dict[str, str]:
 
 #: Every choice at 25 tokens and, with the same weights, at 100: `canvas 40` and `zoom 40`.
 EXTRAPOLATION = {"data": "extrapolation", "command": "python benchmarks/extrapolation.py"}
+#: Every choice on 6 x 6 cells and, with the same weights, on 9 x 9: `9 cells`; the variant is the task.
+GYM = {"data": "gym", "command": "graticule gym --sizes 9"}
 JOININGS = {**of_study("lape_joinings"), "variant": "10 epochs"}
 DECOMPOSITIONS, UNITS = of_study("lape_decompositions"), of_study("posmlp_units")
 BEFORE = "measured before data were kept: docs/results.md"
@@ -204,11 +211,64 @@ CLAIMS = [
     ),
     Claim(
         LAPE,
-        "Figures 3, 4",
-        "LaPE makes 1-D correlations of sinusoids 2-D, and goes from local to global",
-        "graticule correlations RUN",
-        test="the correlations of trained image models",
-        verdict="not run",
+        "Table 2",
+        "... ViT-Lite with a tenth of the images",
+        variant="5,000 images",
+        contrast=difference("LaPE", "default"),
+        **of_study("cifar10"),
+    ),
+    Claim(
+        LAPE,
+        "our control",
+        "... by more than a table that starts with the amplitude of a norm",
+        variant="5,000 images",
+        contrast=difference("LaPE", "default, std 1"),
+        **of_study("cifar10"),
+    ),
+    Claim(
+        LAPE,
+        "our control",
+        "a learnable table that starts larger is better",
+        contrast=difference("std 1", "std 0.02"),
+        **of_study("amplitude"),
+    ),
+    *(
+        Claim(
+            LAPE,
+            "section 3.3",
+            text,
+            variant="24 layers",
+            contrast=difference("LaPE", other),
+            **of_study("depth"),
+        )
+        for text, other in (
+            ("in a deep model LaPE beats sharing", "LaPE sharing"),
+            ("... and the default with the amplitude of a norm", "default, std 1"),
+        )
+    ),
+    *(
+        Claim(
+            LAPE,
+            "Figures 3, 4",
+            f"LaPE makes the correlations of 1-D sinusoids more 2-D from the first to the last layer of {family}",
+            variant=family,
+            contrast=change_of(
+                "sinusoidal 1-D, LaPE", "two_dimensionality, last layer", "two_dimensionality, first layer"
+            ),
+            **of_study("correlations"),
+        )
+        for family in ("DeiT", "T2T-ViT", "Swin", "CeiT")
+    ),
+    *(
+        Claim(
+            LAPE,
+            "Figures 3, 4",
+            f"learnable embeddings with LaPE go from local to global in {family}",
+            variant=family,
+            contrast=change_of("learnable, LaPE", "locality, last layer", "locality, first layer"),
+            **of_study("correlations"),
+        )
+        for family in ("DeiT", "T2T-ViT", "Swin", "CeiT")
     ),
     Claim(
         LAPE,
@@ -216,6 +276,17 @@ CLAIMS = [
         "LaPE helps detection on COCO and segmentation on ADE20K",
         test="needs those data and pretraining on ImageNet",
         verdict=NEVER,
+    ),
+    *(
+        Claim(
+            LAPE,
+            "Table 4, on other data",
+            f"LaPE helps a small {model} for segmentation on CamVid (mIoU)",
+            variant=model,
+            contrast=difference("learnable, LaPE", "learnable"),
+            **of_study("camvid"),
+        )
+        for model in ("ViT", "PVT")
     ),
     Claim(
         LAPE,
@@ -325,18 +396,47 @@ CLAIMS = [
         CPVT,
         "Table 3",
         "average pooling helps PEG more than a learnable table",
-        "graticule compare digits_sizes --choices encoding=peg encoding=peg,global_pool=avg encoding=learnable "
-        "encoding=learnable,global_pool=avg",
-        test="interaction of encoding and pooling",
-        verdict="not run",
+        contrast=(*difference("PEG, GAP", "PEG"), *difference("learnable", "learnable, GAP")),
+        **of_study("cpvt_pooling"),
+    ),
+    *(
+        Claim(CPVT, where, text, contrast=difference(choice, reference), equal=equal, **of_study("cpvt_forms"))
+        for where, text, choice, reference, equal in (
+            ("Table 5", "a PEG that stays random helps", "PEG, fixed", "none", False),
+            ("Table 5", "as many parameters without neighbors help less", "PEG at 0", "four 1 x 1 layers", False),
+            ("section 5.1", "a PEG for queries and keys alone helps", "PEG for queries and keys", "none", False),
+            ("Table 6", "position 0 is better than -1", "PEG at 0", "PEG at -1", False),
+            ("Table 6", "... and than a late one", "PEG at 0", "PEG at 3", False),
+            ("Table 6", "a kernel of the whole grid mends position -1", "PEG at -1, 9 x 9", "PEG at -1", False),
+            ("Table 7", "a learnable table adds to one PEG", "PEG and learnable", "PEG at 0", False),
+            ("Tables 7, 12", "PEGs in more layers are better than one", "PEG at 0 to 3", "PEG at 0", False),
+            ("Table 11", "zero padding matters", "PEG at 0", "PEG, no padding", False),
+            ("our control", "... against a padding without a border", "PEG at 0", "PEG, circular", False),
+        )
     ),
     Claim(
         CPVT,
-        "Tables 5, 6, 11",
-        "a fixed random PEG helps, position 0 is better than -1, and zero padding matters",
-        "graticule compare digits_sizes --choices encoding=none encoding=peg ...",
-        test="forms of PEG",
-        verdict="not run",
+        "sections 3.2, B.3",
+        "zero padding tells a PEG absolute places, which no position does not",
+        variant="place",
+        contrast=difference("encoding=peg", "encoding=none"),
+        **GYM,
+    ),
+    Claim(
+        CPVT,
+        "Table 2",
+        "PEG keeps places on more tokens better than a learnable table",
+        variant="place",
+        contrast=gain("encoding=peg", "encoding=learnable", "9 cells"),
+        **GYM,
+    ),
+    Claim(
+        CPVT,
+        "Table 2",
+        "... and the border of the image",
+        variant="border",
+        contrast=gain("encoding=peg", "encoding=learnable", "9 cells"),
+        **GYM,
     ),
     Claim(
         CPVT,
@@ -388,6 +488,28 @@ CLAIMS = [
         contrast=difference("GGQPE", "GQPE"),
         **UNITS,
     ),
+    *(
+        Claim(POSMLP, where, text, contrast=contrast, **of_study("posmlp_forms"))
+        for where, text, contrast in (
+            ("Table 4", "more groups in later stages beat few", difference("GGQPE", "4 groups in both stages")),
+            ("Table 6", "Gaussians of any direction beat round ones", difference("GGQPE", "alpha I")),
+            ("Table 6", "a learned center beats a fixed one", difference("GGQPE", "fixed center")),
+            ("Table 7", "the bias helps", difference("GGQPE", "no bias")),
+            (
+                "Table 7",
+                "a learnable table helps without the bias more than with it",
+                (*difference("no bias, table", "no bias"), *difference("GGQPE", "table")),
+            ),
+        )
+    ),
+    *(
+        Claim(POSMLP, "Table 10", text, contrast=difference(choice, reference), **of_study("posmlp_downsampling"))
+        for text, choice, reference in (
+            ("a gMLP of stages beats one of a single grid", "linear, linear", "one stage"),
+            ("a convolution before the first stage helps", "conv, linear", "linear, linear"),
+            ("... between the stages", "linear, conv", "linear, linear"),
+        )
+    ),
     Claim(
         POSMLP,
         "Figure 1 (f)",
@@ -429,8 +551,7 @@ CLAIMS = [
         NOTES,
         "section 4.2",
         "a class token performs better than pooling",
-        "graticule compare digits_sizes --choices global_pool=token global_pool=avg --seeds 0 1 2 3 4",
-        test="the two heads on digits",
-        verdict="not run",
+        contrast=difference("learnable", "learnable, GAP"),
+        **of_study("cpvt_pooling"),
     ),
 ]
