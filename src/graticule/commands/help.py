@@ -59,7 +59,6 @@ METAVARS = {
     "recipe": "RECIPE",
     "run": "RUN",
     "runs": "RUN",
-    "precision": "PRECISION",
     "values": "KEY=VALUE",
     "shifts": "DOWNxRIGHT",
     "skip": "CHECK",
