@@ -1,6 +1,6 @@
 """Mixing without a matrix: time and memory of a GGQPE unit's product against N, and PosMLP-T without windows.
 
-    python benchmarks/windows.py --plot docs/figures/mixing-by-displacement.png   # the product, N from 49 to 16,384
+    python benchmarks/windows.py --plot mixing.png   # the product, N from 49 to 16,384
     python benchmarks/windows.py --model 224 896                                  # PosMLP-T, whole grids as windows
 
 The product: 96 channels in 4 groups, one sample, the weights made from what is learned, float32. "matrix" makes the

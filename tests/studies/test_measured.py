@@ -82,5 +82,5 @@ def test_pages_and_figures_are_rebuilt_and_a_file_without_a_page_is_an_error(tmp
     with pytest.raises(ValueError, match="`docs` must have a page with the markers of every table, got none for y"):
         write_pages(tmp_path)
     (data / "y.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="y.csv must have the columns keys, row"):
+    with pytest.raises(ValueError, match=r"y\.csv must have the columns keys, row"):
         read_cells(data / "y.csv")
