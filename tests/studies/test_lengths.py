@@ -52,7 +52,7 @@ def test_it_is_said_where_the_choices_were_not_scored_on_the_same_text():
 def test_all_is_written(tmp_path):
     table, numbers, *pictures = FOUND.write(tmp_path)
     assert [path.name for path in (table, numbers)] == ["lengths.md", "lengths.json"]
-    assert [path.read_bytes()[:4] for path in pictures] == [b"\x89PNG", b"%PDF"]
+    assert [path.read_bytes()[:4] for path in pictures] == [b"\x89PNG", b"%PDF", b"<?xm"]
     assert "2.610 ± 0.017" in table.read_text(encoding="utf-8")
     written = json.loads(numbers.read_text())
     assert written["bpb"]["b"]["128"] == [2.6, 2.6, 2.63] and written["trained_at"] == {"a": 128, "b": 256}

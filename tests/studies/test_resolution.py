@@ -35,7 +35,7 @@ def test_all_is_written(tmp_path):
     table, numbers, *pictures = FOUND.write(tmp_path)
     assert "61.00 ± 1.73" in table.read_text(encoding="utf-8")
     assert json.loads(numbers.read_text())["top1"]["b"]["20"] == [60.0, 60.0, 63.0]
-    assert [path.read_bytes()[:4] for path in pictures] == [b"\x89PNG", b"%PDF"]
+    assert [path.read_bytes()[:4] for path in pictures] == [b"\x89PNG", b"%PDF", b"<?xm"]
 
 
 def test_every_run_is_scored_at_every_size_with_its_last_weights(tmp_path):

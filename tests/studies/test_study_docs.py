@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from graticule.studies import StudyReport, list_studies, load_study
+from graticule.studies.gym.profile import Profile, Row, write_profile
 from graticule.studies.study_table import read_table, write_table
 
 TOP = Path(__file__).parents[2]
@@ -16,6 +17,10 @@ sys.path.append(str(TOP / "benchmarks"))
 import claims  # noqa: E402 - a script of benchmarks
 from claims_of_papers import CLAIMS, Claim, change, difference, gain  # noqa: E402
 from test_study import rows  # noqa: E402 - a neighbor
+
+
+def score_of(choice, side, normalized, seed=0):
+    return Row(choice, "place", "plane", seed, 6, side, 0.5, 0.25, normalized, 10, 1.5, 1234, "abc")
 
 
 @pytest.mark.parametrize("name", list_studies())
@@ -97,3 +102,27 @@ def test_the_study_of_the_guide_can_be_planned():
     names: dict = {}
     exec(compile(block, "docs/training.md", "exec"), names)
     assert len(names["study"]().recipes()) == 4
+
+
+def test_scores_of_the_gym_are_those_of_its_tasks_at_both_sizes_in_percent(tmp_path):
+    kept = [
+        score_of("encoding=peg", 6, 0.75),
+        score_of("encoding=peg", 9, 0.5),
+        score_of("encoding=peg", 9, float("nan"), seed=1),
+    ]
+    write_profile(tmp_path / "gym.csv", Profile(tuple(kept)))
+    assert claims.scores_of("gym", tmp_path) == {
+        ("encoding=peg", "place", "trained"): {0: 75.0},
+        ("encoding=peg", "place", "9 cells"): {0: 50.0},
+    }
+    assert claims.scores_of("gym", tmp_path / "nowhere") == {}
+
+
+def test_a_measure_that_is_no_score_of_a_task_is_read_by_its_name(tmp_path):
+    write_table(
+        tmp_path / "study_x.csv", [*rows({"a": [0.5]}, metric="locality", at="last layer"), *rows({"a": [9.0]})]
+    )
+    assert claims.scores_of("x", tmp_path) == {
+        ("a", "", "locality, last layer"): {0: 0.5},
+        ("a", "", "trained"): {0: 9},
+    }
