@@ -1,6 +1,7 @@
 """Resizing: the position at the new size becomes the one that is held, whole or not at all."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import timm
@@ -159,6 +160,13 @@ def test_up_and_down_again_changes_a_table_by_no_more_than_stated():
         assert torch.equal(resized.position.encodings[0].pos_embed[0, 0], model.position.encodings[0].pos_embed[0, 0])
         relative = (found - before).norm(dim=0) / before.norm(dim=0)
         assert (relative[:12] <= of_slow).all() and (relative[12:] <= of_any).all(), resampler
+
+
+def test_the_page_on_sizes_states_these_changes():
+    page = (Path(__file__).parents[2] / "docs" / "sizes.md").read_text(encoding="utf-8")
+    for resampler, side, *changes in ROUND_TRIPS:
+        stated = " | ".join("0" if change < 1e-9 else f"{change:g}" for change in changes)
+        assert f"| `{resampler}` | {side} x {side} | {stated} |" in page
 
 
 def test_a_folded_model_is_folded_for_the_new_size():
