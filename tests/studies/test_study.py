@@ -13,7 +13,9 @@ from graticule.recipes import load_recipe
 from graticule.studies import Endpoint, Study, StudyReport, list_studies, load_study, run_study, write_report
 from graticule.studies.significance import paired_test
 from graticule.studies.study_report import insert
+from graticule.studies.study_runs import _at_sizes
 from graticule.studies.study_table import Row, read_table, recipe_hash, write_table
+from graticule.training import Run
 
 TINY = {
     "model_kwargs": ("depth=1", "embed_dim=8", "num_heads=1"),
@@ -88,6 +90,14 @@ def test_the_table_has_a_row_for_every_score_of_every_run_and_says_where_it_is_f
         if row.at == "canvas 28":  # nothing changes at the size of the training
             here = next(r for r in found if r.cell == row.cell and r.at == "trained")
             assert row.metric == "loss" or row.value == here.value
+
+
+def test_crops_are_measured_at_sizes_up_to_that_of_the_training(done):
+    crops = dataclasses.replace(SMALL, sizes=((28, 28), (20, 20), (32, 36)), modes=("crop",))
+    run = Run.open(done[0] / "none" / "seed-0")
+    found = [(metric, at, value) for metric, at, value in _at_sizes(crops, run) if metric == "top1"]
+    assert [at for _, at, _ in found] == ["crop 28", "crop 20"]
+    assert found[0][2] == run.result()["last_top1"]
 
 
 def test_what_is_in_the_table_is_not_trained_again_and_what_is_trained_is_measured(done, tmp_path, monkeypatch):

@@ -16,10 +16,10 @@ def measure(run: Any) -> Iterator[Measured]:
     from graticule.analysis import position_correlations
 
     found = position_correlations(run.model(run.data(), "last"), None, 0, _UNTRAINED)
-    for metric, values in (("two_dimensionality", found.two_dimensionality), ("locality", found.locality)):
+    for metric, values in (("two-dimensionality", found.two_dimensionality), ("locality", found.locality)):
         for at, layer in (("first layer", 0), ("last layer", -1)):
             yield metric, at, round(float(values[layer]), 6)
-    over = {"locality_range": found.locality_range, "p_untrained": found.p_value, "hierarchy": found.hierarchy}
+    over = {"range of locality": found.locality_range, "p (untrained)": found.p_value, "hierarchy": found.hierarchy}
     for metric, value in over.items():
         if math.isfinite(value):
             yield metric, "over layers", round(value, 6)
@@ -56,12 +56,12 @@ def study() -> Study:
         },
         seeds=(0, 1, 2),
         tests=(("sinusoidal 1-D, LaPE", "sinusoidal 1-D"),),
-        endpoint=Endpoint(metric="two_dimensionality", at="last layer", minus="first layer"),
-        described=("locality", "locality_range", "p_untrained", "hierarchy"),
+        endpoint=Endpoint(metric="two-dimensionality", at="last layer"),
+        described=("locality", "range of locality", "p (untrained)", "hierarchy"),
         controls="Two-dimensionality is 1 where vertical neighbors are as alike as horizontal ones, and 0 in a row. "
         "Locality is the mean distance in patches over which a layer's positions are alike; its range over the layers "
-        "is a share of that of a uniform map. p_untrained is the share of 40 models, this one and 39 untrained ones of "
-        "the same shape, whose range is as large; hierarchy is the rank correlation of locality with depth, 1 from "
+        "is a share of that of a uniform map. p (untrained) is the share of 40 models, this one and 39 untrained ones "
+        "of the same shape, whose range is as large; hierarchy is the rank correlation of locality with depth, 1 from "
         "local to global.",
         follows="LaPE (Yu et al., 2023), Figures 3 and 4",
         limits="Four epochs on digits, grids of 5 x 5 to 8 x 8, four layers; the first stage of Swin.",
