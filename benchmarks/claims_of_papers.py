@@ -76,7 +76,7 @@ EXTRAPOLATION = {"data": "extrapolation", "command": "python benchmarks/extrapol
 GYM = {"data": "gym", "command": "graticule gym --sizes 9"}
 JOININGS = {**of_study("lape_joinings"), "variant": "10 epochs"}
 DECOMPOSITIONS, UNITS = of_study("lape_decompositions"), of_study("posmlp_units")
-BEFORE = "measured before data were kept: docs/results.md"
+BEFORE = "measured, but not kept seed by seed: docs/results.md"
 NEVER = "cannot be tested here"
 CLAIMS = [
     Claim(
