@@ -23,6 +23,7 @@ FLOORS = [
     {"layers", "factory", "checkpoints"},
     {"backbones"},
     {"surgery", "data", "dense", "model_checks"},
+    {"hub"},
     {"training"},
     {"tasks", "testing"},
     {"recipes"},

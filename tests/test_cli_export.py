@@ -76,6 +76,23 @@ def test_publish_writes_what_graticule_and_timm_open(trained, tmp_path, capsys):
     }
 
 
+def test_publish_takes_names_files_of_weights_and_models_of_timm(trained, tmp_path, capsys):
+    cases = [
+        ("name", ("vit_nano_patch4_28", "--encoding", "rope"), "rope"),
+        ("timm", ("timm:vit_tiny_patch16_224", "--weights", "random", "--joining", "lape"), "learnable"),
+        ("file", (str(trained.folder / "weights.safetensors"),), "learnable"),
+    ]
+    for name, (target, *options), encoding in cases:
+        code, _, err = run_command(capsys, "publish", target, tmp_path / name, *options)
+        assert code == 0, err
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["graticule"]["encoding"] == encoding
+    again = graticule.from_pretrained(tmp_path / "file")
+    x = torch.randn(2, 1, 28, 28)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), trained.model()(x))
+
+
 def test_a_published_model_of_a_plugin_says_which_one_to_pass(my_methods, tmp_path):
     model = graticule.create_model("vit_nano_patch4_28", encoding="random_fourier(frequencies=4)")
     folder = model.save_pretrained(tmp_path / "plugged")
@@ -103,6 +120,9 @@ def test_mistakes_are_one_line(trained, tmp_path, capsys):
         (("export", run, "--features", "99"), "`features` must be from 0 to"),
         (("publish", run, run), "`folder` must be a new one"),
         (("publish", tmp_path / "nothing", new), "`run` must be the folder of a run"),
+        (("publish", "vit_nano_patch4_82", new), "did you mean 'vit_nano_patch4_28'"),
+        (("publish", new / "x.pth", new), "does not say what model it is for"),
+        (("publish", run, new, "--joining", "lape"), "`joining` must be left out with a folder"),
         (("publish", run, new, "--push", "a b"), "`repo_id` must be OWNER/NAME"),
         (("publish", run, new, "--private"), "`private` must be left out without --push"),
     ]

@@ -42,6 +42,7 @@ NAMED = {
     "features": "backbones/test_timm_interface.py",
     "load": "surgery/test_guide.py",
     "own": "test_docs_code.py",
+    "publish": "surgery/test_publish.py",
     "resize": "surgery/test_guide.py",
     "serve": "../docs/_ext/test_pages.py",
     "start": "../docs/_ext/test_pages.py",

@@ -125,6 +125,7 @@ WITHOUT_A_MODEL = {
     *("audit", "audit_json", "audit_page", "rotary_similarity", "view_of", "write_explorer"),
     *("attention_on_image", "pixels_of", "save_figures", "sheet_heads"),
     *("attach", "change_position", "convert", "export", "from_pretrained", "load_own", "resize", "to_timm"),
+    *("open_attached", "save_pretrained"),
 }
 
 

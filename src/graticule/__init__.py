@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         Backbone,
         create_language_model,
         create_model,
-        from_pretrained,
         generate,
         list_language_models,
         list_models,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     )
     from graticule.factory import build_position, list_decompositions, list_encodings, list_joinings
     from graticule.grid import Crop, Grid
+    from graticule.hub import from_pretrained, save_pretrained
     from graticule.joining import Joining, register_joining
     from graticule.layer_position import LayerPosition
     from graticule.metric import Metric
@@ -83,7 +83,7 @@ _HOMES = {
     "detach": "surgery",
     "export": "surgery",
     "fold": "surgery",
-    "from_pretrained": "backbones",
+    "from_pretrained": "hub",
     "generate": "backbones",
     "list_decompositions": "factory",
     "list_encodings": "factory",
@@ -103,6 +103,7 @@ _HOMES = {
     "register_task": "training",
     "register_text": "data",
     "resize": "surgery",
+    "save_pretrained": "hub",
     "to_timm": "surgery.convert",
     "train": "training",
     "transfer": "checkpoints",
@@ -165,6 +166,7 @@ __all__ = [
     "register_task",
     "register_text",
     "resize",
+    "save_pretrained",
     "to_timm",
     "train",
     "transfer",

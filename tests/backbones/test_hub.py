@@ -3,6 +3,8 @@
 import json
 import pickle
 import shutil
+import socket
+import time
 from pathlib import Path
 
 import huggingface_hub
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import graticule
 from graticule.backbones import Card, SwinTransformer, VisionTransformer
+from graticule.backbones.hub_reach import can_connect
 from tiny import draw, images, tiny
 
 
@@ -137,6 +140,7 @@ def test_a_pushed_model_is_opened_by_its_name(model, tmp_path, monkeypatch):
     hub = Hub(tmp_path)
     monkeypatch.setattr("huggingface_hub.HfApi", hub.api)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.download)
+    monkeypatch.setattr("graticule.backbones.hub_reach.can_connect", lambda address: True)
     assert model.push_to_hub("me/tiny", private=True).endswith("me/tiny/commit/1")
     assert "# tiny" in (tmp_path / "me" / "tiny" / "README.md").read_text()
     assert_same(graticule.from_pretrained("me/tiny"), model)
@@ -144,6 +148,33 @@ def test_a_pushed_model_is_opened_by_its_name(model, tmp_path, monkeypatch):
         graticule.from_pretrained("me/other")
     with pytest.raises(ValueError, match=r"`repo_id` must be OWNER/NAME, got 'a/\.\.'"):
         model.push_to_hub("a/..")
+
+
+def test_a_hub_that_cannot_be_reached_is_not_waited_for(tmp_path, monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # it does not listen
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        start = time.monotonic()
+        with pytest.raises(FileNotFoundError, match=r"me/tiny is no folder, .*takes no connection within 3 s"):
+            graticule.from_pretrained("me/tiny", cache_dir=tmp_path)
+        with pytest.raises(ConnectionError, match="the file is not in the cache"):
+            graticule.create_model("deit_tiny_patch16_224", pretrained=True, depth=1, cache_dir=tmp_path)
+        assert time.monotonic() - start < 5
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_a_connection_goes_to_the_proxy_that_is_set(monkeypatch):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert can_connect(address)
+        monkeypatch.setenv("https_proxy", address)
+        assert can_connect("https://hub.invalid")
+    monkeypatch.setenv("no_proxy", "hub.invalid")
+    assert not can_connect("https://hub.invalid")
 
 
 # What is refused
@@ -159,7 +190,9 @@ def test_what_a_config_must_not_say_is_refused(changed):
             "describes no model that can be built",
         ),
         ("path", {"model_args": {"checkpoint_path": "../../x.pth"}}, "`model_args` must not set `checkpoint_path`"),
-        ("module", {"model_args": {"norm_layer": "os.system"}}, "`model_args` must not set `norm_layer`"),
+        ("function", {"model_args": {"norm_layer": "os.system"}}, "os.system is no name"),
+        ("module", {"model_args": {"embed_layer": "os.system"}}, "`model_args` must not set `embed_layer`"),
+        ("kind", {"graticule": {"kind": "pickle"}}, "`kind` must be one of"),
         ("value", {"model_args": {"depth": {"a": 1}}}, "`model_args` must hold plain values, got depth"),
         ("argument", {"model_args": {"detph": 3}}, "did you mean `depth`"),
         ("type", {"model_args": {"depth": "3"}}, "describes no model that can be built"),

@@ -13,14 +13,15 @@ from torch import nn
 
 import graticule
 from graticule import fold
-from graticule.backbones import MODELS
+from graticule.backbones import MODELS, registry
 from tiny import CLASSES, COVER, DEPTH, SIZE, draw, full_size, gradients, images, spec, tiny
 
 choices = pytest.mark.parametrize(("encoding", "joining"), COVER)
 
 
 def test_timm_knows_every_model_by_its_prefix():
-    assert set(timm.list_models("graticule_*")) == {f"graticule_{name}" for name in graticule.list_models()}
+    names = [*graticule.list_models(), *registry.CLASSES]
+    assert set(timm.list_models("graticule_*")) == {f"graticule_{name}" for name in names}
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])

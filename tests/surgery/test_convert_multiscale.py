@@ -19,6 +19,12 @@ FORMS = {
     "a table alone": {"use_abs_pos": True, "rel_pos_type": ""},
     "no position": {"rel_pos_type": ""},
     "no residual pooling": {"residual_pooling": False, "qkv_bias": False},
+    "MLPs that widen": {"expand_attn": False},
+    "MLPs that widen, with a class token and a table": {
+        "expand_attn": False,
+        "use_cls_token": True,
+        "use_abs_pos": True,
+    },
     "finer keys": {"stride_kv_adaptive": (2, 2)},
     "three stages of two heads": {
         "depths": (2, 1, 2),

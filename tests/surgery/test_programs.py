@@ -3,6 +3,7 @@
 from importlib import import_module
 
 import pytest
+import timm
 import torch
 from torch.export import load
 
@@ -10,8 +11,9 @@ import graticule
 from graticule.studies.matrix import build
 from graticule.surgery import export as export_function
 from graticule.surgery.export_sizes import Sizes
-from graticule.surgery.export_trace import Program, plain, prepared, trace
-from tiny import draw, images, tiny
+from graticule.surgery.export_subject import Subject
+from graticule.surgery.export_trace import Program, prepared, trace
+from tiny import SIZE, draw, images, tiny
 
 EVERY = ("batch", "height", "width")
 
@@ -23,9 +25,9 @@ def lape():
 
 
 def traced(model, *free, size=None):
-    model = plain(model)
-    sizes = Sizes.of(model, size or model.img_size, free)
-    return trace(Program(prepared(model, sizes)), sizes)
+    subject = Subject.of(model).plain()
+    sizes = Sizes.of(subject, size or subject.size, free)
+    return trace(Program(prepared(subject, sizes)), sizes)
 
 
 @torch.no_grad()
@@ -70,8 +72,8 @@ def test_one_side_can_be_free_alone():
 
 def test_the_smallest_size_is_one_that_the_model_takes():
     model = tiny("peg(kernel=7, padding='circular')", depth=2)
-    assert Sizes.of(model, (32, 32), ["height", "width"]).least == 3
-    assert Sizes.of(tiny("peg", depth=2), (32, 32), ["height", "width"]).least == 2
+    assert Sizes.of(Subject.of(model), (32, 32), ["height", "width"]).least == 3
+    assert Sizes.of(Subject.of(tiny("peg", depth=2)), (32, 32), ["height", "width"]).least == 2
 
 
 def test_windows_of_a_free_height_are_computed_by_onnx_runtime(tmp_path):
@@ -84,7 +86,7 @@ def test_windows_of_a_free_height_are_computed_by_onnx_runtime(tmp_path):
 
 
 def test_free_sides_are_multiples_of_whole_windows_in_every_stage():
-    sizes = Sizes.of(build("Swin"), (32, 32), ["height", "width"])
+    sizes = Sizes.of(Subject.of(build("Swin")), (32, 32), ["height", "width"])
     assert sizes.step == (32, 32)  # windows of 4 patches of 8 pixels in the last stage
     assert str(sizes).endswith("height 96 to 8192 in steps of 32, width 96 to 8192 in steps of 32")
 
@@ -188,3 +190,55 @@ def test_a_file_that_differs_is_not_written(lape, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"model.pt2 was not written: at 32 x 32 pixels .* differs from PyTorch by"):
         export_function(lape, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
+
+
+# Models around a backbone, and attached positions
+
+
+@pytest.mark.parametrize("decoder", ["segmenter_linear", "segmenter_mask(depth=1)"])
+def test_a_segmentation_model_is_one_program_for_images_of_any_size(decoder, tmp_path):
+    torch.manual_seed(0)
+    options = {**SIZE, "depth": 1, "encoding": "learnable", "joining": "lape"}
+    del options["num_classes"]
+    model = draw(graticule.create_segmenter("vit_tiny_patch16_224", 3, decoder, **options)).eval()
+    exported = export_function(model, tmp_path / "model.pt2", dynamic=EVERY)
+    assert exported.error < 1e-5 and len(exported.compared) == 3
+    x = images(24, 40, batch=3)
+    with torch.no_grad():
+        (logits,) = load(tmp_path / "model.pt2").module()(x)
+        torch.testing.assert_close(logits, model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_detector_is_refused_and_its_backbone_with_its_pyramid_is_not(tmp_path):
+    options = {**SIZE, "depth": 1}
+    del options["num_classes"]
+    model = graticule.create_detector("vit_tiny_patch16_224", 3, "fcos", "simple_pyramid(channels=32)", **options)
+    with pytest.raises(ValueError, match=r"must not be a Fcos: how many .*`model\.features` \(on the command line --m"):
+        export_function(model, tmp_path / "model.onnx")
+    features = model.eval().features
+    exported = export_function(features, tmp_path / "model.pt2")
+    assert exported.error < 1e-5
+    x = images(batch=1)
+    with torch.no_grad():
+        for found, expected in zip(load(tmp_path / "model.pt2").module()(x), features(x).values(), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    # the coarsest map has more than one cell, whose axis would be fixed
+    assert Subject.of(features).least == max(features.strides) // features.divisor + 1
+
+
+def test_an_attached_position_is_exported_with_its_host(tmp_path):
+    torch.manual_seed(0)
+    host = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=5)
+    model = draw(graticule.attach(host, "learnable", "lape_sharing")).eval()
+    exported = export_function(model, tmp_path / "model.pt2", dynamic=["batch"])
+    assert exported.error < 1e-5 and exported.operators["layer_norm"] == 2 + 1  # position is folded
+    with pytest.raises(ValueError, match="`dynamic` must be left out or 'batch' with VisionTransformer, which takes"):
+        export_function(model, tmp_path / "free.pt2", dynamic=EVERY)
+    assert export_function(model, tmp_path / "model.safetensors").error == 0
+    with pytest.raises(ValueError, match="`features` must be left out with VisionTransformer, which is no backbone"):
+        export_function(model, tmp_path / "features.pt2", features=[0])
+
+
+def test_what_has_no_position_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`model` must be a backbone of images, a model with one, or have an attached"):
+        export_function(torch.nn.Linear(2, 2), tmp_path / "model.pt2")

@@ -10,7 +10,7 @@ from graticule.backbones.deit import DistilledVisionTransformer
 from graticule.backbones.generation import generate
 from graticule.backbones.gfnet import GfNet
 from graticule.backbones.gmlp import GMlp
-from graticule.backbones.hub import from_pretrained
+from graticule.backbones.hub import HubModel, register_kind
 from graticule.backbones.language import (
     LanguageModel,
     TextCache,
@@ -44,6 +44,7 @@ __all__ = [
     "DistilledVisionTransformer",
     "GMlp",
     "GfNet",
+    "HubModel",
     "LanguageModel",
     "Mixer",
     "MultiscaleVisionTransformer",
@@ -61,11 +62,11 @@ __all__ = [
     "VisionTransformer",
     "create_language_model",
     "create_model",
-    "from_pretrained",
     "generate",
     "list_arguments",
     "list_language_arguments",
     "list_language_models",
     "list_models",
     "register_backbone",
+    "register_kind",
 ]

@@ -17,7 +17,8 @@ from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graticule.backbones.hub import HubModel, written_words
+from graticule.backbones.hub import HubModel
+from graticule.backbones.hub_config import backbone_config, written_words
 from graticule.checkpoints import register_names
 from graticule.checks import checked
 from graticule.encodings import MixingPosition, Position, PositionBuilder, check_fields
@@ -280,6 +281,10 @@ class Backbone(TokenModel, HubModel):
             arguments = {**self.created["arguments"], **(words or {})}
             self.created = None if words is None else {**self.created, "arguments": arguments}
 
+    def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what config.json says of the model (see `HubModel`)."""
+        return backbone_config(self, preprocessing)
+
     def build_head(self, norm_layer: Callable[[int], nn.Module]) -> None:
         """Build the final norm and the classifier."""
         self.norm = norm_layer(self.num_features)
@@ -512,7 +517,8 @@ class Backbone(TokenModel, HubModel):
     ) -> list[int]:
         """Remove the blocks, or stages, that the intermediates of `indices` do not need; returns the kept indices."""
         take, last = feature_take_indices(len(self.feature_info), indices)
-        self.created = None  # `create_model` builds another model
+        if self.created is not None:  # `create_model` builds the whole one
+            self.created = {**self.created, "pruned": True}
         self.keep(last + 1)
         self.feature_info = self.feature_info[: last + 1]
         if prune_norm:

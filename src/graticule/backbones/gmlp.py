@@ -13,6 +13,7 @@ from graticule.checkpoints import released_posmlp
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.layers.gating import Combine, GatedBlock
+from graticule.layers.parts import norm_layer_of
 
 
 class GMlp(SingleStage):
@@ -42,7 +43,7 @@ class GMlp(SingleStage):
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout after the linear layers.
         drop_path_rate: stochastic depth, the same for all blocks, as in timm.
-        norm_layer: builds a norm from its channels.
+        norm_layer: builds a norm from its channels, or its name.
         act_layer: the activation.
     """
 
@@ -69,10 +70,10 @@ class GMlp(SingleStage):
         pos_drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
     ) -> None:
-        norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        norm = norm_layer_of(norm_layer)
         mixed = int(embed_dim * mlp_ratio) // (1 if combine == "nonsplit" else 2)
         if groups < 1 or mixed % groups:
             raise ValueError(f"`groups` must divide the {mixed} channels that are mixed, got {groups}.")
@@ -88,7 +89,7 @@ class GMlp(SingleStage):
             pos_drop_rate=pos_drop_rate,
         )
         self.build_position(position, groups)
-        self.build_head(norm_layer)
+        self.build_head(norm)
         gate_norm = not self.has_softmax() if gate_norm is None else gate_norm
         block = partial(
             GatedBlock,
@@ -98,10 +99,10 @@ class GMlp(SingleStage):
             combine,
             proj_drop_rate,
             drop_path_rate,
-            norm_layer,
+            norm,
             act_layer or nn.GELU,
         )
-        self.build_blocks(block, patch_size, in_chans, norm_layer if stem_norm else None)
+        self.build_blocks(block, patch_size, in_chans, norm if stem_norm else None)
         self.finish()
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:

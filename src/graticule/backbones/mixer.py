@@ -18,6 +18,7 @@ from graticule.encodings import PositionBuilder
 from graticule.grid import Grid, Windows
 from graticule.layer_position import LayerPosition
 from graticule.layers.gating import mix_tokens
+from graticule.layers.parts import norm_layer_of
 
 
 class Affine(nn.Module):
@@ -115,7 +116,7 @@ class Mixer(SingleStage):
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout after the mixing and in the MLPs.
         drop_path_rate: stochastic depth, the same for all blocks, as in timm.
-        norm_layer: builds a norm from its channels.
+        norm_layer: builds a norm from its channels, or its name.
         act_layer: the activation.
         block_layer: builds a block.
     """
@@ -141,13 +142,13 @@ class Mixer(SingleStage):
         pos_drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
         block_layer: Callable[..., nn.Module] = MixerBlock,
     ) -> None:
         if groups < 1 or embed_dim % groups:
             raise ValueError(f"`groups` must divide the {embed_dim} channels, got {groups}.")
-        norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        norm = norm_layer_of(norm_layer)
         super().__init__(
             img_size=img_size,
             patch_size=patch_size,
@@ -160,7 +161,7 @@ class Mixer(SingleStage):
             pos_drop_rate=pos_drop_rate,
         )
         self.build_position(position, groups)
-        self.build_head(norm_layer)
+        self.build_head(norm)
         block = partial(
             block_layer,
             embed_dim,
@@ -168,7 +169,7 @@ class Mixer(SingleStage):
             proj_drop_rate,
             drop_path_rate,
             layer_scale,
-            norm_layer,
+            norm,
             act_layer or nn.GELU,
         )
         self.build_blocks(block, patch_size, in_chans)
@@ -202,7 +203,7 @@ class ResMlp(Mixer):
         embed_dim: int = 384,
         num_blocks: int = 12,
         layer_scale: float | None = 1e-4,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(

@@ -15,6 +15,15 @@ _TEMPLATES = Environment(  # Markdown, so nothing is escaped for HTML
 )
 
 
+#: The task of each kind of model on the hub, and what the model is.
+_KINDS = {
+    "backbone": ("image-classification", "An image classifier"),
+    "attached": ("image-classification", "A model with a position"),
+    "segmenter": ("image-segmentation", "A model of semantic segmentation"),
+    "detector": ("object-detection", "A detector"),
+}
+
+
 @dataclass(frozen=True)
 class Card:
     """What a model card says beside the names of the model.
@@ -34,8 +43,14 @@ class Card:
 def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Card) -> str:
     """Return the text of the model card of a model that `config` describes."""
     words = config["graticule"]
+    kind = words.get("kind", "backbone")
+    pipeline, what = _KINDS[kind]
     return _TEMPLATES.get_template("model_card.md").render(
         title=_line(title),
+        kind=kind,
+        pipeline=pipeline,
+        what=what,
+        parts={name: _line(text) for name, text in config.get("parts", {}).items() if text},
         words={name: _line(words[name]) for name in ("model", "encoding", "joining")},
         resamplers=[_line(one) for one in words["resamplers"]],
         plugins=[_line(name) for name in words["plugins"]],

@@ -16,6 +16,13 @@ from graticule.backbones.registry import Size, register_sizes
 from graticule.checks import checked
 from graticule.encodings import PooledPosition, PooledPyramid, Pooling, PositionBuilder
 from graticule.grid import Crop, Grid
+from graticule.layers.parts import norm_layer_of
+
+#: Why little is added to tokens where MLPs double the channels.
+_WIDENED = (
+    "`joining` must be 'default', and `encoding` one that adds nothing to the tokens of later stages, without "
+    "`expand_attn`, as those have the grid of one stage and the channels of another"
+)
 
 
 class MultiscaleVisionTransformer(Pyramid):
@@ -25,6 +32,9 @@ class MultiscaleVisionTransformer(Pyramid):
     `key_stride` times as coarse as its tokens, and half that in each later stage, down to 1. The pooled
     queries are added to what attention mixed. In the first block of a stage, queries have stride 2, the channels
     double, and the residual connection is projected and max-pooled. The class token, if there is one, is not pooled.
+    Without `expand_attn`, as in MViTv2-L without a class token, the MLP of the last block of a stage doubles them. What
+    is added to the tokens of each layer (LaPE, a PEG) is then refused, as tokens have the grid of one stage and the
+    channels of another.
 
     By default ('decomposed') each block has tables for rows and columns, as published. A bias, a rotation or a scale of
     the queries is that of the finer grid, of the queries or of the keys; the coarser one has every n-th row and column
@@ -54,12 +64,13 @@ class MultiscaleVisionTransformer(Pyramid):
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether queries, keys and values have a bias.
         residual_pooling: whether pooled queries are added to what attention mixed.
+        expand_attn: whether attention doubles the channels, in the first block of a stage, or the MLP before it.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
-        norm_layer: builds a norm from D.
+        norm_layer: builds a norm from D, or its name.
     """
 
     takes = Pyramid.takes | {"inputs", "queries_keys", "bias", "rotary", "query_scale"}
@@ -88,14 +99,15 @@ class MultiscaleVisionTransformer(Pyramid):
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         residual_pooling: bool = True,
+        expand_attn: bool = True,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
     ) -> None:
-        norm = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        norm = norm_layer_of(norm_layer)
         if key_stride < 1 or key_stride & (key_stride - 1):
             raise ValueError(f"`key_stride` must be a power of 2, got {key_stride}.")
         if not depths or min(depths) < 1 or (len(depths) > 1 and depths[-1] < 2):
@@ -115,6 +127,7 @@ class MultiscaleVisionTransformer(Pyramid):
             pos_drop_rate=pos_drop_rate,
         )
         self.key_strides = tuple(max(key_stride >> stage, 1) for stage in range(len(depths)))
+        self.expand_attn = expand_attn
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
         self.build_position(position, num_heads)
         self.build_head(norm)
@@ -125,8 +138,7 @@ class MultiscaleVisionTransformer(Pyramid):
         for stage, depth in enumerate(depths):
             blocks = [
                 PoolingBlock(
-                    dims[max(stage - 1, 0)] if index == 0 else dims[stage],
-                    dims[stage],
+                    *self._widths(stage, index),
                     num_heads << stage,
                     self._pooling(stage, index),
                     mlp_ratio,
@@ -136,11 +148,20 @@ class MultiscaleVisionTransformer(Pyramid):
                     attn_drop_rate,
                     next(rates),
                     norm,
+                    expand_attn,
                 )
                 for index in range(depth)
             ]
             self.stages.append(Stage(blocks))
         self.finish()
+
+    def _widths(self, stage: int, index: int) -> tuple[int, int]:
+        """Return D of the tokens that enter a block, and of those that leave it."""
+        here, dims = self.embed_dims[stage], self.embed_dims
+        if self.expand_attn:
+            return (here if index else dims[max(stage - 1, 0)]), here
+        last = index == self.depths[stage] - 1
+        return here, dims[min(stage + 1, len(dims) - 1)] if last else here
 
     def _pooling(self, stage: int, index: int) -> Pooling:
         """Return how a block pools its tokens."""
@@ -182,6 +203,47 @@ class MultiscaleVisionTransformer(Pyramid):
             ],
         )
 
+    def finish(self) -> None:
+        """Initialize the weights, and check that the position can be used."""
+        super().finish()
+        self._check_widths()
+
+    def replace_position(self, position: PositionBuilder) -> None:
+        """Build another position in place of the present one; all other weights stay."""
+        before = self.position
+        try:
+            super().replace_position(position)
+            self._check_widths()
+        except ValueError:
+            self.position = before
+            raise
+
+    @torch.no_grad()
+    def _check_widths(self) -> None:
+        """Check that nothing is added to tokens after the first stage, whose grid and channels are of two stages.
+
+        Raises:
+            ValueError: naming the first layer.
+        """
+        added = ("pre", "before", "inner", "inputs", "after", "queries_keys")
+        for layer, given in enumerate(() if self.expand_attn else self.position(self.grid)):
+            for field in added if layer >= self.depths[0] else ():
+                if getattr(given, field) is not None:
+                    raise ValueError(f"{_WIDENED}, got one that gives layer {layer} `{field}`.")
+
+    def keep(self, count: int) -> None:
+        """Keep the first `count` stages; without `expand_attn`, the last MLP has doubled the channels."""
+        width = self._widths(count - 1, self.depths[count - 1] - 1)[1]
+        super().keep(count)
+        self.num_features = self.head_hidden_size = width
+
+    def _describe_features(self) -> list[dict[str, Any]]:
+        """Return what timm asks of every intermediate, with the channels that leave its stage."""
+        found = super()._describe_features()
+        for stage, one in enumerate(found):
+            one["num_chs"] = self._widths(stage, self.depths[stage] - 1)[1]
+        return found
+
     def entered_stages(self) -> list[int]:
         """Return for each block the stage whose grid and channels the tokens that enter it have."""
         return [stage - 1 if stage and not index else stage for stage, index in self._each_block()]
@@ -207,6 +269,8 @@ class MultiscaleVisionTransformer(Pyramid):
 
     def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
         """Make the table of a stage, (N, D), from that of the stage before, of `grid`, as the residual connection."""
+        if not self.expand_attn:
+            raise ValueError(f"{_WIDENED}, got one that brings a table to stage {stage}.")
         block: Any = self.block(stage, 0)
         merged: Tensor = block.residual(table[None], block.norm1(table[None]), grid)[0]
         return merged
@@ -231,7 +295,8 @@ class MultiscaleVisionTransformer(Pyramid):
     def own_name(self, published: str) -> str:
         """Return our name of a parameter of timm's, or of the released code."""
         name = re.sub(r"^blocks\.(\d+)\.", self._of_stage, published)
-        name = re.sub(r"(^stages\.\d+\.blocks\.\d+)\.proj\.", r"\1.shortcut_proj_attn.", name)
+        projection = "shortcut_proj_attn" if self.expand_attn else "shortcut_proj_mlp"
+        name = re.sub(r"(^stages\.\d+\.blocks\.\d+)\.proj\.", rf"\1.{projection}.", name)
         return re.sub(r"^head\.(fc|projection)\.", "head.", name)
 
     def _of_stage(self, found: re.Match[str]) -> str:
@@ -285,6 +350,7 @@ register_sizes(
         "mvitv2_tiny": Size(24_173_320, _TINY, hub="timm/mvitv2_tiny.fb_in1k", cfg=_POOL),
         "mvitv2_small": Size(34_870_216, _SMALL, hub="timm/mvitv2_small.fb_in1k", cfg=_POOL),
         "mvitv2_base": Size(51_472_744, hub="timm/mvitv2_base.fb_in1k", cfg=_POOL),
+        "mvitv2_large": Size(217_992_952, {**_LARGE, "expand_attn": False}, hub="timm/mvitv2_large.fb_in1k", cfg=_POOL),
         "mvitv2_small_cls": Size(34_870_312, {**_SMALL, "class_token": True}, cfg=_POOL),
         "mvitv2_base_cls": Size(65_444_032, {"class_token": True}, hub="timm/mvitv2_base_cls.fb_inw21k", **_22K),
         "mvitv2_large_cls": Size(

@@ -30,13 +30,14 @@ class PoolingBlock(nn.Module):
         dim_out: D of the tokens that leave.
         num_heads: h.
         pooling: the strides of queries and of keys.
-        mlp_ratio: hidden channels of the MLP, as a multiple of `dim_out`.
+        mlp_ratio: hidden channels of the MLP, as a multiple of those that enter it.
         qkv_bias: whether queries, keys and values have a bias.
         residual_pooling: whether pooled queries are added to what attention mixed.
         proj_drop: dropout rate on the outputs of attention and MLP.
         attn_drop: dropout rate on the attention weights.
         drop_path: stochastic depth rate.
         norm_layer: builds a norm from D.
+        expand_attn: whether attention makes the channels of `dim_out`, or the MLP.
     """
 
     @checked
@@ -53,18 +54,21 @@ class PoolingBlock(nn.Module):
         attn_drop: float,
         drop_path: float,
         norm_layer: Callable[[int], nn.Module],
+        expand_attn: bool = True,
     ) -> None:
         super().__init__()
+        inner = dim_out if expand_attn else dim
         self.norm1 = norm_layer(dim)
-        self.shortcut_proj_attn = nn.Linear(dim, dim_out) if dim != dim_out else None
+        self.shortcut_proj_attn = nn.Linear(dim, inner) if dim != inner else None
         stride = pooling.queries
         self.shortcut_pool_attn = nn.MaxPool2d(stride + 1, stride, stride // 2) if stride > 1 else None
         self.attn = PoolingAttention(
-            dim, dim_out, num_heads, pooling, qkv_bias, residual_pooling, attn_drop, proj_drop, norm_layer
+            dim, inner, num_heads, pooling, qkv_bias, residual_pooling, attn_drop, proj_drop, norm_layer
         )
         self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
-        self.norm2 = norm_layer(dim_out)
-        self.mlp = Mlp(dim_out, int(dim_out * mlp_ratio), drop=proj_drop)
+        self.norm2 = norm_layer(inner)
+        self.shortcut_proj_mlp = nn.Linear(inner, dim_out) if inner != dim_out else None
+        self.mlp = Mlp(inner, int(inner * mlp_ratio), dim_out, drop=proj_drop)
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:
@@ -73,7 +77,10 @@ class PoolingBlock(nn.Module):
         short = self.residual(x, y, grid)
         y = y if position.inner is None else y + position.inner
         x = short + self.drop_path1(self.attn(y, position, grid))
-        out: Tensor = x + self.drop_path2(self.mlp(self.norm2(x)))
+        y = self.norm2(x)
+        out: Tensor = (x if self.shortcut_proj_mlp is None else self.shortcut_proj_mlp(y)) + self.drop_path2(
+            self.mlp(y)
+        )
         return out
 
     def residual(self, x: Tensor, normalized: Tensor, grid: Grid) -> Tensor:

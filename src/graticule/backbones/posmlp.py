@@ -17,6 +17,7 @@ from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid, Windows
 from graticule.layers.gating import Combine, GatedBlock
+from graticule.layers.parts import norm_layer_of
 
 #: What normalizes the output of a convolution: over the batch for each channel, or over the channels of each position.
 ConvNorm = Literal["batch", "layer"]
@@ -64,7 +65,7 @@ class PosMlp(Pyramid):
         pos_drop_rate: dropout on the tokens that enter a stage.
         proj_drop_rate: dropout after the last linear layer of each block, as the released code has it.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
-        norm_layer: builds a norm from its channels.
+        norm_layer: builds a norm from its channels, or its name.
         act_layer: the activation.
     """
 
@@ -101,10 +102,10 @@ class PosMlp(Pyramid):
         pos_drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
     ) -> None:
-        norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        norm = norm_layer_of(norm_layer)
         for name, kind, known in (
             ("patch_embedding", patch_embedding, ("conv", "linear")),
             ("stem_norm", stem_norm, get_args(ConvNorm)),
@@ -144,7 +145,7 @@ class PosMlp(Pyramid):
         )
         self.windows = tuple(windows)
         self.build_position(position, groups)
-        self.build_head(norm_layer)
+        self.build_head(norm)
         gate_norm = not self.has_softmax() if gate_norm is None else gate_norm
         act_layer = act_layer or nn.GELU
         stem: nn.Module = LinearPatchEmbed(in_chans, embed_dim)
@@ -161,11 +162,11 @@ class PosMlp(Pyramid):
                     shift if (index + (sum(depths[:stage]) if shift == "released" else 0)) % 2 else None,
                     dim=dim,
                     mlp_ratio=ratio,
-                    gate_norm=norm_layer if gate_norm else None,
+                    gate_norm=norm if gate_norm else None,
                     combine=combine,
                     proj_drop=(0.0, proj_drop_rate),
                     drop_path=next(rates),
-                    norm_layer=norm_layer,
+                    norm_layer=norm,
                     act_layer=act_layer,
                 )
                 for index in range(depth)

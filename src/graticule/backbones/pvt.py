@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -19,6 +18,7 @@ from graticule.encodings import PositionBuilder
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 from graticule.layers import Block
+from graticule.layers.parts import norm_layer_of
 
 
 class PyramidVisionTransformer(Pyramid):
@@ -83,11 +83,11 @@ class PyramidVisionTransformer(Pyramid):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
     ) -> None:
         class_token = check_class_token(global_pool, class_token)
-        norm_layer = norm_layer or partial(nn.LayerNorm, eps=1e-6)
+        norm = norm_layer_of(norm_layer)
         if not len(mlp_ratios) == len(sr_ratios) == len(depths):
             raise ValueError(
                 f"`mlp_ratios` and `sr_ratios` must have a value for each of the {len(depths)} stages, got "
@@ -106,7 +106,7 @@ class PyramidVisionTransformer(Pyramid):
         )
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims[-1])) if class_token else None
         self.build_position(position, num_heads)
-        self.build_head(norm_layer)
+        self.build_head(norm)
         for at, reduction in zip(self.grid.pyramid(len(depths)), sr_ratios, strict=True):
             if reduction < 1 or min(at.shape) < reduction:
                 raise ValueError(
@@ -126,7 +126,7 @@ class PyramidVisionTransformer(Pyramid):
                     ratio,
                     proj_drop=proj_drop_rate,
                     drop_path=next(rates),
-                    norm_layer=norm_layer,
+                    norm_layer=norm,
                     act_layer=act_layer or nn.GELU,
                     attn=self.build_attention(index, reduction, dim, heads, qkv_bias, attn_drop_rate, proj_drop_rate),
                 )

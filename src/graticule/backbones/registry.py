@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import cache, partial
@@ -20,7 +21,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import nn
 
 from graticule.backbones.base import Backbone
-from graticule.backbones.hub import OF_TIMM, PREFIX, written_words
+from graticule.backbones.hub_config import OF_TIMM, PREFIX, tuples, written_words
+from graticule.backbones.hub_reach import quick_hub
 from graticule.checkpoints import load_checkpoint, own_state, read_state
 from graticule.checks import checked, whole
 from graticule.encodings import ENCODINGS, PositionBuilder
@@ -112,6 +114,9 @@ class Size:
 
 #: The models by name, in the order of registration, as data: nothing is built to read them.
 MODELS: dict[str, Size] = {}
+#: The classes of the models by name. timm builds them too, as `graticule_` and the name of the class, from all of their
+#: arguments: published models that no name describes, such as converted ones, are opened so.
+CLASSES: dict[str, type[Backbone]] = {}
 #: timm's configurations of the models, by their names there; timm reads them from this module.
 default_cfgs: dict[str, Any] = {}
 
@@ -152,7 +157,16 @@ def register_backbone(name: str, *, encoding: str | None = None, **sizes: Any) -
 
 
 def _register(name: str, size: Size) -> None:
-    """Enter a model in `MODELS` and in timm's registry."""
+    """Enter a model in `MODELS` and in timm's registry, and its class if it is a new one."""
+    MODELS[name] = size
+    _enter(name, size, size.kind.encoding_options)
+    if size.kind.__name__ not in CLASSES:
+        CLASSES[size.kind.__name__] = size.kind
+        _enter(size.kind.__name__, Size(backbone=size.kind), {})
+
+
+def _enter(name: str, size: Size, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Enter a model in timm's registry, `options` being the default options of its encodings."""
 
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         check_arguments(kwargs, [*_arguments(size.kind), *CHOICES, *OF_TIMM], name)
@@ -162,23 +176,25 @@ def _register(name: str, size: Size) -> None:
                 "with load_checkpoint."
             )
         # published weights are of sizes that are known, and would be fetched twice
-        build = partial(_build, name, size, pretrained, **kwargs)
+        given = {argument: tuples(value) for argument, value in kwargs.items()}  # a config.json has lists
+        build = partial(_build, name, size, options, pretrained, **given)
         return build() if pretrained else build_within_memory(build)
 
     entry.__name__ = entry.__qualname__ = registry_name(name)
     entry.__module__ = __name__
     entry.__doc__ = f"Build {name}; the keyword arguments are those of its backbone, and encoding and joining."
     default_cfgs.update(generate_default_cfgs({registry_name(name): size.configuration()}))
-    MODELS[name] = size
     register_model(entry)
 
 
-def _build(name: str, size: Size, pretrained: bool, **kwargs: Any) -> nn.Module:
+def _build(
+    name: str, size: Size, options: Mapping[str, Mapping[str, Any]], pretrained: bool, **kwargs: Any
+) -> nn.Module:
     overlay = size.cfg_of_classes.get(kwargs.get("num_classes", 0))
     if overlay:
         kwargs["pretrained_cfg_overlay"] = {**overlay, **(kwargs.get("pretrained_cfg_overlay") or {})}
     created = {one: value for one, value in kwargs.items() if one not in (*CHOICES, *OF_TIMM)}
-    position = take_position(kwargs, size.encoding or size.kind.default_encoding, size.kind.encoding_options)
+    position = take_position(kwargs, size.encoding or size.kind.default_encoding, options)
     given = replace(size, arguments={**size.arguments, **kwargs})
     depths = given.depths
     features = tuple(range(len(depths))) if len(depths) > 1 else min(3, *depths) if depths else 3
@@ -320,6 +336,7 @@ def create_model(
         ValueError: for an unknown name or argument, with the nearest ones; for a checkpoint that cannot be read or
             does not fit.
         FileNotFoundError: if there is no such checkpoint.
+        ConnectionError: if published weights are not in the cache, and the hub cannot be reached.
 
     Example:
         >>> model = create_model("deit_tiny_patch16_224", encoding="sinusoidal_2d", joining="lape(layers=6)")
@@ -329,5 +346,6 @@ def create_model(
     name = known_name("name", name.removeprefix(PREFIX), MODELS)
     if checkpoint_path is not None and (pretrained or kwargs.get("features_only")):
         raise ValueError("`checkpoint_path` must be given without `pretrained` and `features_only`, got both.")
-    model: nn.Module = timm.create_model(registry_name(name), pretrained=pretrained, **kwargs)
+    with quick_hub() if pretrained else nullcontext():
+        model: nn.Module = timm.create_model(registry_name(name), pretrained=pretrained, **kwargs)
     return model if checkpoint_path is None else load_checkpoint(model, checkpoint_path)

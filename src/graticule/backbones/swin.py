@@ -20,6 +20,7 @@ from graticule.grid import Grid, Windows
 from graticule.layer_position import LayerPosition
 from graticule.layers import Block
 from graticule.layers.attention import Attention
+from graticule.layers.parts import norm_layer_of
 
 #: Patches: the side of the windows of all stages, or (rows, columns) for each.
 WindowSize = int | tuple[tuple[int, int], ...]
@@ -62,7 +63,7 @@ class SwinTransformer(MergingPyramid):
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
-        norm_layer: builds a norm from D.
+        norm_layer: builds a norm from D, or its name.
         block_layer: builds a block.
         attn_layer: builds the attention of a block.
         merging_layer: builds the patch merging before a stage from the channels before and after it, and `norm_layer`.
@@ -93,12 +94,12 @@ class SwinTransformer(MergingPyramid):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
         block_layer: Callable[..., nn.Module] = Block,
         attn_layer: Callable[..., nn.Module] | None = None,
         merging_layer: Callable[..., nn.Module] = PatchMerging,
     ) -> None:
-        norm = norm_layer or nn.LayerNorm
+        norm = nn.LayerNorm if norm_layer is None else norm_layer_of(norm_layer)
         build_attention = attn_layer or WindowAttention
         dims = [embed_dim << stage for stage in range(len(depths))]
         super().__init__(

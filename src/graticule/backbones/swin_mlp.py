@@ -15,6 +15,7 @@ from graticule.checkpoints import renamed_state_dict
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid, Windows
+from graticule.layers.parts import norm_layer_of
 
 
 class SwinMlp(MergingPyramid):
@@ -44,7 +45,7 @@ class SwinMlp(MergingPyramid):
         pos_drop_rate: dropout on the tokens that enter a stage.
         proj_drop_rate: dropout after the mixing and in the MLPs.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
-        norm_layer: builds a norm from D.
+        norm_layer: builds a norm from D, or its name.
     """
 
     takes = frozenset({"pre", "before", "inner", "after", "mixing", "gate"})
@@ -70,9 +71,9 @@ class SwinMlp(MergingPyramid):
         pos_drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        norm_layer: str | Callable[[int], nn.Module] | None = None,
     ) -> None:
-        norm = norm_layer or nn.LayerNorm
+        norm = nn.LayerNorm if norm_layer is None else norm_layer_of(norm_layer)
         dims = [embed_dim << stage for stage in range(len(depths))]
         for dim, s in zip(dims, groups, strict=False):
             if s < 1 or dim % s:

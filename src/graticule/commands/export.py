@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from graticule.checks import parse_sizes
-from graticule.commands.kinds import check_on_images
-from graticule.commands.opening import TIMM, NamedModels, open_model
-from graticule.commands.options import Output, open_runs, parse, parse_checkpoint
+from graticule.commands.options import Output, parse
+from graticule.commands.sources import open_source
 from graticule.names import is_path
 
 if TYPE_CHECKING:
@@ -49,6 +47,8 @@ class Export:
     """side in pixels, or HEIGHTxWIDTH, where they are fixed (default: that of the model)"""
     features: list[int] = dataclasses.field(default_factory=list)
     """blocks, or stages where there are several, counted from 0, whose maps are outputs too"""
+    maps: bool = False
+    """of a detector or segmentation model, write the backbone with its pyramid alone, whose maps are outputs"""
     int8: bool = False
     """write the weights of linear layers in 8 bits"""
     data: str | None = None
@@ -72,11 +72,17 @@ def run(arguments: list[str]) -> int:
     size = None if options.img_size is None else parse_sizes([options.img_size], "img_size")[0]
     free = [name for text in options.dynamic for name in text.split(",") if name]
     chosen = options.format or ("onnx" if options.output is None else None)
-    model, folder, opened = _open(options)
-    output = options.output or folder / f"model{SUFFIXES.get(chosen or '', '')}"
+    source = open_source(
+        options.model, "export", options.weights, options.encoding, options.joining, options.checkpoint
+    )
+    model = source.model
+    output = options.output or source.folder / f"model{SUFFIXES.get(chosen or '', '')}"
+    if options.maps:
+        model = _maps(model)
     from graticule.surgery import export
+    from graticule.surgery.export_subject import Subject
 
-    batches = _batches(options, model, opened, size or model.img_size)
+    batches = _batches(options, model, source.run, size or Subject.of(model).size)
     exported = export(
         model,
         output,
@@ -114,38 +120,29 @@ def report(exported: Exported) -> list[str]:
     return lines
 
 
-def _open(options: Export) -> tuple[Any, Path, Any]:
-    """Return the model, the folder for the file, and the run if it is one."""
-    if is_path(options.model) or Path(options.model).is_dir():
-        for name in ("weights", "encoding", "joining"):
-            if getattr(options, name) is not None:
-                raise ValueError(f"`{name}` must be left out with a folder, whose model has its own.")
-        if (Path(options.model) / "config.json").is_file():
-            from graticule.backbones import from_pretrained
+def _maps(model: Any) -> Any:
+    """Return the backbone of a dense model with its pyramid.
 
-            return from_pretrained(options.model), Path(), None
-        checkpoint = parse_checkpoint(options.checkpoint)
-        (opened,) = open_runs([Path(options.model)], "export")
-        check_on_images([opened], "export")
-        return opened.model(checkpoint=checkpoint), opened.folder, opened
-    if options.model.startswith(TIMM):
-        from graticule.surgery.convert import convert
-
-        named = NamedModels(weights=None if options.weights is None else str(options.weights))
-        return convert(open_model(options.model, named).model, options.encoding, options.joining), Path(), None
-    from graticule.backbones import create_model
-
-    given = {name: getattr(options, name) for name in ("encoding", "joining") if getattr(options, name) is not None}
-    model = create_model(options.model, checkpoint_path=options.weights, **given)
-    if options.weights is None:
-        print("the weights are those of the model's initialization; see --weights", file=sys.stderr)
-    return model, Path(), None
+    Raises:
+        ValueError: if it is no dense model.
+    """
+    features = getattr(model, "features", None)
+    if features is None:
+        raise ValueError(
+            f"`maps` must be left out with {type(model).__name__}, which is no detector or segmentation model; "
+            "--features writes maps of a backbone."
+        )
+    return features
 
 
 def _batches(options: Export, model: Any, opened: Any, size: tuple[int, int]) -> Any:
     """Return batches of test images and labels to score the file on; None where there are no data or no need."""
     if options.data is None and (opened is None or not options.int8):
         return None
+    if not getattr(model, "num_classes", 0) or hasattr(model, "backbone"):
+        if options.data is None:
+            return None
+        raise ValueError(f"`data` must be left out with {type(model).__name__}, which is no classifier.")
     from graticule.data import DataModule
 
     if options.data is None:

@@ -302,6 +302,7 @@ def _by_name(target: str, options: NamedModels) -> Opened:
     import timm
 
     from graticule.backbones import create_model, list_models
+    from graticule.backbones.hub_reach import quick_hub
     from graticule.checkpoints import load_checkpoint
 
     chosen = {name: value for name in ("encoding", "joining") if (value := getattr(options, name)) is not None}
@@ -318,7 +319,8 @@ def _by_name(target: str, options: NamedModels) -> Opened:
     published = any(model.pretrained_cfg.get(key) for key in ("hf_hub_id", "url", "file")) and not chosen
     if options.weights is None and published:
         try:
-            model = build(name, pretrained=True)
+            with quick_hub():
+                model = build(name, pretrained=True)
         except (OSError, RuntimeError) as error:  # what the client of the hub raises where it is not reached
             reason = str(error).strip().partition("\n")[0][:200]
             raise ValueError(

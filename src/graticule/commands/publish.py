@@ -8,49 +8,62 @@ from typing import Literal
 
 import tyro
 
-from graticule.commands.kinds import check_on_images
-from graticule.commands.options import open_runs, parse, parse_checkpoint, print_written
+from graticule.commands.options import parse, parse_checkpoint, print_written
+from graticule.commands.sources import open_source
 
 
 @dataclass
 class Publish:
-    """Write a run as a folder for the Hugging Face hub: config.json, model.safetensors and a model card.
+    """Write a model as a folder for the Hugging Face hub: config.json, model.safetensors and a model card.
 
         graticule publish RUN FOLDER
+        graticule publish timm:vit_small_patch16_224 FOLDER --joining lape
         graticule publish RUN FOLDER --push OWNER/NAME
 
-    graticule.from_pretrained opens it, and so does timm.create_model("local-dir:FOLDER", pretrained=True).
+    graticule.from_pretrained opens it, and timm.create_model("local-dir:FOLDER", pretrained=True) opens classifiers.
     """
 
-    run: tyro.conf.Positional[Path]
-    """run folder"""
+    model: tyro.conf.Positional[str]
+    """folder of a run, file of its weights, name of a model, timm:NAME, which is converted, or FILE.py:NAME"""
     folder: tyro.conf.Positional[Path]
     """folder to write to"""
     push: str | None = None
     """upload the folder to this repository of the hub, OWNER/NAME"""
     private: bool = False
     """make a new repository private"""
+    weights: Path | None = None
+    """checkpoint for a model that is given by name; of timm:NAME also random (default: its published weights)"""
+    encoding: str | None = None
+    """encoding of a model that is given by name (default: its own)"""
+    joining: str | None = None
+    """joining of a model that is given by name"""
+    host: str | None = None
+    """of FILE.py:NAME with an attached position: what the module is built from, such as torchvision:vit_b_16"""
     checkpoint: str = "best"
-    """best or last"""
+    """best or last, of a run"""
     format: Literal["png", "pdf", "svg"] = "png"
     """of the figure: pdf and svg, for papers, are written beside the png of the model card"""
 
 
 def run(arguments: list[str]) -> int:
-    """Write a run as a folder for the hub, and upload it if asked."""
+    """Write a model as a folder for the hub, and upload it if asked."""
     options = parse(Publish, "publish", arguments)
     if options.private and options.push is None:
         raise ValueError("`private` must be left out without --push, which makes the repository.")
-    checkpoint = parse_checkpoint(options.checkpoint)
-    (opened,) = open_runs([options.run], "publish")
-    check_on_images([opened], "publish")
-    from graticule.backbones.hub import check_repo_id, push_folder
-    from graticule.studies.publishing import publish
+    parse_checkpoint(options.checkpoint)
+    from graticule.backbones.hub_files import check_repo_id, push_folder
 
     if options.push is not None:
         check_repo_id(options.push)
+    source = open_source(
+        options.model, "publish", options.weights, options.encoding, options.joining, options.checkpoint
+    )
+    from graticule.studies.publishing import publish, publish_run
 
-    folder = publish(opened, options.folder, checkpoint, options.format)
+    if source.run is None:
+        folder = publish(source.model, options.folder, options.model, options.host, options.format)
+    else:
+        folder = publish_run(source.run, options.folder, source.model, options.format)
     print_written(
         *sorted(
             path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".md", ".png", ".pdf", ".svg")

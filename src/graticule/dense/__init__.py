@@ -13,6 +13,7 @@ from graticule.dense.detector import HEADS, Detector, register_head
 from graticule.dense.factory import create_detector, create_segmenter
 from graticule.dense.features import NECKS, Features, Neck, Reader, register_neck
 from graticule.dense.fpn import FeaturePyramid, SimplePyramid
+from graticule.dense.hub import open_detector, open_segmenter
 from graticule.dense.regions import FasterRcnn, MaskRcnn
 from graticule.dense.retinanet import Fcos, RetinaNet
 from graticule.dense.segmentation import SegmentationModel, segment_in_windows
@@ -47,6 +48,8 @@ __all__ = [
     "create_segmenter",
     "deformable_sample",
     "load_published",
+    "open_detector",
+    "open_segmenter",
     "register_decoder",
     "register_head",
     "register_neck",

@@ -6,18 +6,19 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from graticule.backbones import Backbone
+from graticule.backbones import Backbone, HubModel
 from graticule.dense.features import Features
 from graticule.dense.groups import dense_groups, not_decayed
+from graticule.dense.hub_config import dense_config
 from graticule.dense.torchvision_parts import Batch
 from graticule.registries import Option, Registry, options_of
 
 Target = Mapping[str, Tensor]
 
 
-class Detector(nn.Module, ABC):
+class Detector(HubModel, ABC):
     """Finds objects: boxes, classes and scores, and masks if it can.
 
     It is called as torchvision's detectors. In training it takes a list of images (C, height, width) in [0, 1], of any
@@ -36,6 +37,10 @@ class Detector(nn.Module, ABC):
         model: the detector of torchvision.
     """
 
+    no_program: ClassVar[str] = (
+        "how many objects it finds depends on the image, and no program of fixed operators selects them; export "
+        "its backbone with its pyramid, `model.features` (on the command line --maps)"
+    )
     #: Default options of the last neck.
     neck_options: ClassVar[Mapping[str, Any]] = {}
     #: What torchvision calls the first class: 1 where 0 is the background.
@@ -107,6 +112,12 @@ class Detector(nn.Module, ABC):
             raise ValueError(
                 f"`boxes` must have a positive width and height, got {boxes[empty][0].tolist()} for image {index}."
             )
+
+    def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what config.json says of the model (see `HubModel`); it normalizes its images itself."""
+        batch = self.model.transform
+        normalized = {"mean": list(batch.image_mean), "std": list(batch.image_std)}
+        return dense_config(self, "detector", {**preprocessing, **normalized})
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters of the backbone that do not decay (see `Backbone.no_weight_decay`)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graticule.backbones import MODELS, Backbone, create_model, list_arguments
-from graticule.backbones.hub import PREFIX
+from graticule.backbones.hub_config import PREFIX
 from graticule.checks import checked
 from graticule.dense.decoders import DECODERS
 from graticule.dense.detector import HEADS, Detector
@@ -50,6 +50,7 @@ def create_detector(
     neck = ("simple_pyramid" if plain else "fpn") if neck is None else neck
     features = build_features(built, neck, defaults={"added": "last", "window": 14, **kind.neck_options})
     detector: Detector = kind(features, num_classes, **spec.options)
+    detector.created = {"head": head, "neck": neck}
     return detector
 
 
@@ -95,7 +96,9 @@ def create_segmenter(
         DECODERS[each.name](features.channels, features.strides, num_classes, **each.options)
         for each in (spec, *([] if auxiliary is None else [_one("auxiliary", DECODERS.specs(auxiliary))]))
     ]
-    return SegmentationModel(features, made[0], num_classes, *made[1:])
+    model = SegmentationModel(features, made[0], num_classes, *made[1:])
+    model.created = {"decoder": decoder, "neck": neck, "auxiliary": auxiliary}
+    return model
 
 
 def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool) -> Backbone:

@@ -54,7 +54,7 @@ class Stages(Reader):
         super().__init__()
         backbone.prune_intermediate_layers(list(range(len(backbone.depths))), prune_norm=True)
         patch = square_patch(backbone.patch_size)
-        self.channels = tuple(backbone.embed_dims)
+        self.channels = tuple(one["num_chs"] for one in backbone.feature_info)
         self.strides = tuple(patch << stage for stage in range(len(backbone.depths)))
 
     def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from graticule.backbones import Backbone
+from graticule.backbones import Backbone, HubModel
 from graticule.checks import checked
 from graticule.dense.decoders import Decoder, resize_to
 from graticule.dense.features import Features
 from graticule.dense.groups import dense_groups, not_decayed
+from graticule.dense.hub_config import dense_config
 from graticule.grid import Crop
 
 
-class SegmentationModel(nn.Module):
+class SegmentationModel(HubModel):
     """Feature maps and a decoder.
 
     Images of any size go in: they are padded with zeros at the bottom and on the right to a multiple of
@@ -41,6 +45,11 @@ class SegmentationModel(nn.Module):
     def backbone(self) -> Backbone:
         """The backbone."""
         return self.features.backbone
+
+    @property
+    def divisor(self) -> int:
+        """Sides of images are padded to multiples of it."""
+        return self.features.divisor
 
     def forward(self, images: Tensor, crop: Crop | None = None) -> Tensor:
         """Return logits (B, num_classes, height, width) of images (B, C, height, width).
@@ -69,6 +78,10 @@ class SegmentationModel(nn.Module):
             )
         maps = list(self.features(padded, crop).values())
         return [resize_to(decoder(maps), padded.shape[-2:])[..., :height, :width] for decoder in decoders]
+
+    def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what config.json says of the model (see `HubModel`)."""
+        return dense_config(self, "segmenter", preprocessing)
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters of the backbone that do not decay (see `Backbone.no_weight_decay`)."""

@@ -98,7 +98,7 @@ class MaskTransformer(Decoder):
         """Return logits (B, num_classes, H, W) of the last map."""
         last = maps[-1]
         x = self.proj_dec(last.flatten(2).transpose(1, 2))
-        x = torch.cat([x, self.cls_emb.expand(len(x), -1, -1)], 1)
+        x = torch.cat([x, self.cls_emb.expand(x.shape[0], -1, -1)], 1)
         for block in self.blocks:
             x = block(x)
         x = self.decoder_norm(x)

@@ -80,16 +80,21 @@ class Fire(PatchBias):
             distance = (place[:, None] - place).clamp(min=0)  # keys after the query are not seen
             share = self._share(distance, place[:, None], reference[1])
             return self._mlp(torch.stack([0 * share, share] if self.form == "axes" else [share], -1))
+        index = grid.offset_index(device)
+        bias: Tensor = self._mlp(self.shares(grid)).index_select(1, index.flatten()).unflatten(1, index.shape)
+        return bias
+
+    def shares(self, grid: Grid) -> Tensor:
+        """Return what the network of an image is evaluated at, for each displacement, (displacements, 1 or 2)."""
+        wide = torch.promote_types(self.log_scale.dtype, torch.float32)
+        device = self.log_scale.device
+        reference = (self.reference - 1).clamp(min=1).to(wide)
         sides = [displacements.to(wide) for displacements in grid.displacements(device)]
         offsets = torch.stack(torch.meshgrid(*sides, indexing="ij"), -1).flatten(0, 1)  # (displacements, 2)
         largest = as_tensor(grid.whole.shape, offsets) - 1
         if self.form == "axes":
-            shares = offsets.sign() * self._share(offsets.abs(), largest, reference)
-        else:
-            shares = self._share(offsets.norm(dim=-1, keepdim=True), largest.norm(), reference.norm())
-        index = grid.offset_index(device)
-        bias: Tensor = self._mlp(shares).index_select(1, index.flatten()).unflatten(1, index.shape)
-        return bias
+            return offsets.sign() * self._share(offsets.abs(), largest, reference)
+        return self._share(offsets.norm(dim=-1, keepdim=True), largest.norm(), reference.norm())
 
     def _share(self, distance: Tensor, largest: Tensor, reference: Tensor) -> Tensor:
         """Return psi of distances as a share of psi of the largest one, or of the threshold."""

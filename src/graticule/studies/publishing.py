@@ -1,53 +1,92 @@
-"""Write a run as a folder for the Hugging Face hub: its model, and a card with what was measured."""
+"""Write a model as a folder for the Hugging Face hub, with a card: that of a run has what was measured."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from graticule.analysis import bias_map_sheet, bias_maps, correlation_sheet, position_correlations, save_figure
-from graticule.backbones import Card
+from graticule.backbones import Backbone, Card
 from graticule.encodings import AbsoluteEncoding
+from graticule.hub import save_pretrained
 from graticule.typed import read_typed
 
 #: Untrained models of the same shape that the correlations of a run are compared with.
 _UNTRAINED = 39
 
 
-def publish(
-    run: Any,
-    folder: str | Path,
-    checkpoint: Literal["best", "last"] = "best",
-    figure_format: Literal["png", "pdf", "svg"] = "png",
+def publish_run(
+    run: Any, folder: str | Path, model: Any = None, figure_format: Literal["png", "pdf", "svg"] = "png"
 ) -> Path:
     """Write the model of a run, its card and the sheet of its position correlations or biases to `folder`.
 
     Args:
-        run: of an image classifier.
+        run: of images: of a classifier, a segmentation model or a detector.
         folder: is made if it is not there; a run's own folder is not taken.
-        checkpoint: best or last.
+        model: the model of the run with other weights than the best ones.
         figure_format: pdf and svg are written beside the png, which is what a card can show.
 
     Raises:
-        ValueError: if the run is not of an image classifier, or `folder` is that of a run.
+        ValueError: if the run is on text, or `folder` is that of a run.
         FileNotFoundError: if the run has saved nothing yet, or its data are not there, whose statistics a model needs.
     """
-    folder = Path(folder)
-    if (folder / "recipe.json").exists():
-        raise ValueError(f"`folder` must be a new one or one of a published model, got {str(folder)!r}, a run.")
-    if run.task().inputs != "images":
-        raise ValueError(f"`run` must be of an image classifier, got {str(run.folder)!r}.")
-    model = run.model(checkpoint=checkpoint)
-    data = run.data()
-    data.setup()
-    info, recipe = data.info, run.recipe()
-    preprocessing = {"mean": list(info.mean), "std": list(info.std), "label_names": list(info.class_names)}
-    folder.mkdir(parents=True, exist_ok=True)
-    card = Card(
-        _data(recipe), _results(run, recipe, data), _measured(run), _figures(model, recipe, folder, figure_format)
-    )
+    folder = _checked(Path(folder))
+    if not run.task().inputs.startswith("images"):
+        raise ValueError(f"`run` must be on images, got {str(run.folder)!r}.")
+    model = run.model() if model is None else model
+    recipe = run.recipe()
+    if run.task().inputs == "images":
+        data = run.data()
+        data.setup()
+        mean, std, names = data.info.mean, data.info.std, data.info.class_names
+        count = f"{data.num_test:,}"
+    else:  # recorded in the run
+        described = run.described()
+        mean, std, names = (described[key] for key in ("mean", "std", "class_names"))
+        count = ""
+    preprocessing = {"mean": list(mean), "std": list(std), "label_names": list(names)}
+    figures = _figures(getattr(model, "backbone", model), f"{recipe.model}, {_words(recipe)}", folder, figure_format)
+    card = Card(_data(recipe), _results(run, recipe, count), _measured(run), figures)
     written: Path = model.save_pretrained(folder, preprocessing=preprocessing, card=card)
     return written
+
+
+def publish(
+    model: nn.Module,
+    folder: str | Path,
+    name: str,
+    host: str | None = None,
+    figure_format: Literal["png", "pdf", "svg"] = "png",
+) -> Path:
+    """Write a model that is no run's, its card and the sheet of its correlations or biases to `folder`.
+
+    Args:
+        model: as `graticule.save_pretrained` takes it.
+        folder: is made if it is not there; a run's own folder is not taken.
+        name: of the model, for the sheet.
+        host: of a module with an attached position, as `graticule.save_pretrained` takes it.
+        figure_format: pdf and svg are written beside the png, which is what a card can show.
+
+    Raises:
+        ValueError: if the model cannot be built again from names, or `folder` is that of a run.
+    """
+    folder = _checked(Path(folder))
+    written = save_pretrained(model, folder, host=host)
+    figures = _figures(model, name, folder, figure_format) if isinstance(model, Backbone) else []
+    return save_pretrained(model, folder, host=host, card=Card(figures=figures)) if figures else written
+
+
+def _checked(folder: Path) -> Path:
+    """Check that a model can be written to a folder."""
+    if (folder / "recipe.json").exists():
+        raise ValueError(f"`folder` must be a new one or one of a published model, got {str(folder)!r}, a run.")
+    return folder
+
+
+def _words(recipe: Any) -> str:
+    return f"{recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
 
 
 def _data(recipe: Any) -> str:
@@ -55,7 +94,7 @@ def _data(recipe: Any) -> str:
     return f"{recipe.dataset}{limit}, {recipe.epochs} epochs, seed {recipe.seed}"
 
 
-def _results(run: Any, recipe: Any, data: Any) -> list[tuple[str, str]]:
+def _results(run: Any, recipe: Any, held_out: str) -> list[tuple[str, str]]:
     """Return the results of a finished run, in the words of its metric."""
     if not run.finished:
         return []
@@ -63,7 +102,7 @@ def _results(run: Any, recipe: Any, data: Any) -> list[tuple[str, str]]:
     return [
         (f"best {metric.title}, epoch {result['best_epoch']}", metric.show(result[f"best_{metric.key}"], unit=False)),
         (f"last {metric.title}", metric.show(result[f"last_{metric.key}"], unit=False)),
-        ("held-out images", f"{data.num_test:,}"),
+        *([("held-out images", held_out)] if held_out else []),
         ("seconds of training", f"{result['seconds']:,.0f}"),
     ]
 
@@ -77,9 +116,9 @@ def _measured(run: Any) -> str:
     return f"Measured in training {where} ({with_})." if with_ else ""
 
 
-def _figures(model: Any, recipe: Any, folder: Path, figure_format: str) -> list[tuple[str, str]]:
+def _figures(model: Any, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
     """Draw the position correlations of the first stage, or its biases where there is no table."""
-    title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
+    folder.mkdir(parents=True, exist_ok=True)
     formats = dict.fromkeys(("png", figure_format))
     if any(isinstance(module, AbsoluteEncoding) for module in model.modules()):
         sheet = correlation_sheet(position_correlations(model, None, 0, _UNTRAINED), title)

@@ -93,6 +93,10 @@ def attach(
     attached = AttachedPosition(position, grid, found, _patch(found, grid)).to(weight.device, weight.dtype)
     attached.install(module, found, ways, given)
     attached.removed = [take_out(module, name) for name in removed]
+    attached.created = {
+        **{"encoding": _text(encoding), "joining": _text(joining), "blocks": blocks, "norm": norm},
+        **{"patch_grid": patch_grid, "remove": list(removed), "image": found.image},
+    }
     module.add_module(NAME, attached.train(module.training))
     return module
 
@@ -111,6 +115,10 @@ def detach(module: Module) -> Module:
         put_back(module, removed)
     delattr(module, NAME)
     return module
+
+
+def _text(spec: str | Spec | tuple[Spec, ...]) -> str:
+    return " + ".join(map(str, spec)) if isinstance(spec, tuple) else str(spec)
 
 
 def _own_embeddings(module: nn.Module, remove: str | tuple[str, ...] | None, dim: int) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ class AttachedPosition(nn.Module):
         self.dynamic = found.patches is not None and found.shape == grid.shape
         self.sequence_first = found.sequence_first
         self.removed: list[Removed] = []
+        #: How it was attached, so that a file can say it: the arguments of `attach`, and the size of the images.
+        self.created: dict[str, Any] = {}
         self._handles: list[Any] = []
         #: The number of tokens and the position of each layer, for the call that is running.
         self._now: tuple[int, list[LayerPosition]] | None = None

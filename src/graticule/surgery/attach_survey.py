@@ -107,7 +107,7 @@ def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor 
     """
     seen = _Seen()
     with ExitStack() as stack:
-        stack.enter_context(_quiet(module))
+        stack.enter_context(quiet(module))
         for handle in seen.watch(module, blocks, norm):
             stack.callback(handle.remove)
         try:
@@ -122,7 +122,7 @@ def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor 
 
 
 @contextmanager
-def _quiet(module: nn.Module) -> Iterator[None]:
+def quiet(module: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients, and the caller's random numbers as they were."""
     training = [(each, each.training) for each in module.modules()]
     module.eval()

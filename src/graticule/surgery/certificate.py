@@ -45,7 +45,7 @@ class Certificate:
         several = len({fit.stage for fit in self.fits}) > 1
         lines = [
             f"{f'stage {fit.stage}: ' if several else ''}{fit.old} -> {fit.new}: "
-            f"{'fitted' if fit.fitted else 'not fitted, as initialized'}"
+            f"{'fitted' if fit.fitted else f'not fitted, {fit.why}' if fit.why else 'not fitted, as initialized'}"
             for fit in self.fits
         ]
         rows = [("layer", "term", "kept")]

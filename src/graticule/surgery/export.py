@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,30 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones import Backbone
-from graticule.checkpoints import load_checkpoint, published_state_dict, save_weights
+from graticule.checkpoints import load_checkpoint, load_own, published_state_dict, save_weights
 from graticule.checks import checked
 from graticule.files import write_whole
 from graticule.names import known_name
+from graticule.surgery.export_compare import (
+    Comparison,
+    accuracy,
+    checked_error,
+    difference,
+    milliseconds,
+    random_images,
+)
 from graticule.surgery.export_formats import FORMATS, Format, Runner
 from graticule.surgery.export_int8 import quantize_linear, quantize_onnx
-from graticule.surgery.export_sizes import Size, Sizes
-from graticule.surgery.export_trace import Program, plain, prepared, trace
-
-#: The largest difference from PyTorch that is accepted, relative to the largest output.
-TOLERANCE = 1e-4
-#: Seconds for which a file is timed, and how many passes there are at least.
-_SECONDS, _PASSES = 0.5, 5
+from graticule.surgery.export_sizes import Sizes
+from graticule.surgery.export_subject import Subject
+from graticule.surgery.export_trace import Program, prepared, trace
 
 WEIGHTS = "safetensors"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The difference of a file from PyTorch for one batch, relative to the largest output."""
-
-    batch: int
-    size: Size
-    error: float
 
 
 @dataclass(frozen=True)
@@ -93,7 +86,8 @@ def export(
     `model` stays as it is; the program is in float32.
 
     Args:
-        model: a backbone of images.
+        model: a backbone of images, a segmentation model, the feature maps of a dense model (`model.features`), or a
+            module with an attached position.
         path: the file; nothing is written if the comparison fails.
         format: 'onnx', 'torch-export', or 'safetensors' for the weights under their published names; from the suffix of
             `path` (.onnx, .pt2, .safetensors) by default.
@@ -110,28 +104,28 @@ def export(
         ImportError: if a package that the format needs is not installed.
     """
     path = Path(path)
-    if not isinstance(model, Backbone):
-        raise ValueError(f"`model` must be a backbone of images, got {type(model).__name__}.")
+    subject = Subject.of(model)
     named = _format(path, format)
     if path.is_dir():
         raise ValueError(f"`path` must be a file, got {str(path)!r}, which is a folder.")
-    size = (img_size, img_size) if isinstance(img_size, int) else model.img_size if img_size is None else img_size
-    count = len(model.feature_info)
+    size = (img_size, img_size) if isinstance(img_size, int) else subject.size if img_size is None else img_size
+    count = subject.feature_count
     if wrong := [index for index in features if not 0 <= index < count]:
-        raise ValueError(f"`features` must be from 0 to {count - 1}, got {wrong[0]}.")
+        rule = f"from 0 to {count - 1}" if count else f"left out with {type(model).__name__}, which is no backbone"
+        raise ValueError(f"`features` must be {rule}, got {wrong[0]}.")
     if named == WEIGHTS:
         options = {"dynamic": dynamic, "features": features, "int8": int8, "img_size": img_size, "batches": batches}
         for name, given in options.items():
             if given:
                 raise ValueError(f"`{name}` must be left out with the format {WEIGHTS!r}, which holds no program.")
-        return _write_weights(model, path)
+        return _write_weights(subject, path)
     kind = FORMATS[named]
     kind.check(int8)
-    model = plain(model)
-    sizes = Sizes.of(model, size, dynamic)
+    subject = subject.plain()
+    sizes = Sizes.of(subject, size, dynamic)
     if sizes.free - {"batch"}:
-        kind.check_position(model.position)
-    return _write_program(model, path, named, kind, sizes, features, int8, timed, batches)
+        kind.check_position(subject.position)
+    return _write_program(subject, path, named, kind, sizes, features, int8, timed, batches)
 
 
 def _format(path: Path, given: str | None) -> str:
@@ -144,24 +138,26 @@ def _format(path: Path, given: str | None) -> str:
     return suffixes[path.suffix]
 
 
-def _write_weights(model: Backbone, path: Path) -> Exported:
+def _write_weights(subject: Subject, path: Path) -> Exported:
     """Write the weights, and load them into another copy of the model."""
-    state = published_state_dict(model)
-    model = copy.deepcopy(model).eval()
-    images = _images(model, 1, model.img_size).to(next(model.parameters()))
+    published = isinstance(subject.model, Backbone)
+    state = published_state_dict(subject.model) if published else subject.model.state_dict()
+    model = copy.deepcopy(subject.model).eval()
+    images = random_images(subject.channels, 1, subject.size).to(next(model.parameters()))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        expected = model(images)
+        expected = Subject.of(model).outputs(images, ())
         for parameter in model.parameters():
             parameter.zero_()
-        load_checkpoint(model, save_weights(state, Path(folder) / "weights.safetensors"))
-        error = _difference([model(images)], [expected])
-    compared = (Comparison(1, model.img_size, _checked(error, path, model.img_size)),)
+        load = load_checkpoint if published else load_own
+        load(model, save_weights(state, Path(folder) / "weights.safetensors"))
+        error = difference(Subject.of(model).outputs(images, ()), expected)
+    compared = (Comparison(1, subject.size, checked_error(error, path, subject.size)),)
     save_weights(state, path)
     return Exported(path, WEIGHTS, "weights", path.stat().st_size, {}, compared)
 
 
 def _write_program(
-    model: Backbone,
+    subject: Subject,
     path: Path,
     named: str,
     kind: Format,
@@ -171,12 +167,12 @@ def _write_program(
     timed: bool,
     batches: Iterable[tuple[Tensor, Tensor]] | None,
 ) -> Exported:
-    program = Program(prepared(model, sizes), features)
-    expected = _runner(Program(prepared(model, sizes, folded=False), features))
+    program = Program(prepared(subject, sizes), features)
+    expected = _runner(Program(prepared(subject, sizes, folded=False), features))
     traced = trace(program, sizes)
     for batch, size in sizes.checked():  # before the work of a translation
-        images = _images(model, batch, size)
-        _checked(_difference(_run_traced(traced, images, sizes), expected(images)), path, size)
+        images = random_images(subject.channels, batch, size)
+        checked_error(difference(_run_traced(traced, images, sizes), expected(images)), path, size)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model{kind.suffix}"
         if int8:
@@ -186,23 +182,23 @@ def _write_program(
         run = kind.open(file)
         compared = []
         for batch, size in sizes.checked():
-            images = _images(model, batch, size)
-            error = _difference(run(images), expected(images))
-            compared.append(Comparison(batch, size, error if int8 else _checked(error, path, size)))
+            images = random_images(subject.channels, batch, size)
+            error = difference(run(images), expected(images))
+            compared.append(Comparison(batch, size, error if int8 else checked_error(error, path, size)))
         time_of_one, unfolded_time = None, None
         if timed:
             runs = [run]
             if not sizes.free - {"batch"}:
                 other = Path(folder) / f"unfolded{kind.suffix}"
-                unfolded = Program(prepared(model, sizes, folded=False), features)
+                unfolded = Program(prepared(subject, sizes, folded=False), features)
                 if int8:
                     _write_int8(kind, other, unfolded, sizes)
                 else:
                     kind.write(other, trace(unfolded, sizes), unfolded)
                 runs.append(kind.open(other))
-            time_of_one, *others = milliseconds(runs, _images(model, *sizes.checked()[0]))
+            time_of_one, *others = milliseconds(runs, random_images(subject.channels, *sizes.checked()[0]))
             unfolded_time = others[0] if others else None
-        accuracy = None if batches is None else _accuracy([expected, run], batches, "batch" in sizes.free)
+        scores = None if batches is None else accuracy([expected, run], batches, "batch" in sizes.free)
         operators = dict(kind.operators(file).most_common())
         write_whole(path, lambda temporary: shutil.copyfile(file, temporary))
     return Exported(
@@ -214,7 +210,7 @@ def _write_program(
         tuple(compared),
         time_of_one,
         unfolded_time,
-        accuracy,
+        scores,
     )
 
 
@@ -225,7 +221,7 @@ def _write_int8(kind: Format, file: Path, program: Program, sizes: Sizes) -> Non
         kind.write(wide, trace(program, sizes), program)
         quantize_onnx(wide, file)
     else:
-        narrow = Program(quantize_linear(copy.deepcopy(program.model)), program.features)
+        narrow = Program(Subject.of(quantize_linear(copy.deepcopy(program.model))), program.features)
         kind.write(file, trace(narrow, sizes), narrow)
 
 
@@ -253,54 +249,3 @@ def _run_traced(traced: torch.export.ExportedProgram, images: Tensor, sizes: Siz
             f"`dynamic` must be left out or 'batch' with this model, which a program computes for one size only: "
             f"images of {images.shape[-2]} x {images.shape[-1]} are not taken where {sizes} were to be ({said[:200]})."
         ) from error
-
-
-def _images(model: Backbone, batch: int, size: Size) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(batch, model.in_chans, *size, generator=generator)
-
-
-def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference of outputs, relative to the largest number of each; infinite for other shapes."""
-    if [one.shape for one in found] != [one.shape for one in expected]:
-        return float("inf")
-    pairs = zip(found, expected, strict=True)
-    worst = [float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp(min=1e-12)) for a, b in pairs]
-    return float("inf") if any(value != value for value in worst) else max(worst)
-
-
-def _checked(error: float, path: Path, size: Size) -> float:
-    if not error <= TOLERANCE:
-        raise ValueError(
-            f"{path} was not written: at {size[0]} x {size[1]} pixels the exported program differs from PyTorch by "
-            f"{error:.1e} of the largest output, more than {TOLERANCE:.0e}."
-        )
-    return error
-
-
-def _accuracy(runs: Sequence[Runner], batches: Iterable[tuple[Tensor, Tensor]], free: bool) -> tuple[float, float]:
-    """Return the top-1 of the model and of the file, in percent; one image at a time where the batch is not free."""
-    right, count = [0, 0], 0
-    for images, labels in batches:
-        for index, run in enumerate(runs):
-            parts = [images] if free else images.split(1)
-            found = torch.cat([run(part)[0].argmax(-1) for part in parts])
-            right[index] += int((found == labels).sum())
-        count += len(labels)
-    if not count:
-        raise ValueError("`batches` must have at least one image, got none.")
-    before, after = (100 * each / count for each in right)
-    return before, after
-
-
-def milliseconds(runs: Sequence[Runner], images: Tensor) -> list[float]:
-    """Return the median time of each, measured in turn."""
-    times: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run(images)
-    while len(times[0]) < _PASSES or sum(map(sum, times)) < _SECONDS * len(runs):
-        for run, taken in zip(runs, times, strict=True):
-            start = time.perf_counter()
-            run(images)
-            taken.append(1000 * (time.perf_counter() - start))
-    return [statistics.median(taken) for taken in times]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from graticule.backbones import Backbone
+from torch import nn
+
 from graticule.surgery.export_formats import errors_only
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def quantize_linear(model: Backbone) -> Backbone:
+
+def quantize_linear(model: Model) -> Model:
     """Make the weights of the linear layers of a model int8, in place, by torchao: they are widened when used."""
     with errors_only("torch.utils._pytree"):  # which tells the authors of torchao what to change
         from torchao.quantization import Int8WeightOnlyConfig, quantize_

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from graticule.backbones import Backbone
+from graticule.surgery.export_subject import Size, Subject
 
 #: What can be free in a program, in the order of the axes of images (B, C, height, width).
 AXES = ("batch", "height", "width")
@@ -17,8 +16,6 @@ AXES = ("batch", "height", "width")
 _LONGEST = 2048
 #: The smallest free side is searched for up to so many steps.
 _STEPS = 16
-
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,8 @@ class Sizes:
     most: Size
 
     @classmethod
-    def of(cls, model: Backbone, fixed: Size, free: Sequence[str]) -> Sizes:
-        """Find the sizes that a backbone takes with the axes `free`.
+    def of(cls, subject: Subject, fixed: Size, free: Sequence[str]) -> Sizes:
+        """Find the sizes that a model takes with the axes `free`.
 
         Raises:
             ValueError: if it does not take `fixed`, or `free` names anything else than axes.
@@ -48,22 +45,22 @@ class Sizes:
         for name in free:
             if name not in AXES:
                 raise ValueError(f"`dynamic` must be any of {', '.join(AXES)}, got {name!r}.")
-        model.grid_at(fixed)
-        step = _step(model)
-        patch = [side >> (len(model.depths) - 1) for side in model.coarsest_patch]
+        subject.check(fixed)
+        step, patch = subject.step, subject.patch
+        if set(free) - {"batch"}:
+            subject.check_free()
         rows, columns = (_LONGEST * side // one for side, one in zip(patch, step, strict=True))
-        # an axis of length 1 would be fixed: one patch, or one whole window beside the parts that a shift leaves
-        sizes = cls(fixed, frozenset(free), step, 3 if model.grid.windows else 2, (rows, columns))
-        return sizes._from_least(model) if sizes.free - {"batch"} else sizes
+        sizes = cls(fixed, frozenset(free), step, subject.least, (rows, columns))
+        return sizes._from_least(subject) if sizes.free - {"batch"} else sizes
 
-    def _from_least(self, model: Backbone) -> Sizes:
+    def _from_least(self, subject: Subject) -> Sizes:
         """Find the smallest free side: a kernel or a reduction may want more than two patches."""
         for least in range(self.least, _STEPS):
             found = Sizes(self.fixed, self.free, self.step, least, self.most)
             try:
                 with torch.no_grad():
-                    model(torch.zeros(1, model.in_chans, *found.side(least, least)))
-            except ValueError:
+                    subject.model(torch.zeros(1, subject.channels, *found.side(least, least)))
+            except (ValueError, AssertionError):  # of a stock model of timm the latter
                 continue
             return found
         raise ValueError(f"`dynamic` must be 'batch' alone: the model takes no images of {self.side(_STEPS, _STEPS)}.")
@@ -106,14 +103,3 @@ class Sizes:
             for name, step, most, side in zip(AXES[1:], self.step, self.most, self.fixed, strict=True)
         ]
         return ", ".join([f"batch {'of any size' if 'batch' in self.free else 1}", *sides])
-
-
-def _step(model: Backbone) -> Size:
-    """Return (height, width) in pixels: the coarsest patch, times whole windows in every stage that has some."""
-    windows = model.grid.windows or ((1, 1),) * len(model.depths)
-    last = len(model.depths) - 1
-    height, width = (
-        math.lcm(*((side >> (last - stage)) * window[axis] for stage, window in enumerate(windows)))
-        for axis, side in enumerate(model.coarsest_patch)
-    )
-    return height, width

@@ -10,54 +10,39 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones import Backbone
-from graticule.encodings import MixingPosition
 from graticule.surgery.export_sizes import Sizes
-from graticule.surgery.fold import fold, unfold
+from graticule.surgery.export_subject import Subject
 
 
 class Program(nn.Module):
-    """The outputs of an exported model: the logits, then the maps of chosen blocks.
+    """The outputs of an exported model: the logits, then the maps of chosen blocks; or all maps.
 
     Args:
-        model: a backbone in evaluation mode.
+        subject: a model in evaluation mode.
         features: indices of blocks, or of stages where there are several.
     """
 
-    def __init__(self, model: Backbone, features: Sequence[int] = ()) -> None:
+    def __init__(self, subject: Subject, features: Sequence[int] = ()) -> None:
         super().__init__()
-        self.model = model
+        self.model = subject.model
+        self.subject = subject
         self.features = tuple(features)
 
     @property
     def names(self) -> list[str]:
         """Return the names of the outputs."""
-        return ["logits", *(f"features_{index}" for index in self.features)]
+        return self.subject.names(self.features)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return the logits (B, num_classes), then maps (B, D, H, W), for images (B, C, height, width)."""
-        if not self.features:
-            return (self.model(images),)
-        tokens, maps = self.model.forward_intermediates(images, list(self.features))
-        return (self.model.forward_head(tokens), *maps)
+        """Return the outputs for images (B, C, height, width)."""
+        return self.subject.outputs(images, self.features)
 
 
-def plain(model: Backbone) -> Backbone:
-    """Return a copy of a model for inference on the CPU in float32, without folding, of PyTorch's operators alone."""
-    found = unfold(copy.deepcopy(model)).cpu().float().eval()
-    for module in found.modules():
-        if isinstance(module, MixingPosition):
-            module.product = "matrix"  # a product over displacements is an operator of this library
-    return found
-
-
-def prepared(model: Backbone, sizes: Sizes, folded: bool = True) -> Backbone:
+def prepared(subject: Subject, sizes: Sizes, folded: bool = True) -> Subject:
     """Return a copy of a plain model for images of `sizes`, folded where their height and width are fixed."""
-    ready = copy.deepcopy(model)
     if sizes.free - {"batch"}:
-        return ready
-    ready.set_input_size(sizes.fixed)
-    return fold(ready) if folded else ready
+        return Subject.of(copy.deepcopy(subject.model))
+    return subject.at(sizes.fixed, folded)
 
 
 def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
@@ -67,7 +52,7 @@ def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
         ValueError: if it cannot be traced, with the reason.
     """
     batch, size = sizes.example()
-    images = torch.zeros(batch, program.model.in_chans, *size)
+    images = torch.zeros(batch, program.subject.channels, *size)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

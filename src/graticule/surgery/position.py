@@ -15,6 +15,7 @@ from graticule.specs import Spec
 from graticule.surgery.certificate import Certificate, drift_of, features
 from graticule.surgery.fits import fit_position, measure, table_contributions
 from graticule.surgery.fits.registry import Before
+from graticule.surgery.fits.streams import inner_streams
 
 Model = TypeVar("Model", bound=Backbone)
 
@@ -81,8 +82,10 @@ def _before(model: Backbone, images: Tensor) -> list[Before]:
     """Keep what each stage has, and measure what its table contributes to its layers."""
     contributions = table_contributions(model, images)
     given, first, found = model.position(model.grid), 0, []
-    for grid, depth in zip(model.position_grids(model.grid), model.depths, strict=True):
+    streams = inner_streams(model, images, given)
+    stages = zip(model.position_grids(model.grid), model.depths, streams, strict=True)
+    for grid, depth, stream in stages:
         last = first + depth
-        found.append(Before(grid, given[first:last], contributions[first:last]))
+        found.append(Before(grid, given[first:last], contributions[first:last], streams=stream))
         first = last
     return found

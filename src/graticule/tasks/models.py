@@ -16,7 +16,7 @@ from graticule.backbones import (
     list_language_models,
     list_models,
 )
-from graticule.backbones.hub import PREFIX
+from graticule.backbones.hub_config import PREFIX
 from graticule.names import known_name
 from graticule.training.recipe import TrainingRecipe
 

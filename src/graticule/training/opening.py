@@ -7,8 +7,9 @@ from typing import Literal
 
 from torch import nn
 
-from graticule.backbones.hub import CONFIG, from_pretrained
+from graticule.backbones.hub_files import CONFIG
 from graticule.checks import checked
+from graticule.hub import from_pretrained
 from graticule.plugins import load_plugin
 from graticule.training.devices import load_weights
 from graticule.training.run import Run, run_of
@@ -43,8 +44,7 @@ def load(
     if run is None and (path / CONFIG).is_file():
         if checkpoint != "best":
             raise ValueError(f"`checkpoint` must be left out for a published model, got {checkpoint!r}.")
-        published: nn.Module = from_pretrained(path, plugin=plugin)
-        return published
+        return from_pretrained(path, plugin=plugin)
     if run is None:
         what = "has no recipe.json" if path.is_dir() else "is not in the folder of a run"
         raise ValueError(

@@ -11,8 +11,8 @@ from torch import nn
 from graticule.surgery.convert.conversion import refuse
 
 
-def layer_norm_eps(model: nn.Module, fixed: Collection[str] = ()) -> float:
-    """Return the eps of all LayerNorms of a model; those in the modules `fixed`, and below them, must have PyTorch's.
+def layer_norm_text(model: nn.Module, fixed: Collection[str] = ()) -> str:
+    """Return the LayerNorm of a model as text, with its eps; in the modules `fixed`, and below them, it is PyTorch's.
 
     Raises:
         ValueError: if they differ.
@@ -25,7 +25,7 @@ def layer_norm_eps(model: nn.Module, fixed: Collection[str] = ()) -> float:
         if expected is not None and module.eps != expected:
             raise refuse(model, f"{name}.eps", module.eps, f"must be {expected}")
         found = module.eps if expected is None else found
-    return 1e-5 if found is None else found
+    return f"layernorm(eps={1e-5 if found is None else found!r})"
 
 
 def check_gelu(model: nn.Module) -> None:

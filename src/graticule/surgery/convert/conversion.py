@@ -18,8 +18,8 @@ Function = TypeVar("Function", bound=Reader)
 class Conversion:
     """Describes a model of timm as one of ours, read from its attributes.
 
-    backbone: the class of our model, or a function that builds it from `position` and the arguments.
-    arguments: those of its constructor, beside `position`.
+    backbone: the class of our model.
+    arguments: those of its constructor, beside `position`: plain values, so that a file can hold them.
     encoding: the encoding of the model, as text.
     joining: the joining of the model, as text.
     names: name of a tensor in timm -> name in our model, for those that `own_name` of the backbone and
@@ -28,7 +28,7 @@ class Conversion:
     reshaped: names in timm of tensors that have the same values in the same order here, in another shape.
     """
 
-    backbone: Callable[..., Backbone]
+    backbone: type[Backbone]
     arguments: Mapping[str, Any]
     encoding: str
     joining: str = "default"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones import Backbone
+from graticule.backbones.registry import CLASSES
 from graticule.checks import checked
 from graticule.factory import build_position
 from graticule.specs import Spec
@@ -65,8 +66,12 @@ def convert(
 
 def _build(model: nn.Module, conversion: Conversion) -> Backbone:
     """Build the backbone on the device and in the dtype of the model."""
-    position = partial(build_position, encoding=conversion.encoding, joining=conversion.joining)
-    ours = conversion.backbone(position, **conversion.arguments)
+    words = {"encoding": conversion.encoding, "joining": conversion.joining}
+    build: Any = conversion.backbone
+    ours: Backbone = build(partial(build_position, **words), **conversion.arguments)
+    name = conversion.backbone.__name__
+    if CLASSES.get(name) is conversion.backbone:
+        ours.created = {"name": name, "arguments": {**conversion.arguments, **words}}
     weight = next(model.parameters())
     return ours.to(weight.device, weight.dtype)
 

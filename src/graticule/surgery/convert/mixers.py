@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from timm.layers import GatedMlp, Mlp, PatchEmbed
@@ -10,7 +9,7 @@ from timm.models.mlp_mixer import Affine, MixerBlock, MlpMixer, ResBlock, Spatia
 from torch import nn
 
 from graticule import backbones
-from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_eps, ratio_of
+from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_text, ratio_of
 from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
 
 
@@ -39,14 +38,14 @@ def read_mixer(model: Any) -> Conversion:
         for index, _ in enumerate(model.blocks):
             check_kind(model, f"blocks.{index}.mlp_channels.gate", SpatialGatingUnit)
         gates = [f"blocks.{index}.mlp_channels.gate.norm" for index, _ in enumerate(model.blocks)]
-        arguments["norm_layer"] = partial(nn.LayerNorm, eps=layer_norm_eps(model, gates))
+        arguments["norm_layer"] = layer_norm_text(model, gates)
         return Conversion(backbones.GMlp, {**arguments, "stem_norm": stem_norm, "gate_norm": True}, "sgu")
     if stem_norm:
         raise refuse(model, "stem.norm", model.stem.norm, "must be left out")
     if type(block) is MixerBlock:
         for index, _ in enumerate(model.blocks):
             check_kind(model, f"blocks.{index}.mlp_tokens", Mlp)
-        arguments["norm_layer"] = partial(nn.LayerNorm, eps=layer_norm_eps(model))
+        arguments["norm_layer"] = layer_norm_text(model)
         ratio = ratio_of(block.mlp_tokens.fc1, model.embed_dim)
         return Conversion(backbones.Mixer, arguments, f"token_mlp(ratio={ratio!r})")
     if type(block) is ResBlock:

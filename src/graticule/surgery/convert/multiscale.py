@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from timm.models.mvitv2 import MultiScaleAttention, MultiScaleVit
@@ -10,7 +9,7 @@ from torch import nn
 
 from graticule import backbones
 from graticule.surgery.convert.blocks import read_rates
-from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_eps, ratio_of
+from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_text, ratio_of
 from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
 from graticule.surgery.convert.parts import drop_path
 
@@ -24,14 +23,13 @@ def read_multiscale(model: Any) -> Conversion:
     dim, heads = first.dim, first.attn.num_heads
     stride = (1, 1) if first.attn.pool_k is None else first.attn.pool_k.stride
     relative = first.attn.rel_pos_type == "spatial"
-    if not model.expand_attn:
-        raise refuse(model, "expand_attn", False, "must be True")
+    widens = not model.expand_attn
     for name, block in blocks.items():
         stage, index = (int(part) for part in name.split(".")[1::2])
         check_kind(model, f"{name}.attn", MultiScaleAttention)
         _check_pooling(model, f"{name}.attn", 2 if stage and not index else 1, max(stride[0] >> stage, 1))
         expected = {
-            "dim_out": dim << stage,
+            "dim_out": dim << (stage + (widens and index + 1 == len(stages[stage]) and stage + 1 < len(stages))),
             "attn.num_heads": heads << stage,
             "attn.residual_pooling": first.attn.residual_pooling,
             "attn.rel_pos_type": first.attn.rel_pos_type if relative else block.attn.rel_pos_type,
@@ -58,9 +56,10 @@ def read_multiscale(model: Any) -> Conversion:
         "mlp_ratio": ratio_of(first.mlp.fc1, dim),
         "qkv_bias": first.attn.qkv.bias is not None,
         "residual_pooling": first.attn.residual_pooling,
+        "expand_attn": model.expand_attn,
         "drop_rate": model.drop_rate,
         "drop_path_rate": read_rates(model, [drop_path(block.drop_path1) for block in blocks.values()]),
-        "norm_layer": partial(nn.LayerNorm, eps=layer_norm_eps(model)),
+        "norm_layer": layer_norm_text(model),
     }
     parts = ["learnable"] * (model.pos_embed is not None) + ["decomposed"] * relative
     return Conversion(backbones.MultiscaleVisionTransformer, arguments, " + ".join(parts) or "none")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from timm.layers import PatchEmbed
@@ -10,10 +9,9 @@ from timm.models.convit import GPSA, MHSA, ConVit
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
 from timm.models.twins import GlobalSubSampleAttn, LocallyGroupedAttn, Twins
-from torch import nn
 
 from graticule import backbones
-from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_eps, ratio_of
+from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_text, ratio_of
 from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
 
 
@@ -54,7 +52,7 @@ def read_swin(model: Any) -> Conversion:
         "window_size": tuple(tuple(block.window_size) for block in first),
         "mlp_ratio": ratio_of(first[0].mlp.fc1, dim),
         "qkv_bias": (attention.q_bias if second else attention.qkv.bias) is not None,
-        "norm_layer": partial(nn.LayerNorm, eps=layer_norm_eps(model)),
+        "norm_layer": layer_norm_text(model),
     }
     if not second:
         return Conversion(backbones.SwinTransformer, arguments, "relative_bias")
@@ -105,7 +103,7 @@ def read_twins(model: Any) -> Conversion:
             ratio_of(blocks[0].mlp.fc1, dim) for blocks, dim in zip(stages, model.embed_dims, strict=True)
         ),
         "sr_ratios": tuple(_reduction(blocks) for blocks in stages),
-        "norm_layer": partial(nn.LayerNorm, eps=layer_norm_eps(model, fixed)),
+        "norm_layer": layer_norm_text(model, fixed),
     }
     if not windows:
         return Conversion(backbones.PyramidVisionTransformer, arguments, "peg")
@@ -138,7 +136,7 @@ def read_convit(model: Any) -> Conversion:
         "num_heads": first.attn.num_heads,
         "mlp_ratio": ratio_of(first.mlp.fc1, model.embed_dim),
         "qkv_bias": projection.bias is not None,
-        "norm_layer": partial(nn.LayerNorm, eps=layer_norm_eps(model)),
+        "norm_layer": layer_norm_text(model),
     }
     parts = ["learnable"] * bool(model.use_pos_embed) + [f"gpsa(layers={gated}, bias=True)"] * bool(gated)
     return Conversion(backbones.ConVit, arguments, " + ".join(parts) or "none")

@@ -9,12 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings import BiasPosition, JoinedPosition, NoPosition, SharedBiasPosition
+from graticule.encodings.alibi import Alibi
+from graticule.encodings.fire import Fire
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.grid import Grid
 from graticule.joining import Default
 from graticule.layer_position import LayerPosition, LowRank
 from graticule.layers import Attention
+from graticule.rotation import Rotation
 from graticule.surgery.fits.contributions import Contribution
+from graticule.surgery.fits.fire import fit_fire
 from graticule.surgery.fits.registry import Before, register_fit
 
 
@@ -22,7 +26,7 @@ from graticule.surgery.fits.registry import Before, register_fit
 @register_fit(SharedBiasPosition, BiasPosition)
 @register_fit(BiasPosition, SharedBiasPosition)
 @register_fit(SharedBiasPosition, SharedBiasPosition)
-def project_bias(old: Any, new: Any, before: Before) -> bool:
+def project_bias(old: Any, new: Any, before: Before) -> bool | str:
     """Set each table of displacements to the mean over the pairs of patches of each displacement: least squares.
 
     A bias that is shared gets the mean over its layers. Exact where the old bias depends on the displacement alone.
@@ -32,7 +36,7 @@ def project_bias(old: Any, new: Any, before: Before) -> bool:
 
 @register_fit(JoinedPosition, BiasPosition)
 @register_fit(JoinedPosition, SharedBiasPosition)
-def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool:
+def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool | str:
     """Set each table of displacements to the mean of what an absolute table adds to the logits of a layer.
 
     The means are over the pairs of patches of each displacement (`table_logits`), which is least squares.
@@ -53,21 +57,26 @@ def start_at_zero(old: NoPosition, new: Any, before: Before) -> bool:
     return len(tables) == len(encodings)
 
 
-def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool:
+def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool | str:
     encodings = [new.encoding] if isinstance(new, SharedBiasPosition) else list(new.encodings)
     groups = [list(new.joined)] if isinstance(new, SharedBiasPosition) else [[layer] for layer in new.joined]
+    if any(isinstance(encoding, Alibi) for encoding in encodings):
+        return "as it has nothing to choose"
     fitted = True
     for encoding, layers in zip(encodings, groups, strict=True):
         found = [made for layer in layers if (made := logits[layer]) is not None]
-        if not isinstance(encoding, RelativeBias) or len(found) < len(layers):
+        if len(found) < len(layers):
             fitted = False
             continue
         mean = torch.stack(found).mean(0)
-        if len(mean) != encoding.num_heads or encoding.grid.shape != before.grid.within.shape:
+        alike = isinstance(encoding, RelativeBias | Fire) and encoding.grid.shape == before.grid.within.shape
+        if not alike or len(mean) != encoding.num_heads:
             fitted = False
-            continue
-        by_displacement = displacement_means(mean, encoding.grid)
-        encoding.relative_position_bias_table[: len(by_displacement)] = by_displacement.to(mean.dtype)
+        elif isinstance(encoding, Fire):
+            fitted = fit_fire(encoding, mean) and fitted
+        else:
+            by_displacement = displacement_means(mean, encoding.grid)
+            encoding.relative_position_bias_table[: len(by_displacement)] = by_displacement.to(mean.dtype)
     return fitted
 
 
@@ -77,6 +86,23 @@ def displacement_means(bias: Tensor, grid: Grid) -> Tensor:
     values = bias.flatten(1).T  # (N * N, h)
     count = index.bincount()[:, None]
     return values.new_zeros(len(count), len(bias)).index_add(0, index, values) / count
+
+
+def rotated_logits(contribution: Contribution, rotation: Rotation, grid: Grid) -> Tensor:
+    """Return what a rotation adds to the logits between patches of the mean tokens without the table, (h, N, N)."""
+    attention: Any = contribution.attention
+    weight = next(attention.qkv.parameters())
+    projected = attention.qkv((contribution.inputs - contribution.mean).to(weight.dtype))
+    queries, keys, _ = (
+        each.unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)[None] for each in projected.chunk(3, -1)
+    )
+    rotated = rotation(queries, keys)
+    plain, turned = (
+        (q[0, :, -grid.patches :].double() @ k[0, :, -grid.patches :].double().mT) * attention.scale
+        for q, k in ((queries, keys), rotated)
+    )
+    added: Tensor = turned - plain
+    return added
 
 
 def bias_table(layer: LayerPosition, grid: Grid) -> Tensor | None:

@@ -18,7 +18,7 @@ from graticule.surgery.fits.tables import target_of
 
 
 @register_fit(JoinedPosition, JoinedPosition)
-def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool:
+def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool | str:
     """Fit the tables to those that the new joining wants, then the parameters of the joining."""
     if not len(new.encodings) or not len(old.encodings):
         return False  # a later stage of a pyramid, whose table is that of the stage before
@@ -30,7 +30,10 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
         return False
     tables = [encoding(before.grid) for encoding in encodings]
     if wanted is not None:
-        tables = wanted(was, now, replace(before, target=tables[0]))
+        found = wanted(was, now, replace(before, target=tables[0]))
+        if isinstance(found, str):
+            return found
+        tables = found
     fitted = len(tables) == len(new.encodings)
     for encoding, target in zip(cast("Any", new.encodings), tables, strict=False):
         fit = find_fit(type(encodings[0]), type(encoding))
@@ -44,6 +47,13 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
 def keep(old: Default, new: Joining, before: Before) -> list[Tensor]:
     """Keep the table."""
     return [target_of(before)]
+
+
+@register_fit(LapeSharing, Default)
+def into_stream(old: LapeSharing, new: Joining, before: Before) -> list[Tensor] | str:
+    """Put the table into the residual stream that stands best for what attention got after its norms (`Streams`)."""
+    table = None if before.streams is None else before.streams.fit()
+    return "as its layers have no LayerNorm before attention" if table is None else [table.to(target_of(before).dtype)]
 
 
 @register_fit(Default, Shared)

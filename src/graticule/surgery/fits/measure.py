@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graticule.layer_position import LayerPosition
 from graticule.rotation import PairRotation
-from graticule.surgery.fits.biases import bias_table, table_logits
+from graticule.surgery.fits.biases import bias_table, rotated_logits, table_logits
 from graticule.surgery.fits.registry import Before
 
 
@@ -33,8 +33,8 @@ def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> l
 
     A table in the residual stream is compared with what the stream has by then, or, if it is added after norms or to
     queries and keys, with what it contributed there (`Contribution`), over the images; or, if there is a bias instead,
-    with what it added to the logits (`table_logits`). Biases and logits are compared without the mean over the keys
-    of each query, which a softmax does not see.
+    or a rotation, with what it added to the logits (`table_logits`). Biases and logits are compared without the mean
+    over the keys of each query, which a softmax does not see.
 
     Args:
         before: what the stage had.
@@ -52,7 +52,11 @@ def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> l
             shares.append(Share(layer, *_of_table(table, stream, new, before, index)))
         for field in ("inner", "queries_keys"):
             a, b = getattr(old, field), getattr(new, field)
-            if a is not None:
+            seen = before.streams.attention[index] if field == "inner" and before.streams else None
+            if a is not None and seen is not None and b is None and stream is not None:
+                alike = stream.shape == seen.inner.shape
+                shares.append(Share(layer, "inner, from the stream", seen.kept(stream.double()) if alike else None))
+            elif a is not None:
                 shares.append(Share(layer, field, 0.0 if b is None else _kept(a, b)))
         if old.bias is not None:
             was, now = bias_table(old, before.grid), bias_table(new, before.grid)
@@ -80,6 +84,9 @@ def _of_table(
     logits, bias = table_logits(contribution, before.grid), bias_table(new, before.grid)
     if logits is not None and bias is not None and logits.shape == bias.shape:
         return "table in the logits", _kept(_centered(logits), _centered(bias))
+    if logits is not None and contribution is not None and new.rotary is not None and not new.bias:
+        rotated = rotated_logits(contribution, new.rotary, before.grid)
+        return "table in the logits", _kept(_centered(logits), _centered(rotated))
     return "table", 0.0 if new.bias is None and new.rotary is None else None
 
 

@@ -23,6 +23,7 @@ from graticule.encodings import (
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 from graticule.surgery.fits.contributions import Contribution
+from graticule.surgery.fits.streams import Streams
 
 FitFunction = Callable[[Any, Any, "Before"], Any]
 Function = TypeVar("Function", bound=FitFunction)
@@ -36,12 +37,14 @@ class Before:
     given: what each layer got.
     contributions: what the table contributed to each layer; None where that was not measured.
     target: the table that a new encoding is fitted to, (N, D); for fits of tables.
+    streams: what the stage had in the residual stream, where its joining adds after norms.
     """
 
     grid: Grid
     given: Sequence[LayerPosition]
     contributions: Sequence[Contribution | None]
     target: Tensor | None = None
+    streams: Streams | None = None
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,19 @@ class Fit:
     stage: index of the stage.
     old, new: what it was and what it is.
     fitted: whether it was fitted to the old one; else it has its fresh initialization, or what both have by name.
+    why: why nothing could be fitted; empty if there is no more to say.
     """
 
     stage: int
     old: str
     new: str
     fitted: bool
+    why: str = ""
 
 
 #: (old class, new class) -> function of the old module, the new one, and `Before`. For encodings and positions it sets
-#: the parameters of the new one, and returns whether it could; for joinings it returns the tables to be joined.
+#: the parameters of the new one, and returns whether it could, or why nobody can; for joinings it returns the tables to
+#: be joined, or why there are none.
 FITS: dict[tuple[type[nn.Module], type[nn.Module]], FitFunction] = {}
 
 
@@ -94,9 +100,10 @@ def fit_position(model: Backbone, old: Position, before: Sequence[Before]) -> li
             former = _counterpart(part, _parts(was), _parts(now))
             former = NoPosition(len(state.given)) if former is None else former
             function = find_fit(type(former), type(part))
-            fitted = function is not None and bool(function(former, part, state))
-            fitted = fitted or (_same(former, part) and not isinstance(part, JoinedPosition))
-            found.append(Fit(stage, _name(former), _name(part), fitted))
+            result: bool | str = False if function is None else function(former, part, state)
+            fitted = result is True or (_same(former, part) and not isinstance(part, JoinedPosition))
+            why = result if isinstance(result, str) and not fitted else ""
+            found.append(Fit(stage, _name(former), _name(part), fitted, why))
     return found
 
 
@@ -124,13 +131,13 @@ _BIASES = (BiasPosition, SharedBiasPosition)
 
 
 def _counterpart(part: Position, old: Sequence[Position], new: Sequence[Position]) -> Position | None:
-    """Return the old part that a new one stands for: of the same kind, or a table that becomes a bias."""
+    """Return the old part that a new one stands for: of the same kind, or a table that becomes a bias or a rotation."""
     kept = any(isinstance(other, JoinedPosition) for other in new)
     kinds: tuple[tuple[type[Position], ...], ...] = ((JoinedPosition,), _BIASES, (RotaryPosition,))
     for kind in kinds:
         if isinstance(part, kind):
             same = next((other for other in old if isinstance(other, kind)), None)
-            if same is None and isinstance(part, _BIASES) and not kept:
+            if same is None and isinstance(part, (*_BIASES, RotaryPosition)) and not kept:
                 return next((other for other in old if isinstance(other, JoinedPosition)), None)
             return same
     return next((other for other in old if type(other) is type(part)), None)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from graticule.encodings import RotaryPosition
+from graticule.encodings import JoinedPosition, RotaryPosition
 from graticule.encodings.rope_mixed import MixedRope
 from graticule.encodings.rotary import PlaneRotary
 from graticule.surgery.fits.registry import Before, register_fit
+
+
+@register_fit(JoinedPosition, RotaryPosition)
+def refuse_table(old: Any, new: Any, before: Before) -> str:
+    """Say why nothing of a rotation can stand for a table.
+
+    It multiplies queries and keys, so it adds to the logits only what their content, and the biases of their
+    projections, make of it. The report measures that for the mean tokens.
+    """
+    return "as a rotation has no term of its own in the logits"
 
 
 @register_fit(RotaryPosition, RotaryPosition)

@@ -1,0 +1,180 @@
+"""The config.json of a backbone: its name in timm's registry, its arguments, and the words of our grammar."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+from torch import nn
+from typing_extensions import TypedDict
+
+from graticule.names import known_name
+from graticule.plugins import plugins_of, registered_plugins
+from graticule.specs import Spec
+
+PREFIX = "graticule_"
+#: What timm's `create_model` and builder take themselves, beside the arguments of a backbone.
+OF_TIMM = (
+    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_model_args"),
+    *("checkpoint_path", "cache_dir", "features_only", "feature_cls", "out_indices"),
+)
+#: Arguments that a config.json must not set, beside those of timm: their values are functions and classes.
+_FUNCTIONS = ("position", "embed_layer", "merging_layer", "attn_layer")
+#: Entries of timm's configuration that say how images are prepared, and what the classes are.
+_PREPARATION = ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names")
+
+
+class Preparation(TypedDict, total=False):
+    """How images are prepared, and what the classes are, as timm has it."""
+
+    mean: list[float]
+    std: list[float]
+    interpolation: str
+    crop_pct: float
+    crop_mode: str
+    label_names: list[str] | None
+
+
+class Architecture(TypedDict):
+    """A backbone by its name in timm's registry, and its arguments."""
+
+    architecture: str
+    model_args: dict[str, Any]
+
+
+def build_backbone(path: Path, described: Architecture) -> Any:
+    """Build the backbone that the config.json at `path` describes.
+
+    Raises:
+        ValueError: if it describes none.
+    """
+    try:
+        known_name("architecture", described["architecture"], timm.list_models(f"{PREFIX}*"))
+        return timm.create_model(described["architecture"], **plain_arguments(described["model_args"]))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} describes no model that can be built: {error}") from error
+
+
+def prepare(model: Any, given: Preparation) -> None:
+    """Give a backbone the entries of timm's configuration that say how its images are prepared."""
+    values: dict[str, Any] = {key: value for key, value in given.items() if key in _PREPARATION and value is not None}
+    tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **values, **tuples}
+
+
+def plain_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a model in a config.json: plain values, and none that names a file or a class.
+
+    Raises:
+        ValueError: for another one.
+    """
+    for name, value in given.items():
+        if name in (*OF_TIMM, *_FUNCTIONS):
+            raise ValueError(f"`model_args` must not set `{name}`, which names files or classes.")
+        if not _plain(value):
+            raise ValueError(f"`model_args` must hold plain values, got {name} = {value!r}.")
+    return {name: tuples(value) for name, value in given.items()}
+
+
+def _plain(value: Any) -> bool:
+    return all(map(_plain, value)) if isinstance(value, list) else isinstance(value, str | int | float | None)
+
+
+def tuples(value: Any) -> Any:
+    """Return a value with tuples instead of lists, at any depth."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+def backbone_config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what config.json says of a backbone.
+
+    Raises:
+        ValueError: if the model was not built by `create_model` or `convert`, or with arguments that no file can hold.
+    """
+    if model.created is None or model.created.get("pruned"):
+        how = "of which blocks were removed" if model.created else "that was built in another way"
+        raise ValueError(
+            f"`model` must be built by create_model or convert, whose name and arguments a file can hold, got a "
+            f"{type(model).__name__} {how}."
+        )
+    described = architecture_of(model)
+    described["model_args"] |= {"num_classes": model.num_classes, "global_pool": model.global_pool}
+    return {
+        **described,
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        "global_pool": model.global_pool,
+        "pretrained_cfg": configuration_of(model, model.num_classes, preprocessing),
+        "graticule": words_of(model, model),
+    }
+
+
+def architecture_of(model: Any) -> Architecture:
+    """Return the name of a backbone in timm's registry, and its arguments with the sizes that it has now.
+
+    Raises:
+        ValueError: if a file cannot hold them.
+    """
+    if model.created is None:
+        raise ValueError(
+            f"`model` must have a backbone that create_model or convert has built, got a {type(model).__name__} that "
+            "was built in another way."
+        )
+    arguments = {**model.created["arguments"], "img_size": list(model.img_size), "in_chans": model.in_chans}
+    sizes = inspect.signature(model.set_input_size).parameters  # the size of windows may have been changed with it
+    arguments |= {argument: getattr(model, argument) for argument in sizes if argument != "img_size"}
+    for argument, value in arguments.items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise ValueError(
+                f"`model` must be built from plain values, got `{argument}` of type {type(value).__name__}."
+            ) from None
+    return {"architecture": PREFIX + model.created["name"], "model_args": arguments}
+
+
+def configuration_of(backbone: Any, num_classes: int, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return timm's configuration of a model, without where weights of its name are found."""
+    known = getattr(backbone, "pretrained_cfg", None) or {}
+    return {
+        **{key: value for key, value in known.items() if key not in ("hf_hub_id", "url", "file", "source")},
+        "input_size": [backbone.in_chans, *backbone.img_size],
+        "num_classes": num_classes,
+        **preprocessing,
+    }
+
+
+def words_of(model: nn.Module, backbone: Any) -> dict[str, Any]:
+    """Return what names a model with a backbone that was built from names, in our grammar."""
+    arguments = backbone.created["arguments"]
+    return {
+        "model": backbone.created["name"],
+        "encoding": arguments["encoding"],
+        "joining": arguments["joining"],
+        **used_by(model.modules()),
+    }
+
+
+def used_by(modules: Iterable[nn.Module]) -> dict[str, Any]:
+    """Return the resamplers of modules, and the plugins that their classes are of."""
+    modules = list(modules)
+    plugins = plugins_of({type(module) for module in modules})
+    return {
+        "resamplers": sorted({str(module.resampler) for module in modules if hasattr(module, "resampler")}),
+        "plugins": {file: digest for file, digest in plugins.items() if file in registered_plugins()},
+    }
+
+
+def written_words(builder: Callable[..., Any]) -> dict[str, str] | None:
+    """Return encoding and joining as text, of a builder of `take_position`; None for another one."""
+    if not isinstance(builder, partial):
+        return None
+    given = builder.keywords
+    encoding, joining = given.get("encoding", "learnable"), given.get("joining", "default")
+    specs: Sequence[Any] = encoding if isinstance(encoding, tuple) else (encoding,)
+    return {"encoding": " + ".join(map(str, specs)), "joining": str(joining) if isinstance(joining, Spec) else joining}

@@ -1,0 +1,127 @@
+"""The files of a published model: written to a folder, uploaded to the Hugging Face hub, and found again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from graticule.backbones.hub_reach import quick_hub
+from graticule.backbones.model_card import Card, model_card
+from graticule.checkpoints import save_weights
+from graticule.files import write_json, write_text
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+#: Files of other libraries that hold pickled Python objects.
+_PICKLES = ("pytorch_model.bin", "pytorch_model.pth", "model.pth", "model.pt")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a model can be written to `folder`.
+
+    Raises:
+        ValueError: if it is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`folder` must be a folder, got {str(folder)!r}, which is none.")
+
+
+def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any], card: Card) -> Path:
+    """Write config.json, model.safetensors and README.md to `folder`, each whole or not at all; returns it."""
+    text = model_card(folder.resolve().name, config, sum(p.numel() for p in model.parameters()), card)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_weights(model.state_dict(), folder / WEIGHTS)
+    write_json(folder / CONFIG, config)
+    write_text(folder / CARD, text)
+    return folder
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Check that a name can be one of a repository on the hub.
+
+    Raises:
+        ValueError: if it cannot.
+    """
+    if not _HUB_ID.fullmatch(repo_id):
+        raise ValueError(f"`repo_id` must be OWNER/NAME, got {repo_id!r}.")
+
+
+def push_folder(
+    folder: Path, repo_id: str, private: bool = False, token: str | None = None, revision: str | None = None
+) -> str:
+    """Upload a folder that `save_pretrained` wrote; returns the address of the commit."""
+    check_repo_id(repo_id)
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token, library_name="graticule")
+    made = api.create_repo(repo_id, private=private, exist_ok=True)
+    done = api.upload_folder(
+        repo_id=made.repo_id, folder_path=str(folder), revision=revision, commit_message="Add model"
+    )
+    return str(done)
+
+
+def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
+    """Return config.json and model.safetensors of a folder, or of a repository on the hub.
+
+    Args:
+        source: a folder, or OWNER/NAME on the hub.
+        hub: `revision`, `token`, `cache_dir` and `local_files_only` of a download.
+
+    Raises:
+        FileNotFoundError: if there is no such folder, or a file is missing in it.
+        ValueError: if a file is a link out of the folder.
+    """
+    if Path(source).is_dir():
+        return _inside(Path(source), CONFIG), _inside(Path(source), WEIGHTS)
+    return _downloaded(str(source), CONFIG, hub), _downloaded(str(source), WEIGHTS, hub)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return a file in a folder.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it is a link that leads out of the folder.
+    """
+    path = folder / name
+    if not path.is_file():
+        pickles = [one for one in _PICKLES if (folder / one).exists()]
+        why = f"; {pickles[0]}, which can hold code, is not read" if pickles and name == WEIGHTS else ""
+        raise FileNotFoundError(f"`source` must be a folder with {CONFIG} and {WEIGHTS}, got {folder}, no {name}{why}.")
+    # the hub's own cache keeps files in blobs/ beside snapshots/
+    within = folder.resolve().parents[1] if folder.resolve().parent.name == "snapshots" else folder.resolve()
+    if not path.resolve().is_relative_to(within):
+        raise ValueError(f"`source` must hold its files itself, got {path}, a link out of the folder.")
+    return path
+
+
+def _downloaded(repo_id: str, name: str, hub: Mapping[str, Any]) -> Path:
+    """Return a file of a repository on the hub, from the cache or downloaded."""
+    if not _HUB_ID.fullmatch(repo_id):
+        raise FileNotFoundError(
+            f"`source` must be a folder, or OWNER/NAME on the hub, got {repo_id!r}, which is not there."
+        )
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        with nullcontext() if hub.get("local_files_only") else quick_hub():
+            return Path(hf_hub_download(repo_id, name, library_name="graticule", **hub))
+    except (LocalEntryNotFoundError, ConnectionError) as error:
+        raise FileNotFoundError(
+            f"{repo_id} is no folder, and could not be downloaded from the hub: {str(error).splitlines()[0]}"
+        ) from error
+    except EntryNotFoundError as error:
+        raise FileNotFoundError(
+            f"{repo_id} on the hub has no {name}, so it is no model of graticule; timm.create_model opens one of timm."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise FileNotFoundError(
+            f"{repo_id} is no folder, and no repository on the hub that you can read; check its name, or log in."
+        ) from error

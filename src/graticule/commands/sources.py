@@ -1,0 +1,102 @@
+"""Models that are exported and published: of a run, a published folder, a name, timm converted, or a Python file."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graticule.commands.opening import TIMM, NamedModels, module_of_file, open_model
+from graticule.commands.options import open_runs, parse_checkpoint
+from graticule.names import is_path
+
+#: The options of a model that is given by name.
+_OF_NAMES = ("weights", "encoding", "joining")
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model, and where it comes from.
+
+    model: in evaluation mode.
+    folder: where files are written by default.
+    run: the run that it is of; None of another one.
+    """
+
+    model: Any
+    folder: Path
+    run: Any = None
+
+
+def open_source(
+    target: str,
+    command: str,
+    weights: Path | None = None,
+    encoding: str | None = None,
+    joining: str | None = None,
+    checkpoint: str = "best",
+) -> Source:
+    """Open a model.
+
+    Args:
+        target: folder of a run or of a published model, file of weights in a run's folder, name of a model,
+            `timm:NAME`, which is converted, or FILE.py:NAME.
+        command: the command that needs it, for messages.
+        weights: checkpoint of a model that is given by name.
+        encoding: of a model that is given by name.
+        joining: of a model that is given by name.
+        checkpoint: best or last, of a run.
+
+    Raises:
+        ValueError, FileNotFoundError: if it cannot be opened, or is on text.
+    """
+    given = dict(zip(_OF_NAMES, (weights, encoding, joining), strict=True))
+    file, _, name = target.rpartition(":")
+    in_file = file.endswith(".py")
+    if in_file or is_path(target) or Path(target).is_dir() or target.endswith(_WEIGHTS):
+        for option, value in given.items():
+            if value is not None:
+                what = "a module of a file" if in_file else "a folder, whose model has its own"
+                raise ValueError(f"`{option}` must be left out with {what}, got {value}.")
+    if in_file:
+        return Source(module_of_file(file, name).eval(), Path())
+    if target.endswith(_WEIGHTS):
+        opened = open_model(target)
+        _check_images(opened.run, command)
+        return Source(opened.model, opened.folder, opened.run)
+    if is_path(target) or Path(target).is_dir():
+        if (Path(target) / "config.json").is_file():
+            from graticule.hub import from_pretrained
+
+            return Source(from_pretrained(target), Path())
+        chosen = parse_checkpoint(checkpoint)
+        (run,) = open_runs([Path(target)], command)
+        _check_images(run, command)
+        return Source(run.model(checkpoint=chosen), run.folder, run)
+    if target.startswith(TIMM):
+        from graticule.surgery.convert import convert
+
+        named = NamedModels(weights=None if weights is None else str(weights))
+        return Source(convert(open_model(target, named).model, encoding, joining), Path())
+    from graticule.backbones import create_model
+
+    words = {option: value for option, value in given.items() if value is not None and option != "weights"}
+    model = create_model(target, checkpoint_path=weights, **words)
+    if weights is None:
+        print("the weights are those of the model's initialization; see --weights", file=sys.stderr)
+    return Source(model.eval(), Path())
+
+
+def _check_images(run: Any, command: str) -> None:
+    """Check that a run is on images, with classes or with boxes and masks.
+
+    Raises:
+        ValueError: if it is on text.
+    """
+    if not run.task().inputs.startswith("images"):
+        raise ValueError(
+            f"`model` must be on images for graticule {command}, got {str(run.folder)!r}, which is on "
+            f"{run.task().inputs}."
+        )

@@ -1,0 +1,31 @@
+"""The config.json of a detector or a segmentation model: the names of its backbone and of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graticule.backbones import Backbone
+from graticule.backbones.hub_config import architecture_of, configuration_of, words_of
+
+
+def dense_config(model: Any, kind: str, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what config.json says of a model of `create_detector` or `create_segmenter`.
+
+    Raises:
+        ValueError: if something else built it or its backbone.
+    """
+    backbone: Backbone = model.backbone
+    if model.created is None:
+        raise ValueError(
+            f"`model` must be built by create_detector or create_segmenter, whose names a file can hold, got a "
+            f"{type(model).__name__} that was built in another way."
+        )
+    described = architecture_of(backbone)
+    return {
+        "num_classes": model.num_classes,
+        "pretrained_cfg": configuration_of(backbone, model.num_classes, preprocessing),
+        "backbone": described,
+        "parts": dict(model.created),
+        "graticule": {"kind": kind, **words_of(model, backbone)},
+    }

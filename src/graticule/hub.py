@@ -1,0 +1,97 @@
+"""Publish and open models of every kind: backbones, converted ones too, dense models, and attached positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from graticule import dense, surgery
+from graticule.backbones import Card, HubModel
+from graticule.backbones.hub import open_pretrained
+from graticule.backbones.hub_files import check_folder, write_model
+from graticule.checks import checked
+from graticule.surgery.attach import NAME
+from graticule.surgery.attach_hooks import AttachedPosition
+from graticule.surgery.attach_hub import attached_config
+
+#: The functions that open kinds of models; importing them has registered these.
+OPENERS = (dense.open_detector, dense.open_segmenter, surgery.open_attached)
+
+
+@checked
+def save_pretrained(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    host: str | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    card: Card | None = None,
+) -> Path:
+    """Write config.json, model.safetensors and README.md to `folder`, as `model.save_pretrained` does; returns it.
+
+    A module of timm or torchvision with an attached position has no such method of this library.
+
+    Args:
+        model: a backbone, also a converted one; a detector or a segmentation model; or a module with an attached
+            position that timm or torchvision builds by name.
+        folder: is made if it is not there.
+        host: the name that a module with an attached position was built from, with its options, as
+            'torchvision:vit_b_16(num_classes=10)'. A module of timm says it itself, unless it was built with other
+            options than `img_size`, `in_chans` and `num_classes`.
+        preprocessing: entries of timm's configuration, such as `mean`, `std` and `label_names`.
+        card: what the model card says beside the names of the model.
+
+    Raises:
+        ValueError: if the model cannot be built again from names, such as a module of your own.
+    """
+    if isinstance(model, HubModel):
+        if host is not None:
+            raise ValueError(f"`host` must be left out with a model of this library, got {host!r}.")
+        return model.save_pretrained(folder, preprocessing=preprocessing, card=card)
+    if not isinstance(getattr(model, NAME, None), AttachedPosition):
+        raise ValueError(
+            f"`model` must be a backbone or a dense model of this library, or have an attached position, got "
+            f"{type(model).__name__}; graticule.convert makes a backbone of a model of timm."
+        )
+    folder = Path(folder)
+    check_folder(folder)
+    return write_model(model, folder, attached_config(model, host, preprocessing or {}), card or Card())
+
+
+@checked
+def from_pretrained(
+    source: str | Path,
+    *,
+    plugin: str | Path | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+) -> Any:
+    """Open a model that `save_pretrained` or `push_to_hub` wrote, with its weights, in evaluation mode.
+
+    Only config.json and model.safetensors are read, and no code that is in a file is run.
+
+    Args:
+        source: a folder, or OWNER/NAME on the Hugging Face hub.
+        plugin: a Python file or an installed entry point that registers the classes of the model.
+        revision: branch, tag or commit on the hub.
+        token: of the hub.
+        cache_dir: where downloaded files are kept, instead of the hub's own folder.
+        local_files_only: whether nothing is downloaded.
+
+    Raises:
+        FileNotFoundError: if there is no such folder, or a file is missing in it.
+        ValueError: if a file is damaged, says something that cannot be, or needs a plugin.
+    """
+    return open_pretrained(
+        source,
+        plugin=plugin,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+    )

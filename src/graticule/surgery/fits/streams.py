@@ -1,0 +1,210 @@
+"""A table in the residual stream that stands for what layers get after their norms, such as from LaPE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones import Backbone
+from graticule.layer_position import LayerPosition
+from graticule.surgery.fits.contributions import is_pre_norm
+
+#: Images that are kept, at most: each layer keeps their tokens.
+_IMAGES = 8
+#: Steps of Gauss and Newton, of conjugate gradients within each, and halvings of a step that goes too far.
+_STEPS, _PRODUCTS, _HALVINGS = 60, 200, 12
+#: What is left of a sum of squares where a table is said to give it exactly.
+_EXACT = 1e-16
+
+
+@dataclass(frozen=True)
+class Stream:
+    r"""What a layer has in the residual stream on some images, and what it gets after its norm.
+
+    tokens: x, (B, N, D), in float64.
+    norm: LN, the norm before attention.
+    inner: c, (N, D): the layer gets LN(x) + c; zeros where it gets nothing.
+    """
+
+    tokens: Tensor
+    norm: nn.LayerNorm
+    inner: Tensor
+
+    def normalized(self, table: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
+        """Return LN(x + w) without scale and shift, and the root of the variance that it divided by, (B, N, 1)."""
+        x = self.tokens + table
+        x = x - x.mean(-1, keepdim=True)
+        root = (x.square().mean(-1, keepdim=True) + self.norm.eps).sqrt()
+        return x / root, root
+
+    @property
+    def scale(self) -> Tensor | float:
+        """The scale of the norm, (D,)."""
+        return self.norm.weight.double() if self.norm.elementwise_affine else 1.0
+
+    def residual(self, table: Tensor | float) -> Tensor:
+        """Return LN(x + w) - LN(x) - c, (B, N, D)."""
+        return self.scale * (self.normalized(table)[0] - self.normalized()[0]) - self.inner
+
+    def kept(self, table: Tensor) -> float:
+        """Return which share of c the layer gets from a table in the stream, over the images."""
+        whole = float(self.inner.square().sum()) * len(self.tokens)
+        lost = float(self.residual(table).square().sum())
+        return float(not lost) if not whole else 1 - lost / whole
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What has to be known of a stage to put a table into its residual stream.
+
+    attention: the stream before the attention of each layer; None where there is no LayerNorm.
+    others: the streams before what gets nothing after its norm, and would see the table too: the MLPs.
+    """
+
+    attention: list[Stream | None]
+    others: list[Stream]
+
+    def fit(self) -> Tensor | None:
+        """Return the table (N, D) that stands best for what attention gets after its norms; None if none can be fitted.
+
+        If there is one that gives each attention what it got, it is that one. Otherwise it is the best for attention
+        and MLPs together, of which the latter got nothing: for attention alone, the best can be a table without bounds,
+        beside which the image does not matter.
+        """
+        known = [one for one in self.attention if one is not None]
+        if not known or len(known) < len(self.attention):
+            return None
+        table = fit_stream(known)
+        whole = sum(float(one.inner.square().sum()) for one in known)
+        if float(_loss(known, table).sum()) <= _EXACT * max(whole, 1e-300):
+            return table
+        return fit_stream([*known, *self.others])
+
+
+def inner_streams(model: Backbone, images: Tensor, given: Sequence[LayerPosition]) -> list[Streams | None]:
+    """Record the streams of each stage of a model that gives layers `inner`; None of a stage that does not.
+
+    Args:
+        model: in evaluation mode.
+        images: (B, C, height, width); the first ones are taken.
+        given: what each layer gets.
+    """
+    found: list[Streams | None] = []
+    handles, first = [], 0
+    for stage, depth in enumerate(model.depths):
+        table = next((one.inner for one in given[first : first + depth] if one.inner is not None), None)
+        streams = None if table is None else Streams([None] * depth, [])
+        for index in range(depth if streams is not None else 0):
+            block: Any = model.block(stage, index)
+            if not (is_pre_norm(block) and isinstance(block.norm1, nn.LayerNorm)):
+                continue
+            zeros, inner = torch.zeros_like(cast("Tensor", table)), given[first + index].inner
+            inner = zeros if inner is None else inner
+            handles.append(block.norm1.register_forward_hook(partial(_record, streams, index, inner)))
+            if isinstance(block.norm2, nn.LayerNorm):
+                handles.append(block.norm2.register_forward_hook(partial(_record, streams, None, zeros)))
+        found.append(streams)
+        first += depth
+    try:
+        if handles:
+            model.forward_features(images[:_IMAGES])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _record(
+    streams: Streams, layer: int | None, inner: Tensor, norm: nn.LayerNorm, args: tuple[Tensor, ...], output: Tensor
+) -> None:
+    stream = Stream(args[0][:, -len(inner) :].double(), norm, inner.double())
+    if layer is None:
+        streams.others.append(stream)
+    else:
+        streams.attention[layer] = stream
+
+
+def fit_stream(streams: Sequence[Stream]) -> Tensor:
+    r"""Return the table w, (N, D), that gives layers what they got after their norms, by least squares.
+
+    .. math:: \min_w \sum_l \sum_x |LN_l(x + w) - LN_l(x) - c_l|^2
+
+    over layers and images, for each token alone: Gauss-Newton steps, halved until they help, whose normal equations
+    are solved by conjugate gradients. A norm sees neither the mean of w nor, alone, the scale of x + w; so the mean is
+    zero, and the layers together decide the scale.
+    """
+    top = bottom = torch.zeros_like(streams[0].inner)
+    for one in streams:  # as if the roots of the variances stayed
+        slope = one.scale / one.normalized()[1]
+        top, bottom = top + (slope * one.inner).sum(0), bottom + slope.square().sum(0)
+    table = top / bottom.clamp(min=1e-30)
+    table = _centered(table)
+    loss = _loss(streams, table)
+    for _ in range(_STEPS):
+        step = _step(streams, table)
+        share = torch.ones_like(loss)
+        for _ in range(_HALVINGS):
+            tried = _loss(streams, table + share * step)
+            worse = tried > loss
+            if not worse.any():
+                break
+            share = torch.where(worse, share / 2, share)
+        better = _loss(streams, table + share * step) < loss
+        table = torch.where(better, table + share * step, table)
+        before, loss = loss, _loss(streams, table)
+        if float((before - loss).max()) <= 1e-15 * float(before.max()) or not better.any():
+            break
+    return table
+
+
+def _loss(streams: Sequence[Stream], table: Tensor) -> Tensor:
+    """Return the sum of squares of each token, (N, 1)."""
+    return torch.stack([one.residual(table).square().sum((0, -1)) for one in streams]).sum(0)[:, None]
+
+
+def _step(streams: Sequence[Stream], table: Tensor) -> Tensor:
+    """Return the Gauss-Newton step of each token, (N, D)."""
+    parts = [(one.scale, *one.normalized(table)) for one in streams]
+    gradient = torch.zeros_like(table)
+    for one, (scale, z, root) in zip(streams, parts, strict=True):
+        gradient -= (_tangent(scale * one.residual(table), z) / root).sum(0)
+
+    def product(v: Tensor) -> Tensor:
+        found = torch.zeros_like(v)
+        for scale, z, root in parts:
+            found += (_tangent(scale * scale * _tangent(v[None], z), z) / root.square()).sum(0)
+        return _centered(found)
+
+    return _centered(_conjugate_gradients(product, _centered(gradient)))
+
+
+def _centered(v: Tensor) -> Tensor:
+    """Return v without its mean over the channels, which no norm sees; rounding would let it grow."""
+    return v - v.mean(-1, keepdim=True)
+
+
+def _tangent(v: Tensor, z: Tensor) -> Tensor:
+    """Return the part of v that changes a normalized z, but for the division: v without its mean and its part in z."""
+    return v - v.mean(-1, keepdim=True) - z * (z * v).mean(-1, keepdim=True)
+
+
+def _conjugate_gradients(product: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
+    """Solve product(x) = target, a symmetric positive system for each token, (N, D)."""
+    found, rest = torch.zeros_like(target), target
+    direction, size = rest, rest.square().sum(-1, keepdim=True)
+    start = size.clamp(min=1e-300)
+    for _ in range(min(_PRODUCTS, 2 * target.shape[-1])):
+        image = product(direction)
+        curvature = (direction * image).sum(-1, keepdim=True)
+        length = torch.where(curvature > 0, size / curvature.clamp(min=1e-300), 0.0)
+        found, rest = found + length * direction, rest - length * image
+        before, size = size, rest.square().sum(-1, keepdim=True)
+        if bool((size <= 1e-30 * start).all()):
+            break
+        direction = rest + size / before.clamp(min=1e-300) * direction
+    return found
