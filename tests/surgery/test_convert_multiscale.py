@@ -120,7 +120,6 @@ def test_weights_under_the_names_of_the_released_code_are_taken():
 
 def test_what_cannot_be_converted_is_named():
     refused = {
-        "`expand_attn` of MultiScaleVit must be True": timms(expand_attn=False),
         "`stages.0.blocks.0.attn` of MultiScaleVit must be MultiScaleAttention": timms(pool_first=True),
         "`stages.0.blocks.0.attn.pool_q` of MultiScaleVit must be a convolution": timms(mode="conv_unshared"),
         "`stages.0.blocks.0.attn.pool_q.stride` of MultiScaleVit must be 1 with a kernel of 3": timms(

@@ -194,7 +194,7 @@ def test_a_shared_table_is_scaled_so_that_the_stream_has_it_once_on_average(mode
 
 @torch.no_grad()
 def test_a_contribution_is_the_difference_that_the_table_makes_to_the_norm(model, x):
-    table = model.position.encodings[0].pos_embed[0]
+    table = model.position.encodings[0].pos_embed[0].clone()
     first = table_contributions(model, x)[0]
     stream = model.embed(x) + table
     difference = model.blocks[0].norm1(stream) - model.blocks[0].norm1(stream - table)
@@ -325,7 +325,7 @@ def test_lape_goes_back_into_the_stream_by_least_squares(joining, model, x):
     assert len(shares) == 2 + (joining != "lape(layers=[0, 2])")
     # a minimum: no table nearby is better for all that sees it
     known = [*lape.streams.attention, *lape.streams.others]
-    table = model.position.encodings[0].pos_embed[0]
+    table = model.position.encodings[0].pos_embed[0].clone()
     best = sum(float(one.residual(table).square().sum()) for one in known)
     for _ in range(3):
         other = table + 1e-3 * torch.randn_like(table)

@@ -239,6 +239,11 @@ def test_an_attached_position_is_exported_with_its_host(tmp_path):
         export_function(model, tmp_path / "features.pt2", features=[0])
 
 
+def test_sides_that_pooling_rounds_are_refused_before_any_work(tmp_path):
+    with pytest.raises(ValueError, match="its pooling rounds sides up"):
+        export_function(build("MViTv2"), tmp_path / "model.pt2", dynamic=["height"])
+
+
 def test_what_has_no_position_is_refused(tmp_path):
     with pytest.raises(ValueError, match="`model` must be a backbone of images, a model with one, or have an attached"):
         export_function(torch.nn.Linear(2, 2), tmp_path / "model.pt2")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones import Backbone, HubModel
+from graticule.backbones import Backbone, HubModel, MultiscaleVisionTransformer
 from graticule.encodings import MixingPosition, Position
 from graticule.surgery.attach_hooks import AttachedPosition
 from graticule.surgery.fold import fold, unfold
@@ -81,8 +81,13 @@ class Subject:
         """Check that the model takes images of other sizes.
 
         Raises:
-            ValueError: if the code of a module that is not of this library does not.
+            ValueError: if a program of it cannot, or the code of a module that is not of this library does not.
         """
+        if isinstance(self.backbone, MultiscaleVisionTransformer):
+            raise ValueError(
+                "`dynamic` must be left out or 'batch' with MultiscaleVisionTransformer: its pooling rounds sides up, "
+                "which a program does for one size."
+            )
         if self.backbone is not None:
             return
         rows, columns = (side + step for side, step in zip(self.size, self.patch, strict=True))
