@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import graticule
 
 ADAPTER = {"neck": "adapter + fpn", "head": "mask_rcnn"}
-UPERNET = {"neck": "adapter", "decoder": "uperhead", "auxiliary": "fcn", "img_size": 512}
+UPERNET = {"neck": "adapter", "decoder": "uperhead", "auxiliary": "fcn"}
 SEGMENTER = {"decoder": "segmenter_mask", "img_size": 512}
 RETINANET, SEMANTIC_FPN, MASK_RCNN = {"head": "retinanet"}, {"decoder": "fpn"}, {"head": "mask_rcnn"}
 PVT_ROWS = {

@@ -223,6 +223,18 @@ def test_a_detector_of_one_stage_has_an_adapter_without_the_finest_map():
     assert [name for name, parameter in model.features.named_parameters() if parameter.grad is None] == []
 
 
+NARROW = "simple_pyramid(channels=32)"
+
+
+@pytest.mark.parametrize("head", ["retinanet", "fcos"])
+def test_a_head_of_one_stage_has_as_many_convolutions_as_it_is_asked_for(head):
+    heads = [graticule.create_detector(**VIT, num_classes=2, head=f"{head}(convs={n})", neck=NARROW) for n in (0, 2, 4)]
+    for branch in ("classification_head", "regression_head"):
+        layers = [getattr(one.model.head, branch).conv for one in heads]
+        assert [sum(isinstance(m, torch.nn.Conv2d) for m in each.modules()) for each in layers] == [0, 2, 4]
+        assert 2 * len(list(layers[1].modules())) == len(list(layers[2].modules())) + 1  # with norm and activation
+
+
 @pytest.fixture(scope="module")
 def detectors():
     """A detector per head, with a pyramid, a plain ViT and an adapter in turn."""
@@ -466,6 +478,10 @@ def test_parts_that_do_not_fit_are_refused_with_what_to_do():
         (partial(detector, **VIT, num_classes=0), "`num_classes` must be at least 1"),
         (partial(detector, **VIT, num_classes=2, head="retinanet(score_=1)"), "did you mean 'score'"),
         (partial(detector, **VIT, num_classes=2, head="retina"), "`head` must be"),
+        (
+            partial(detector, **VIT, num_classes=2, head="fcos(convs=5)", neck=NARROW),
+            "`convs` must be from 0 to 4, got 5",
+        ),
         (partial(detector, **VIT, num_classes=2, head="retinanet + fcos"), "`head` must be one name"),
         (partial(detector, **VIT, num_classes=2, neck="fpm"), "`neck` must be"),
         (partial(detector, **VIT, num_classes=2, neck="fpn + adapter"), "must begin with 'adapter'"),

@@ -21,7 +21,7 @@ class DenseAugmentation:
     part: Share = 0.0
     """probability of DETR's crop before the resize: sides of 384 to 600 pixels of the image at 400, 500 or 600"""
     crop: tuple[Side, Side] | None = None
-    """height and width of a random crop; what is missing is padded, and not learned"""
+    """height and width of a random crop; what an image with classes per pixel lacks is padded, and not learned"""
     crop_majority: ShareAboveZero = 1.0
     """draw a crop again, up to 10 times, where one class has more than this share of its pixels; 0.75 on ADE20K"""
     hflip: Share = 0.0

@@ -130,9 +130,10 @@ class Training:
         if given.part and _uniform() < given.part:
             image, target = resized(image, target, fitted(_size(image), _PART_SIZES[_below(len(_PART_SIZES))]))
             image, target = cropped(image, target, self._box(image, self._part(image)))
-        image, target = resized(image, target, fitted(_size(image), self.sizes[_below(len(self.sizes))]))
+        size = fitted(_size(image), self.sizes[_below(len(self.sizes))])
         if given.scale is not None:
-            image, target = resized(image, target, _scaled(_size(image), self._factor(given.scale)))
+            size = _scaled(size, self._factor(given.scale))
+        image, target = resized(image, target, size)
         if given.crop is not None:
             image, target = self._cropped(image, target, given.crop)
         if given.hflip and _uniform() < given.hflip:
@@ -140,7 +141,7 @@ class Training:
         if self.photometric is not None:
             image = self.photometric(image)
         image = normalized(image, self.info)
-        return padded(image, target, given.crop) if given.crop is not None else (image, target)
+        return padded(image, target, given.crop) if given.crop and "classes" in target else (image, target)
 
     def _factor(self, scale: tuple[float, float]) -> float:
         low, high = map(math.log, scale) if self.augmentation.log_scale else scale

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import nn
 from torchvision.models.detection import FCOS
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+from torchvision.models.detection.fcos import FCOSHead
 from torchvision.models.detection.retinanet import RetinaNetHead
 
 from graticule.checks import checked
 from graticule.dense.detector import Detector, register_head
 from graticule.dense.features import Features
 from graticule.dense.torchvision_parts import Anchors
+
+#: The convolutions of each branch of torchvision's heads.
+_CONVS = 4
 
 
 @register_head("retinanet")
@@ -50,8 +53,7 @@ class RetinaNet(Detector):
     ) -> None:
         anchors = Anchors(features.strides, [4 * 2 ** (octave / 3) for octave in range(3)], (0.5, 1.0, 2.0))
         head: Any = RetinaNetHead(features.out_channels, 9, num_classes)
-        for part in (head.classification_head, head.regression_head):
-            part.conv = _repeated(part.conv, convs)
+        _keep(head, convs)
         model = TorchvisionRetinaNet(
             features,
             num_classes,
@@ -68,11 +70,15 @@ class RetinaNet(Detector):
 class Fcos(Detector):
     """Finds the box of each cell by its distances to the four sides, without anchors; torchvision's.
 
+    An object is learned where the point of a cell lies in its box, so one that is smaller than the finest stride may
+    never be.
+
     Reference: FCOS (Tian et al., 2019).
 
     Args:
         features: images to feature maps.
         num_classes: number of classes of objects.
+        convs: convolutions before the classifier, and before the regression.
         score: detections of a lower score are left out.
         nms: of two boxes of a class that overlap more (IoU), the one of the lower score is left out.
         most: how many detections of an image are kept.
@@ -85,14 +91,18 @@ class Fcos(Detector):
         self,
         features: Features,
         num_classes: int,
+        convs: int = 4,
         score: float = 0.05,
         nms: float = 0.6,
         most: int = 100,
     ) -> None:
+        head: Any = FCOSHead(features.out_channels, 1, num_classes)
+        _keep(head, convs)
         model = FCOS(
             features,
             num_classes,
             anchor_generator=Anchors(features.strides, (1.0,), (1.0,)),
+            head=head,
             score_thresh=score,
             nms_thresh=nms,
             detections_per_img=most,
@@ -100,12 +110,13 @@ class Fcos(Detector):
         super().__init__(features, num_classes, model)
 
 
-def _repeated(layers: nn.Sequential, count: int) -> nn.Sequential:
-    """Return the first `count` of four layers.
+def _keep(head: Any, count: int) -> None:
+    """Keep the first `count` of the four convolutions, each with what follows it, of both branches of a head.
 
     Raises:
         ValueError: if there are not as many.
     """
-    if not 0 <= count <= len(layers):
-        raise ValueError(f"`convs` must be from 0 to {len(layers)}, got {count}.")
-    return layers[:count]
+    if not 0 <= count <= _CONVS:
+        raise ValueError(f"`convs` must be from 0 to {_CONVS}, got {count}.")
+    for part in (head.classification_head, head.regression_head):
+        part.conv = part.conv[: count * len(part.conv) // _CONVS]

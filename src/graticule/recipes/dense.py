@@ -2,9 +2,8 @@
 
 Reproduces: LaPE (Yu et al., 2023), Tables 3 and 4; CPVT (Chu et al., 2023), Table 13; PosMLP (Wang et al., 2022),
     Tables 8 and 9. Few values are printed there; each recipe names those that are, and the public configuration that
-    the others stand for: of ViT-Adapter (Chen et al., 2023), Segmenter (Strudel et al., 2021) and PVT (Wang et al.,
-    2021). They were written down from knowledge of these files and not compared with a copy of them: compare them
-    before you rely on a comparison with the printed results.
+    the others were compared with: of ViT-Adapter (Chen et al., 2023), Segmenter (Strudel et al., 2021) and PVT (Wang et
+    al., 2021), in their repositories as of 2026-11-22, with the base files of mmdetection and mmsegmentation.
 Command: graticule train vit_adapter_tiny_mask_rcnn_coco --data-root COCO --start-from RUN [--joining lape]
     graticule train seg_tiny_mask_ade20k --data-root ADE --start-from RUN [--joining lape]
     graticule train coco_pvt_tiny_retinanet --data-root COCO --start-from RUN [--model pvt_tiny_peg]
@@ -18,10 +17,11 @@ Result: not measured.
 The published batch of detectors is two images on each of eight GPUs. Epochs stand for steps: 160,000 steps of 16 images
 are 126.7 epochs of ADE20K's 20,210 images, and 127 are trained; 40,000 of 32 are 63.3, and 64 are trained.
 
-Differences from the configurations, as far as they are known: images without objects are trained on, as background,
-where mmdetection leaves them out; norms and biases do not decay in PVT's runs either; all sixteen images of a step are
-wide or all are tall (there the two of a GPU); the random crop to 1024 x 1024 after the resize is left out of Mask R-CNN
-with ViT-Adapter.
+What differs from the configurations: images without objects are trained on, as background, where mmdetection leaves
+them out; norms and biases do not decay in PVT's runs either; all sixteen images of a step are wide or all are tall
+(there the two of a GPU). For segmentation, brightness changes by a factor, where mmsegmentation adds to it, and in
+evaluation an image whose sides are not multiples of what the model needs is padded; ViT-Adapter and PVT resize it.
+BatchNorm is synchronized over GPUs there: pass --sync-batchnorm where there are several.
 
 "1x" and "3x" are mmdetection's schedules: 12 epochs, a tenth of the rate after 8 and 11 of them (PosMLP prints the 12),
 and 36 epochs, a tenth after 27 and 33. So are 500 steps of warm-up from a thousandth of the rate, and flips.
@@ -72,12 +72,15 @@ def _coco(epochs: tuple[int, tuple[int, ...]], **others: Any) -> graticule.Detec
     "ViT-Adapter-S with Mask R-CNN on COCO, 3x + MS: 48.3 / 42.8 default, 48.7 / 43.0 LaPE (box / mask).",
     model="deit_small_patch16_224",
     drop_path_rate=0.2,
+    precision="16-mixed",
 )
-def adapter_detection(model: str, drop_path_rate: float) -> graticule.DetectionRecipe:
+def adapter_detection(model: str, drop_path_rate: float, precision: Any = "32-true") -> graticule.DetectionRecipe:
     """Train as ViT-Adapter's configurations of Mask R-CNN with DeiT do.
 
     Printed by LaPE (section 4.2): Mask R-CNN on COCO 2017 with mmdetection, "the same official settings", five seeds,
-    121 to 125. From ViT-Adapter's configurations mask_rcnn_deit_adapter_{tiny,small}_fpn_3x_coco: all values.
+    121 to 125. All other values are those of czczup/ViT-Adapter, in detection/configs/mask_rcnn/
+    mask_rcnn_deit_adapter_{tiny,small}_fpn_3x_coco.py, with its schedule_3x.py and coco_instance.py; the small model
+    alone is trained in 16 bits there.
     """
     return _coco(
         THREE,
@@ -85,8 +88,9 @@ def adapter_detection(model: str, drop_path_rate: float) -> graticule.DetectionR
         neck="adapter(added='last', window=14) + fpn",
         head="mask_rcnn",
         drop_path_rate=drop_path_rate,
-        augmentation=graticule.DenseAugmentation(sizes=SCALES, part=0.5, hflip=0.5),
+        augmentation=graticule.DenseAugmentation(sizes=SCALES, part=0.5, crop=(1024, 1024), hflip=0.5),
         weight_decay=0.05,
+        precision=precision,
     )
 
 
@@ -104,13 +108,15 @@ def adapter_detection(model: str, drop_path_rate: float) -> graticule.DetectionR
 def pvt_detection(epochs: tuple[int, tuple[int, ...]], sizes: tuple[str, ...] = ()) -> graticule.DetectionRecipe:
     """Train as PVT's configuration of RetinaNet does; the sizes of 3x are PVT's, 640 to 800.
 
-    Printed by CPVT (B.6 and Table 13): RetinaNet on COCO, 1x, and 3x with multi-scale training. From PVT's
-    configuration retinanet_pvt_t_fpn_1x_coco: rate, decay and sizes.
+    Printed by CPVT (B.6 and Table 13): RetinaNet on COCO, 1x, and 3x with multi-scale training. Rate, decay and
+    schedule of 1x are those of whai362/PVT, detection/configs/retinanet_pvt_t_fpn_1x_coco.py, stochastic depth is that
+    of its detection/pvt.py. There is no public file for 3x; from 640 to 800 is what PVT's paper trains at.
     """
     return _coco(
         epochs,
         model="pvt_tiny",
         head="retinanet",
+        drop_path_rate=0.1,
         augmentation=graticule.DenseAugmentation(sizes=sizes, hflip=0.5),
         weight_decay=1e-4,
     )
@@ -144,8 +150,8 @@ def posmlp_detection(model: str, head: str) -> graticule.DetectionRecipe:
     """Train with the values of section 5.5 of PosMLP.
 
     Printed there: mmdetection, 12 epochs, two images per GPU, 800 x 1333, AdamW with a rate of 1e-4 and a decay of
-    0.067. Not printed, and no configuration is public: the number of GPUs (eight here, as in mmdetection's), the steps
-    of the schedule, and stochastic depth, 0.1 here, a choice of this file.
+    0.067. Not printed, and Zhicaiwww/PosMLP has no configuration of detection: the number of GPUs (eight here, as in
+    mmdetection's), the steps of the schedule, and stochastic depth, 0.1 here, as in its config/PosMLP_{T,S}.yaml.
     """
     return _coco(
         ONE,
@@ -178,32 +184,35 @@ def _ade20k(**others: Any) -> graticule.SegmentationRecipe:
     "ViT-Adapter-Ti with UperNet on ADE20K, 160k steps: 40.66 default, 41.52 LaPE.",
     model="deit_tiny_patch16_224",
     drop_path_rate=0.1,
+    lr=1.2e-4,
 )
 @graticule.register_recipe(
     "vit_adapter_small_upernet_ade20k",
     "ViT-Adapter-S with UperNet on ADE20K, 160k steps: 45.07 default, 45.55 LaPE.",
     model="deit_small_patch16_224",
     drop_path_rate=0.2,
+    lr=6e-5,
 )
-def adapter_segmentation(model: str, drop_path_rate: float) -> graticule.SegmentationRecipe:
+def adapter_segmentation(model: str, drop_path_rate: float, lr: float) -> graticule.SegmentationRecipe:
     """Train as ViT-Adapter's configurations of UperNet with DeiT do.
 
-    Printed by LaPE (section 4.3): UperNet on ADE20K with mmsegmentation, five seeds, 121 to 125. From ViT-Adapter's
-    configurations upernet_deit_adapter_{tiny,small}_512_160k_ade20k: all values.
+    Printed by LaPE (section 4.3): UperNet on ADE20K with mmsegmentation, five seeds, 121 to 125. All other values are
+    those of czczup/ViT-Adapter, segmentation/configs/ade20k/upernet_deit_adapter_{tiny,small}_512_160k_ade20k.py, with
+    mmsegmentation's upernet_r50.py; the table is that of 224 x 224, resampled for each batch.
     """
     return _ade20k(
         model=model,
         neck="adapter(added='each')",
         decoder="uperhead",
         auxiliary="fcn",
-        img_size=(512, 512),
+        img_size=(224, 224),
         drop_path_rate=drop_path_rate,
         batch_size=16,
         epochs=127,
-        lr=1.2e-4,
+        lr=lr,
         min_lr=0.0,
         warmup_steps=1500,
-        warmup_lr=1.2e-10,
+        warmup_lr=1e-6 * lr,
         weight_decay=0.01,
         layer_decay=0.95,
         window=512,
@@ -225,8 +234,10 @@ def adapter_segmentation(model: str, drop_path_rate: float) -> graticule.Segment
 def segmenter(model: str) -> graticule.SegmentationRecipe:
     """Train as Segmenter's code does on ADE20K: gradient descent with momentum, 64 epochs.
 
-    Printed by LaPE (section 4.3): the mask transformer, patches of 16, ADE20K, five seeds, 121 to 125. From Segmenter's
-    config.yml, sections ade20k and mask_transformer, and its options: all values.
+    Printed by LaPE (section 4.3): the mask transformer, patches of 16, ADE20K, five seeds, 121 to 125. All other values
+    are those of segm/config.yml, segm/train.py and segm/data/config/ade20k.py of rstrudel/segmenter, and Nesterov's
+    momentum that of timm, which it uses as this library does. Its backbones of these sizes are ViTs of ImageNet-21k;
+    LaPE starts from DeiT. Its loss is the mean over the pixels of a batch that are not ignored, here over all of them.
     """
     return _ade20k(
         model=model,
@@ -252,12 +263,15 @@ def segmenter(model: str) -> graticule.SegmentationRecipe:
 def semantic_fpn() -> graticule.SegmentationRecipe:
     """Train as PVT's configuration of Semantic FPN does: 40,000 steps of 32 images.
 
-    Printed by CPVT (B.6): Semantic FPN on ADE20K. From PVT's configuration fpn_pvt_t_ade20k_40k: all values.
+    Printed by CPVT (B.6): Semantic FPN on ADE20K. All other values are those of whai362/PVT, in
+    segmentation/configs/sem_fpn/PVT/fpn_pvt_t_ade20k_40k.py, its ade20k.py and its pvt.py (stochastic depth), with
+    mmsegmentation's fpn_r50.py.
     """
     return _ade20k(
         model="pvt_tiny",
         decoder="fpn",
         img_size=(224, 224),
+        drop_path_rate=0.1,
         batch_size=32,
         epochs=64,
         lr=2e-4,
