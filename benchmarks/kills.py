@@ -1,14 +1,14 @@
 """Runs that are killed again and again end as runs that are not: the same weights, bit for bit.
 
-    python benchmarks/kills.py --kills 20 --seed 0 --folder FOLDER
+    python benchmarks/kills.py --kills 25 --seed 0 --folder FOLDER
 
-Four kinds of runs on the CPU, each trained once without interruption and once killed (SIGKILL, to all its processes)
+Five kinds of runs on the CPU, each trained once without interruption and once killed (SIGKILL, to all its processes)
 at random moments, some of them while a checkpoint is being written, and started again each time by the same command
-with --auto-resume. Then final weights, last weights (of all shares, and the moving average with what it is of), and
+with --auto-resume. Then final weights, last weights (of all shards, and the moving average with what it is of), and
 the history but for its seconds are compared bit by bit. The table is printed and kept in FOLDER as kills.md and
 kills.json.
 
-A kill counts as one while writing if a half-written checkpoint, `.step-*.tmp`, lay there behind it.
+A kill counts as one while writing if it left a half-written checkpoint, `.step-*.tmp`.
 """
 
 from __future__ import annotations
@@ -34,32 +34,42 @@ from safetensors.torch import load_file
 from graticule.checkpoints import read_checkpoint
 from graticule.training import Run
 
-COMMON = """
-    digits_quick --limit-test 100 --batch-size 20 --warmup-epochs 1 --accelerator cpu --model-kwargs depth=2
-    --joining lape --checkpoint-steps 3 --keep 2
+COMMON = "--accelerator cpu --joining lape --checkpoint-steps 3 --keep 2"
+DIGITS = "digits_quick --limit-test 100 --batch-size 20 --warmup-epochs 1 --model-kwargs depth=2"
+SCENES = """
+    scenes_detection --limit-train 12 --limit-test 4 --batch-size 2 --epochs 2 --patch-size 16
+    --model-kwargs depth=1 embed_dim=24 num_heads=3
 """
 RANDOM = """
     --drop-path-rate 0.2 --mixing.mixup 0.5 --mixing.cutmix 0.5 --augmentation.random-crop-padding 2
 """
 #: What each kind is, and its options.
 KINDS = {
-    "a": ("mixup, drop path, crops, EMA", f"{RANDOM} --limit-train 800 --epochs 6 --ema-decay 0.95"),
+    "a": ("mixup, drop path, crops, EMA", f"{DIGITS} {RANDOM} --limit-train 800 --epochs 6 --ema-decay 0.95"),
     "b": (
         "packed images, 2 workers, 3 repeats, EMA",
-        "--dataset hugging_face --data-root {packed} --workers 2 --aug-repeats 3 --ema-decay 0.95 --epochs 6 "
-        "--augmentation.erasing 0.3 --augmentation.random-crop-padding 2",
+        f"{DIGITS} --dataset hugging_face --data-root {{packed}} --workers 2 --aug-repeats 3 --ema-decay 0.95 "
+        "--epochs 6 --augmentation.erasing 0.3 --augmentation.random-crop-padding 2",
     ),
     "c": (
-        "2 processes (DDP), 2 parts a batch, EMA",
-        f"{RANDOM} --limit-train 600 --epochs 4 --batch-size 24 --devices 2 --accumulate 2 --ema-decay 0.95",
+        "2 processes (DDP), 2 micro-batches, EMA",
+        f"{DIGITS} {RANDOM} --limit-train 600 --epochs 4 --batch-size 24 --devices 2 --accumulate 2 --ema-decay 0.95",
     ),
-    "d": ("2 processes (FSDP)", f"{RANDOM} --limit-train 600 --epochs 4 --devices 2 --strategy fsdp"),
+    "d": (
+        "2 processes (FSDP)",
+        f"{DIGITS} {RANDOM} --limit-train 600 --epochs 4 --devices 2 --strategy fsdp",
+    ),
+    "e": (
+        "Mask R-CNN, drop path, flips",
+        f"{SCENES} --head mask_rcnn(most=5) --neck simple_pyramid(channels=8) --drop-path-rate 0.2 "
+        "--augmentation.hflip 0.5",
+    ),
 }
 
 
 @dataclass
 class Found:
-    """What came of a kind."""
+    """The results of a kind."""
 
     kind: str
     about: str
@@ -74,14 +84,14 @@ class Found:
 
 
 def main() -> int:
-    """Kill, compare, tell; returns 1 if any run ended otherwise or could not be killed as often as asked."""
+    """Kill, compare and report; returns 1 if any run ended otherwise or could not be killed as often as asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="over all kinds of runs; a multiple of four")
+    parser.add_argument("--kills", type=int, default=25, help="over all kinds of runs; a multiple of their number")
     parser.add_argument("--seed", type=int, default=0, help="decides the moments, as far as a clock does not")
     parser.add_argument(
         "--folder", type=Path, default=None, help="where runs and tables are written (default: a new one)"
     )
-    parser.add_argument("--kinds", default="abcd", help="which of the kinds a, b, c, d (default: all)")
+    parser.add_argument("--kinds", default="abcde", help="which of the kinds a to e (default: all)")
     given = parser.parse_args()
     if not given.kinds or set(given.kinds) - set(KINDS) or given.kills < 1 or given.kills % len(given.kinds):
         parser.error(f"--kills must be a multiple of the number of kinds, got {given.kills} for {given.kinds}")
@@ -121,7 +131,7 @@ def pack_digits(folder: Path) -> Path:
 
 def start(options: list[str], folder: Path) -> subprocess.Popen[bytes]:
     """Start or resume a run, in a process group of its own."""
-    command = [sys.executable, "-m", "graticule.cli", "train", *COMMON.split(), *options]
+    command = [sys.executable, "-m", "graticule.cli", "train", *options, *COMMON.split()]
     with (folder.parent / "said.txt").open("ab") as said:
         return subprocess.Popen(
             [*command, "--output", str(folder), "--auto-resume"],
@@ -139,10 +149,10 @@ def finish(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def starts(run: Run) -> int:
-    """Count how often training began or went on."""
+    """Count how often training started or was resumed."""
     if not run.log_file.exists():
         return 0
-    return sum("  starts" in line or "  goes on" in line for line in run.log_file.read_text().splitlines())
+    return sum("  starts" in line or "  resumed after" in line for line in run.log_file.read_text().splitlines())
 
 
 def half_written(folder: Path) -> bool:
@@ -230,7 +240,7 @@ def difference(whole: Run, killed: Run) -> str:
         ends = [read_checkpoint(whole.last), read_checkpoint(killed.last)]
         pairs["averaged"] = (ends[0]["current_model_state"], ends[1]["current_model_state"])
         for index, state in ends[0]["optimizer_states"][0]["state"].items():
-            pairs[f"optimiser, {index}"] = (state, ends[1]["optimizer_states"][0]["state"][index])
+            pairs[f"optimizer, {index}"] = (state, ends[1]["optimizer_states"][0]["state"][index])
     for name, (ours, theirs) in pairs.items():
         if ours.keys() != theirs.keys():
             return f"{name}: other names"

@@ -130,6 +130,35 @@ def test_several_processes_and_a_resumed_run_draw_the_regions_of_one_process(mas
     assert len({image_seed(*key) for key in ((5, 3, 40), (5, 3, 41), (5, 4, 40), (6, 3, 40))}) == 4
 
 
+def test_losses_and_gradients_of_a_batch_are_the_means_of_those_of_its_images(mask_rcnn):
+    model = copy.deepcopy(mask_rcnn).double().train()
+    boxes = [torch.tensor([[4.0, 8, 60, 50], [30, 20, 90, 60]]), torch.tensor([[8.0, 8, 30, 40]]), torch.zeros(0, 4)]
+    targets = [
+        {
+            "boxes": one.double(),
+            "labels": torch.arange(1, 1 + len(one)),
+            "masks": torch.ones(len(one), 64, 96, dtype=torch.uint8),
+            "seed": torch.tensor(7 + number),
+        }
+        for number, one in enumerate(boxes)
+    ]
+    images = [image.double() for image in (*IMAGES, IMAGES[0].flip(-1))]
+
+    def learned(chosen):
+        model.zero_grad()
+        losses = model([images[n] for n in chosen], [targets[n] for n in chosen])
+        sum(losses.values()).backward()
+        return losses, {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+    together = learned([0, 1, 2])
+    alone = [learned([n]) for n in range(3)]
+    assert alone[2][0]["loss_mask"] == 0 and len(together[0]) == 5  # no object, no mask to learn
+    for number, found in enumerate(together):
+        for name, value in found.items():
+            mean = sum(one[number].get(name, torch.zeros(())) for one in alone) / 3
+            torch.testing.assert_close(value, mean, rtol=1e-9, atol=1e-12, msg=name)
+
+
 def test_mask_rcnn_with_mmdetections_weights_computes_its_formulas(mask_rcnn):
     weights = published_heads(mask_rcnn, classes=3, channels=8)
     model = load_published(copy.deepcopy(mask_rcnn), weights).double().eval()

@@ -13,6 +13,7 @@ from torchvision.models.detection.rpn import RPNHead
 from graticule.checks import checked
 from graticule.dense.detector import Detector, Target, register_head
 from graticule.dense.features import Features
+from graticule.dense.region_heads import RegionHeads
 from graticule.dense.region_pool import RegionPool
 from graticule.dense.region_sampler import RegionSampler
 from graticule.dense.torchvision_parts import Anchors
@@ -26,13 +27,14 @@ class RegionDetector(Detector, ABC):
     Args:
         features: images to feature maps.
         num_classes: number of classes of objects.
-        model: the detector of torchvision, whose samplers are replaced.
+        model: the detector of torchvision, whose samplers and second stage are replaced.
     """
 
     neck_options: ClassVar = {"extra": "pool"}
     first_class = 1
 
     def __init__(self, features: Features, num_classes: int, model: Any) -> None:
+        model.roi_heads = RegionHeads.of(model.roi_heads)
         super().__init__(features, num_classes, model)
         for stream, part in enumerate((model.rpn, model.roi_heads)):
             replaced = part.fg_bg_sampler
@@ -61,8 +63,9 @@ class FasterRcnn(RegionDetector):
     """Proposes regions, then classifies what the feature maps have in them.
 
     torchvision's, with mmdetection's anchors (`Anchors`) and regions (`RegionPool`), so it can take those weights. In
-    training the losses of boxes are smooth near zero, as in torchvision, where mmdetection's are absolute, and the
-    second stage learns from up to 2,000 proposals, where mmdetection has 1,000.
+    training the losses of boxes are smooth near zero, as in torchvision, where mmdetection's are absolute; the second
+    stage learns from up to 2,000 proposals, where mmdetection has 1,000, and its losses are means over images
+    (`RegionHeads`).
 
     Reference: Faster R-CNN (Ren et al., 2015); with a feature pyramid (Lin et al., 2017).
 
