@@ -158,7 +158,7 @@ def _named_mistakes() -> tuple[type[Exception], ...]:
 
 
 class _ErrorsOnly(logging.Logger):
-    """A logger that stays at the level ERROR: Lightning sets its own to INFO when it is imported."""
+    """A logger that stays at the level ERROR: some libraries set their own to another one when they are imported."""
 
     def setLevel(self, level: int | str) -> None:
         """Set the level to ERROR, whatever `level`."""
@@ -166,11 +166,11 @@ class _ErrorsOnly(logging.Logger):
 
 
 def _quiet() -> None:
-    """Hide messages of Lightning that are for developers, without importing it."""
+    """Hide messages of Lightning that are for developers, and the retries of the hub's client; imports neither."""
     kind = logging.getLoggerClass()
     logging.setLoggerClass(_ErrorsOnly)
     try:
-        for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
+        for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "huggingface_hub"):
             logging.getLogger(name).setLevel(logging.ERROR)
     finally:
         logging.setLoggerClass(kind)

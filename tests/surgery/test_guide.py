@@ -35,12 +35,14 @@ def small_torchvision(monkeypatch):
 def test_positions_are_attached_to_models_of_transformers_and_torchvision(small_torchvision, monkeypatch, capsys):
     monkeypatch.setattr(torch, "compile", lambda model, fullgraph: model)  # test_attach.py compiles
     names, count = run("attach")
-    assert count == 2 and names["logits"].shape == (2, 2)
+    assert count == 3 and names["logits"].shape == (2, 2)
     assert "grid=(4, 4), prefix=1, instead of vit.embeddings.position_embeddings" in capsys.readouterr().out
     model = names["model"]
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
     assert list(dict(model.graticule.position.named_children())) == ["pegs"]
     assert not model.encoder.pos_embedding.any()
+    mine = names["mine"]
+    assert not mine.pos_embed.any() and all(p.grad is not None for p in mine.graticule.position.parameters())
 
 
 def test_models_are_resized_and_folded_for_every_size():
@@ -48,6 +50,7 @@ def test_models_are_resized_and_folded_for_every_size():
     assert count == 2
     assert names["model"].grid.shape == (10, 16) and names["model"].training is False
     assert names["swin"].grid.windows == ((8, 8),) * 4
+    assert names["theirs"].pos_embed.shape[1] == 18 * 18 + 1 and names["logits"].shape == (1, 1000)
 
 
 def test_a_run_is_opened_as_the_page_says():

@@ -318,6 +318,7 @@ def _by_name(target: str, options: NamedModels) -> Opened:
     model: Any = build(name, **chosen)
     published = any(model.pretrained_cfg.get(key) for key in ("hf_hub_id", "url", "file")) and not chosen
     if options.weights is None and published:
+        print(f"loading the published weights of {name}, which are downloaded once", file=sys.stderr)
         try:
             with quick_hub():
                 model = build(name, pretrained=True)
@@ -325,7 +326,7 @@ def _by_name(target: str, options: NamedModels) -> Opened:
             reason = str(error).strip().partition("\n")[0][:200]
             raise ValueError(
                 f"`weights` must be given, as the published weights of {name} could not be downloaded "
-                f"({type(error).__name__}: {reason}): a checkpoint file, or random."
+                f"({type(error).__name__}: {reason}): --weights FILE, or --weights random."
             ) from error
     elif options.weights in (None, RANDOM):
         hint = "" if options.weights else "; see --weights"

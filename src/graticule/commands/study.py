@@ -134,7 +134,10 @@ def run(arguments: list[str]) -> int:
         )
     output.say(study.question)
     tables: dict[str, Any] = {"question": study.question}
-    for key, (header, *body) in (("means", report.means()), ("tests", report.findings())):
+    parts = {"means": (report.measured, report.means()), "tests": (f"Tests of {report.endpoint}.", report.findings())}
+    for key, (title, (header, *body)) in parts.items():
+        if body:
+            output.say("", title)
         tables[key] = output.table(header, body) if body else []
     output.wrote(*([] if options.report else [table]), *write_report(name, study, table, folder, options.docs))
     output.give(tables)

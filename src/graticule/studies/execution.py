@@ -237,6 +237,7 @@ def _use_one_thread() -> None:
 
 def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
     """Train the runs one after the other; those that others train come last."""
+    from graticule.studies.comparison import format_seconds
     from graticule.training import Run, train
 
     waiting = [one for one in runs if not Run(one.folder).finished]
@@ -248,7 +249,8 @@ def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
             if progress and not Run(one.folder).finished:
                 done, left = sum(Run(one.folder).finished for one in runs), ""
                 if trained := begun - len(runs) + done:
-                    left = f", about {(time.monotonic() - start) / trained * (begun - trained) / 60:.0f} min left"
+                    each = (time.monotonic() - start) / trained
+                    left = f", about {format_seconds(each * (begun - trained))} left"
                 what = f"{one.choice}, seed {one.recipe.seed} -> {one.folder}"
                 print(f"run {done + 1} of {len(runs)}{left}: {what}", file=sys.stderr, flush=True)
             try:

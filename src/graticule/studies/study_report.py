@@ -66,6 +66,11 @@ class StudyReport:
         end, name = self.study.endpoint, _title(self.metric)
         return f"{name} {_place(end.at)}" + ("" if end.minus is None else f" less that {_place(end.minus)}")
 
+    @property
+    def measured(self) -> str:
+        """What the table of means shows, a sentence."""
+        return f"{_title(self.metric)} with the recipe `{self.study.recipe}`, mean and standard deviation over seeds."
+
     def values(self, at: str, metric: str | None = None) -> Values:
         """Return what was measured at `at`."""
         wanted = metric or self.metric
@@ -165,7 +170,7 @@ class StudyReport:
         text = [asked, f"{command}: {self.provenance()}"]
         if study.controls:
             text.append(study.controls)
-        text.append(f"{_title(self.metric)} with the recipe `{study.recipe}`, mean and standard deviation over seeds.")
+        text.append(self.measured)
         text.append(markdown(self.means()))
         for metric in self.study.described:
             text += [f"{_title(metric)}:", markdown(self.means(metric))]
