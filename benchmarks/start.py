@@ -1,11 +1,13 @@
 """Measure how long `import graticule` and commands that need no model take, each in new processes.
 
-`python benchmarks/start.py` prints the median of the rounds.
+`python benchmarks/start.py` prints the medians of the rounds: seconds on the clock, and seconds of a processor (user and
+system), which depend less on what else runs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -43,18 +45,25 @@ def write_runs(root: Path, number: int = 100) -> None:
 
 def main() -> None:
     """Time every case in turns, and print a table."""
-    found: dict[str, list[float]] = {name: [] for name in CASES}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
     with tempfile.TemporaryDirectory() as folder:
         write_runs(Path(folder))
         for _ in range(ROUNDS):
             for name, arguments in CASES.items():
                 given = [folder if argument == "FOLDER" else argument for argument in arguments]
-                start = time.perf_counter()
+                start, used = time.perf_counter(), processor()
                 subprocess.run([sys.executable, *given], capture_output=True, check=False)
-                found[name].append(time.perf_counter() - start)
-    print("| command | seconds |\n| --- | --- |")
-    for name, seconds in found.items():
-        print(f"| {name} | {median(seconds):.2f} |")
+                found[name].append((time.perf_counter() - start, processor() - used))
+    print("| command | seconds | of a processor |\n| --- | --- | --- |")
+    for name, pairs in found.items():
+        clock, used = (median(each) for each in zip(*pairs, strict=True))
+        print(f"| {name} | {clock:.2f} | {used:.2f} |")
+
+
+def processor() -> float:
+    """Return the seconds of a processor that the processes so far have used."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 if __name__ == "__main__":

@@ -46,6 +46,13 @@ def test_one_run_has_a_page_without_tests(capsys, folder):
     assert "What every layer sees" not in page
 
 
+def test_the_explorer_is_named_for_runs_that_it_takes_alone(capsys, tmp_path, folder, monkeypatch):
+    given = ("report", folder / "lape" / "seed-1", "--output", tmp_path / "a.html", "--untrained", 0)
+    assert run_command(capsys, *given)[0] == 0 and "graticule explore" in text_of(tmp_path / "a.html")
+    monkeypatch.setattr("graticule.tasks.classification.Classification.inputs", "text")
+    assert run_command(capsys, *given)[0] == 0 and "graticule explore" not in text_of(tmp_path / "a.html")
+
+
 def test_choices_with_other_seeds_are_listed_without_tests(capsys, tmp_path, folder):
     given = (folder / "default" / "seed-0", folder / "lape" / "seed-1")
     code, *_ = run_command(capsys, "report", *given, "--output", tmp_path / "a.html", "--no-position")

@@ -72,7 +72,7 @@ class Correlations:
     def center_maps(self) -> Array:
         """The row of the token at (H // 2, W // 2) laid out on the grid, (L, H, W).
 
-        LaPE's figures take row 96 of a 14 x 14 grid, which they call the centre; ours is row 105.
+        LaPE's figures take row 96 of a 14 x 14 grid, which they call the center; ours is row 105.
         """
         return self.similarity[:, self.grid.center].reshape(-1, *self.grid.shape)
 

@@ -131,7 +131,7 @@ def mixing_maps(
     Args:
         model: a gMLP or PosMLP of ours; it is left as it is.
         img_size: (height, width) in pixels; the model's own by default.
-        query: (row, column) within the grid or window of the layer; its centre by default.
+        query: (row, column) within the grid or window of the layer; its center by default.
         layers: counted from 0 through all stages; all by default.
 
     Raises:

@@ -27,7 +27,7 @@ def mixing_sheet(
 ) -> Figure:
     """Draw what a query takes of every token, one row per layer and one column per group.
 
-    The query is a circle, and the centre Delta of a quadratic encoding a cross where it is inside. Every row has
+    The query is a circle, and the center Delta of a quadratic encoding a cross where it is inside. Every row has
     one color scale: from 0 for weights after a softmax, around 0 where they may be negative, and for logits the
     6 that are nearest the largest, below which a weight is less than 1/400 of it.
 
@@ -80,7 +80,7 @@ def mixing_sheet(
             bar.ax.tick_params(labelsize=7)
             bar.ax.yaxis.set_major_locator(MaxNLocator(4))
     figure.suptitle(title, fontsize=12)
-    cross = ", cross: learned centre" if any(one.centers is not None for one in maps) else ""
+    cross = ", cross: learned center" if any(one.centers is not None for one in maps) else ""
     figure.supxlabel(f"circle: the query{cross}", fontsize=8)
     return figure
 

@@ -75,7 +75,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
         if column == 0:
             tokens = correlations.grid.patches
             pairs.set_ylabel(f"all pairs\n{tokens} × {tokens}", fontsize=9)
-            center.set_ylabel(f"center token\n{height} × {width}" if height > 1 else "centre\ntoken", fontsize=9)
+            center.set_ylabel(f"center token\n{height} × {width}" if height > 1 else "center\ntoken", fontsize=9)
         if image is None:
             _draw_nothing(pairs)
             _draw_nothing(center)

@@ -157,7 +157,7 @@ def help_page(kind: Any, name: str, *, every: bool = False) -> str:
     hidden = sum(not one.positional for one in options) - len(usual)
     entries += [(one.shown, _text(one)) for one in usual]
     if hidden:
-        entries.append(("--help-all", f"list {hidden} more options"))
+        entries.append(("--help-all", f"list {hidden} more option{'s' * (hidden > 1)}"))
     for shown, about in entries:
         lines += _entry(shown, about, width)
     return "\n".join(lines).rstrip()
@@ -205,7 +205,7 @@ def _option(field: Any, prefix: str, rare: bool) -> Option:
     required = field.default is MISSING or field.default is MISSING_NONPROP
     if _leaves(field.type) == [bool]:
         name = f"{prefix}no-{name.removeprefix(prefix)}" if field.default else name
-        return Option(name, "", about, "default: it does" if field.default else "", (), False, False, False, rare)
+        return Option(name, "", f"do not {about}" if field.default else about, "", (), False, False, False, rare)
     spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))
     assert isinstance(spec, PrimitiveConstructorSpec)
     choices = tuple(one for one in _leaves(field.type) if isinstance(one, str))

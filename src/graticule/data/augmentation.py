@@ -31,7 +31,7 @@ class Augmentation:
     erasing: Share = 0.0
     """probability of random erasing"""
     crop_pct: ShareAboveZero = 1.0
-    """in evaluation, the share of the resized image that the centre crop keeps; 0.875 on ImageNet"""
+    """in evaluation, the share of the resized image that the center crop keeps; 0.875 on ImageNet"""
     interpolation: str = "bicubic"
     """how images are resized: bicubic, bilinear, ..."""
     ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)

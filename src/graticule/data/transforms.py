@@ -20,7 +20,7 @@ _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
 
 
 def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
-    """Resize and crop the centre to `size` = (height, width), then normalise; (C, height, width), float32.
+    """Resize and crop the center to `size` = (height, width), then normalize; (C, height, width), float32.
 
     Large images as DeiT's: the shorter side to size / crop_pct, then the crop. Images of one small native size
     are resized to `size` whole.

@@ -170,8 +170,10 @@ def _position(report: Report, runs: Mapping[str, Run], groups: Mapping[str, Sequ
         report.figure(locality_plot(found, "Locality by layer"), "Low is local, high is global.", "Locality by layer")
     if len(groups) > _MOST_MODELS:
         report.text(f"The first {_MOST_MODELS} of {len(groups)} choices are drawn.")
-    folders = " ".join(printable(str(runs[names[0]].folder)) for names in list(groups.values())[:2])
-    report.text(f"To choose a token, a layer and a head: graticule explore {folders}")
+    shown = [runs[names[0]] for names in list(groups.values())[:2]]
+    if all(run.task().inputs == "images" for run in shown):  # the explorer takes no others
+        folders = " ".join(printable(str(run.folder)) for run in shown)
+        report.text(f"To choose a token, a layer and a head: graticule explore {folders}")
 
 
 def _made(run: Run) -> str:

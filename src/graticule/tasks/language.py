@@ -57,7 +57,7 @@ class TextRecipe(TrainingRecipe):
     vocab_size: Count | None = None
     """tokens of bpe"""
     tied: Flag = True
-    """whether the head has the weights of the token embedding"""
+    """give the head the weights of the token embedding"""
     drop_rate: ShareBelowOne = 0.0
     """dropout of the tokens before the first block, and of the outputs of attention and MLPs"""
 
