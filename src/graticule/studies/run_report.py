@@ -160,7 +160,7 @@ def _position(report: Report, runs: Mapping[str, Run], groups: Mapping[str, Sequ
         try:
             stages = position_maps(getattr(model, "backbone", model), untrained=untrained)
         except ValueError as error:
-            report.text(f"{label}: {error}")
+            report.text(f"No maps of {label}: {error}")
             continue
         position_sheets(report, stages, f"{label}, {names[0]}" if len(groups) > 1 else names[0])
         if stages[0].correlations is not None:
