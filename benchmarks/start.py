@@ -1,7 +1,7 @@
 """Measure how long `import graticule` and commands that need no model take, each in new processes.
 
-`python benchmarks/start.py` prints the medians of the rounds: seconds on the clock, and seconds of a processor (user and
-system), which depend less on what else runs.
+`python benchmarks/start.py` prints the medians of the rounds: seconds on the clock, and seconds of a processor (user
+and system), which depend less on what else runs.
 """
 
 from __future__ import annotations

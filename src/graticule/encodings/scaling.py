@@ -32,7 +32,7 @@ class Scaling:
     Reference: Position Interpolation (Chen et al., 2023); YaRN (Peng et al., 2023), Eq. 16 and sections 3.1-3.4; an
     axis at a time as in FiT (Lu et al., 2024).
 
-    scaling: one of the three; None keeps the frequencies per patch.
+    scaling: how frequencies change on a longer axis, one of the three; None keeps the frequencies per patch.
     reference: (H, W) of the reference grid, in patches; the one that the encoding is built for by default.
     ramp: turns below which a frequency is interpolated, and above which it is kept, (1, 32) by default as in the
         paper. A grid of few patches has no frequency above 32: there (0.25, 1) keeps some.
