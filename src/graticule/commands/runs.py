@@ -138,7 +138,8 @@ def _show(
         output.say(f"all have {', '.join(f'{key} {value}' for key, value in shared.items())}")
     if left_out:
         named = ", ".join(left_out[:8]) + (", ..." if left_out[8:] else "")
-        output.say(f"{len(left_out)} more that differ or are not in all recipes ({named}): see --all-columns")
+        what = "value differs or is" if len(left_out) == 1 else "values differ or are"
+        output.say(f"{len(left_out)} other {what} not in all recipes ({named}): see --all-columns")
     counts = Counter(summary.state for _, summary in found)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     output.say(f"{len(found)} run{'s' * (len(found) > 1)}: {states}")
