@@ -17,22 +17,24 @@ def pytest_configure() -> None:
     gc.disable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first whose tests fork: autograd fails in a fork of a process in which it has started threads."""
-    forking = {module: hasattr(module, "forked") or hasattr(module, "two_processes") for module in map(_module, items)}
-    items.sort(key=lambda item: not forking[_module(item)])
-
-
-def _module(item: pytest.Item) -> object:
-    return getattr(item, "module", None)
-
-
 def pytest_collection_finish() -> None:
     """Leave what was imported, some million objects, out of garbage collection while tests run."""
     gc.freeze()
     atexit.register(gc.unfreeze)  # extensions look for leaks when Python ends
     gc.set_threshold(20_000)
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _autograd_without_threads():
+    """Start autograd before anything is compiled or exported, so that tests can fork.
+
+    Without a GPU, PyTorch's fake tensors register one that does nothing. If it is there at the first backward pass,
+    autograd starts a thread for it, and the backward pass of every forked process fails.
+    """
+    import torch
+
+    torch.ones((), requires_grad=True).backward()
 
 
 @pytest.fixture(autouse=True)

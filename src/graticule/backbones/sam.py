@@ -202,12 +202,13 @@ class SamVisionTransformer(VisionTransformer):
     ) -> list[int]:
         """Remove the blocks that the intermediates of `indices` do not need; returns the kept indices.
 
-        Raises:
-            ValueError: with `prune_norm`, as the neck is no norm.
+        The neck is what other models have a final norm for: `prune_norm` removes it, as in timm.
         """
+        taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         if prune_norm:
-            raise ValueError("`prune_norm` must be False with a neck, got True.")
-        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
+            self.neck, self.neck_dim = nn.Identity(), None
+            self.num_features = self.head_hidden_size = self.embed_dim
+        return taken
 
 
 _LARGE: dict[str, Any] = {"embed_dim": 1024, "depth": 24, "num_heads": 16, "global_layers": (5, 11, 17, 23)}

@@ -75,7 +75,7 @@ class LastMap(Reader):
         super().__init__()
         backbone.prune_intermediate_layers([len(backbone.feature_info) - 1], prune_norm=not norm)
         self.norm = norm
-        self.channels = (backbone.embed_dims[-1],)
+        self.channels = (backbone.num_features if norm else backbone.embed_dims[-1],)
         self.strides = (square_patch(backbone.coarsest_patch),)
 
     def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graticule.backbones import Backbone
 from graticule.model_checks.recording import Recording, record
 
 Size = tuple[int, int]
@@ -294,7 +295,11 @@ def _sizes(model: Any, img_size: Size | None, patch_size: Size | None) -> tuple[
     convolution = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
     image = img_size or _pair(getattr(model, "img_size", None)) or _pair(getattr(stem, "img_size", None))
     image = image or _pair(tuple(configured.get("input_size", ()))[1:])
-    patch = patch_size or _pair(getattr(stem, "patch_size", None)) or _pair(getattr(model, "patch_size", None))
+    patch = patch_size
+    if patch is None and image is not None and isinstance(model, Backbone):  # a tokenizer may pool what it has convolved
+        grid = model.grid_at(image)
+        patch = image[0] // grid.height, image[1] // grid.width
+    patch = patch or _pair(getattr(stem, "patch_size", None)) or _pair(getattr(model, "patch_size", None))
     if patch is None and convolution is not None and convolution.stride == convolution.kernel_size:
         patch = _pair(convolution.stride)
     if image is None:

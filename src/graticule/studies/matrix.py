@@ -62,6 +62,11 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         {"img_size": 16, "embed_dims": (8, 16), "depths": (2, 2), "num_heads": (1, 2), "sr_ratios": (2, 1)}
         | {"mlp_ratios": (2, 2), "window_size": 2},
     ),
+    "SAM": (
+        "samvit_base_patch16",
+        {"img_size": 64, "embed_dim": 24, "depth": 2, "num_heads": 3, "window_size": 2, "global_layers": (1,)}
+        | {"neck_dim": 16},
+    ),
     "MViTv2": ("mvitv2_tiny", {"img_size": 32, "embed_dim": 8, "depths": (2, 3), "class_token": True}),
     "gMLP": ("gmlp_s16_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
     "MLP-Mixer": ("mixer_s16_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
