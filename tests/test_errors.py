@@ -6,6 +6,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "graticule"
@@ -38,38 +39,42 @@ def messages() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             raised = node.exc if isinstance(node, ast.Raise) else None
             if isinstance(raised, ast.Call) and raised.args and ast.unparse(raised.func) in KINDS:
-                yield f"{path.relative_to(SOURCE)}:{node.lineno}", said(raised.args[0])
+                text = said(raised.args[0])
+                if text != "{...}":  # which is put together elsewhere
+                    yield f"{path.relative_to(SOURCE)}:{node.lineno}", text
 
 
-FOUND = [(place, text) for place, text in messages() if text != "{...}"]  # others are put together elsewhere
-WHOLE = [(place, text) for place, text in FOUND if place.partition(":")[0] not in REASONS or "`" in text]
+@cache
+def whole() -> list[tuple[str, str]]:
+    """Place and text of the messages that are not put together in another place."""
+    return [(place, text) for place, text in messages() if place.partition(":")[0] not in REASONS or "`" in text]
 
 
 def test_there_are_messages_to_read():
-    assert len(WHOLE) > 500
+    assert len(whole()) > 500
 
 
 def test_every_message_names_its_subject_at_its_beginning():
-    found = [one for one in WHOLE if not re.search(r"`|\{\.\.\.\}", " ".join(one[1].split()[:8]))]
+    found = [one for one in whole() if not re.search(r"`|\{\.\.\.\}", " ".join(one[1].split()[:8]))]
     assert not found, "names neither an argument in backticks nor what the message is about"
 
 
 def test_every_message_is_a_sentence():
-    found = [one for one in WHOLE if not re.search(r"[.?]$|\{\.\.\.\}$|install \S+$", one[1])]
+    found = [one for one in whole() if not re.search(r"[.?]$|\{\.\.\.\}$|install \S+$", one[1])]
     assert not found, "has no end"
-    assert not [one for one in WHOLE if re.search(r"\b(invalid|illegal|please|oops|bad)\b", one[1], re.IGNORECASE)]
+    assert not [one for one in whole() if re.search(r"\b(invalid|illegal|please|oops|bad)\b", one[1], re.IGNORECASE)]
 
 
 def test_every_message_says_what_came_or_what_to_do():
     to_do = r"\bgot\b|left out|be given|call |use |pass |run |give |pip install|see |again|\{\.\.\.\}"
-    found = [one for one in WHOLE if not re.search(to_do, one[1])]
+    found = [one for one in whole() if not re.search(to_do, one[1])]
     assert not found, "says neither what came nor what to do"
 
 
 def test_an_argument_stands_in_backticks_without_dashes():
-    found = [one for one in WHOLE if re.search(r"`--(?!plugin|resume|output|auto-resume)[^`]*`", one[1])]
+    found = [one for one in whole() if re.search(r"`--(?!plugin|resume|output|auto-resume)[^`]*`", one[1])]
     assert not found, "names an option where Python has an argument of the same name"
 
 
 if __name__ == "__main__":
-    print(*(f"{place}  {text}" for place, text in FOUND), sep="\n")
+    print(*(f"{place}  {text}" for place, text in messages()), sep="\n")

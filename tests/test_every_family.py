@@ -115,16 +115,12 @@ WITHOUT_A_MODEL = {
         "list_models",
         "list_language_models",
         "create_model",
-        "create_detector",
-        "create_segmenter",
     ),
     *("load_plugin", "register_backbone", "register_dataset", "register_recipe", "register_task"),
     *("register_text", "score_plot"),
     *("register_names", "own_state", "read_state", "renamed_state_dict"),
-    # of models of other libraries, or tested family by family in tests/surgery and tests/backbones/test_hub.py
-    *("audit", "audit_json", "audit_page", "rotary_similarity", "view_of", "write_explorer"),
-    *("attention_on_image", "pixels_of", "save_figures", "sheet_heads"),
-    *("attach", "change_position", "convert", "export", "from_pretrained", "load_own", "resize", "to_timm"),
+    *("audit_page", "write_explorer", "attention_on_image", "pixels_of", "save_figures", "sheet_heads"),
+    *("convert", "to_timm"),  # tests/surgery/test_convert_names.py has all models of each family
     *("open_attached", "save_pretrained"),
 }
 
@@ -132,7 +128,9 @@ WITHOUT_A_MODEL = {
 def test_every_public_function_of_a_model_is_called_here():
     modules = (graticule, graticule.analysis, graticule.checkpoints, graticule.surgery)
     public = {name for module in modules for name in module.__all__ if inspect.isfunction(getattr(module, name))}
-    called = set(re.findall(r"\w+", Path(__file__).read_text(encoding="utf-8").partition("def refusal")[2]))
+    here = Path(__file__)
+    files = (here.read_text("utf-8").partition("def refusal")[2], (here.parent / "test_families_whole.py").read_text())
+    called = {word for text in files for word in re.findall(r"\w+", text)}
     assert public - WITHOUT_A_MODEL <= called, public - WITHOUT_A_MODEL - called
     assert public >= WITHOUT_A_MODEL, WITHOUT_A_MODEL - public
 
@@ -241,7 +239,8 @@ def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(
     assert model.prune_intermediate_layers([0]) == [0] and len(model.feature_info) == 1
     final, after = model.forward_intermediates(x)
     torch.testing.assert_close(after, first, rtol=0, atol=0)
-    assert final.shape[-1] == first[0].shape[1] and count(model) < count(held(family, None, "default"))
+    channels = model.num_features if family == "SAM" else first[0].shape[1]  # its neck stays
+    assert final.shape[-1] == channels and count(model) < count(held(family, None, "default"))
 
 
 @family_alone
@@ -271,7 +270,7 @@ def test_timm_makes_a_backbone_of_features(family):
     model = timm.create_model(f"graticule_{name}", **sizes).double().eval()
     x = images(model)
     (found,) = features(x)
-    assert found.shape[1] == features.feature_info.channels()[0] == model.num_features
+    assert found.shape[1] == features.feature_info.channels()[0] == model.feature_info[-1]["num_chs"]
     torch.testing.assert_close(found, model.forward_intermediates(x, indices=1, intermediates_only=True)[0])
 
 
@@ -399,7 +398,8 @@ def test_bias_maps_are_the_biases_of_the_patches_where_layers_have_some(family, 
         assert (found is not None) == biased
         if found is None:
             continue
-        assert sorted(layer for group in found.layers for layer in group) == list(range(depth))
+        shown = [layer for layer in range(depth) if family != "SAM" or layer in model.global_layers]
+        assert sorted(layer for group in found.layers for layer in group) == shown
         for group, maps in zip(found.layers, found.bias, strict=True):
             for layer in group:
                 patches = given[layer][:, -found.grid.patches :, -found.grid.patches :]

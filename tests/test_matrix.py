@@ -27,6 +27,7 @@ USES = {
     "Twins-SVT": {*BETWEEN, "inner"},
     "Swin": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
     "Swin V2": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
+    "SAM": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
     "MViTv2": {*BETWEEN, "inner", "inputs", "queries_keys", "bias", "rotary", "query_scale"},
     "gMLP": MIXING,
     "MLP-Mixer": {*MIXING, "inner"},
@@ -42,7 +43,7 @@ def allowed(family, encoding, joining):
     if not takes(joining, encoding):
         return False
     given = fields(encoding, joining)
-    if family in ("Swin", "Swin V2", "MViTv2") and JOININGS[joining].whole_grid:
+    if family in ("Swin", "Swin V2", "SAM", "MViTv2") and JOININGS[joining].whole_grid:
         return False
     if family == "ConViT" and encoding in ("pope", "gpsa"):  # a class token of other channels; none that could join
         return False
@@ -52,7 +53,7 @@ def allowed(family, encoding, joining):
 #: The contract runs every encoding in a ViT or gMLP; these families use it in another way.
 WINDOWED = [
     (family, encoding)
-    for family in ("PVT", "Swin", "Swin V2", "Twins-SVT", "MViTv2", "Swin-MLP", "PosMLP")
+    for family in ("PVT", "Swin", "Swin V2", "Twins-SVT", "SAM", "MViTv2", "Swin-MLP", "PosMLP")
     for encoding in ENCODINGS
 ]
 

@@ -34,12 +34,20 @@ def takes(joining: str, encoding: str) -> bool:
     return joining == "default" or kind.joined in how.joins
 
 
-def fields(encoding: str, joining: str = "default") -> set[str]:
+@cache
+def fields(encoding: str, joining: str = "default") -> frozenset[str]:
     """Return the fields of `LayerPosition` that an encoding and a joining give to layers."""
-    given = _position(encoding, joining)(graticule.Grid(2, 2))
-    return {name for layer in given for name, value in layer._asdict().items() if value is not None}
+    given = layers(encoding, joining)
+    return frozenset(name for layer in given for name, value in layer._asdict().items() if value is not None)
 
 
+def layers(encoding: str, joining: str = "default") -> list[graticule.LayerPosition]:
+    """Return what two layers of three heads get on a grid of 2 x 2."""
+    given: list[graticule.LayerPosition] = _position(encoding, joining)(graticule.Grid(2, 2))
+    return given
+
+
+@cache
 def _position(encoding: str, joining: str = "default") -> Any:
     return graticule.build_position(
         graticule.Grid(2, 2), dim=24, depth=2, num_heads=3, encoding=encoding, joining=joining
@@ -62,7 +70,7 @@ CHOICES = [
 
 def _goes_with(others: str, encoding: str) -> bool:
     try:
-        _position(f"{others}+{encoding}")(graticule.Grid(2, 2))
+        layers(f"{others}+{encoding}")
     except ValueError:
         return False
     return True

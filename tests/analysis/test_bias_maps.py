@@ -11,15 +11,14 @@ from graticule import Grid
 from graticule.analysis import BiasMaps, bias_map_sheet, bias_maps
 from graticule.analysis.figure_files import png
 from graticule.encodings import ENCODINGS, BiasEncoding
-from tiny import images, tiny
-
-
-def _gives_a_table(name):
-    return isinstance(tiny(name).position(Grid(4, 4, prefix=1))[0].bias, torch.Tensor)
-
+from tiny import images, layers, tiny
 
 #: Encodings whose bias depends on parameters and grid alone.
-NAMES = [name for name, kind in ENCODINGS.items() if issubclass(kind, BiasEncoding) and _gives_a_table(name)]
+NAMES = [
+    name
+    for name, kind in ENCODINGS.items()
+    if issubclass(kind, BiasEncoding) and isinstance(layers(name)[0].bias, torch.Tensor)
+]
 
 
 @pytest.mark.parametrize("encoding", NAMES)

@@ -11,9 +11,11 @@ import graticule
 from graticule.studies.matrix import SMALL, build
 from tiny import shallow
 
+#: Families of ViT's or ViT-Lite's modules alone; a PEG, as CPVT has it, is among the cases below.
+ALIKE = ("CPVT, GAP", "CVT")
 #: Beside the default joining of each family's own encoding, one encoding for every field of `LayerPosition`.
 CASES = [
-    *((family, None, "default") for family in SMALL),
+    *((family, None, "default") for family in SMALL if family not in ALIKE),
     ("ViT, DeiT", "shaw+rope+convolutional_projection", "default"),
     ("ViT, DeiT", "peg+learnable", "lape"),
     ("Swin", "learnable", "lape"),

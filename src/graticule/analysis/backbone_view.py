@@ -223,8 +223,7 @@ class BackboneView(ModelView):
 
     def _each(self, grid: Grid) -> list[Grid]:
         """Return the grid of the tokens that enter each layer, `grid` being the first stage's."""
-        stages = self.model.position_grids(grid)
-        return [stages[stage] for stage in self.model.entered_stages()]
+        return self.model.layer_grids(grid)
 
 
 class _ChangedPosition(Position):

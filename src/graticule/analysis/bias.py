@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graticule.analysis.correlation import Array, layers_of, mean_distance, positions_of
+from graticule.analysis.correlation import Array, layers_of, mean_distance, positions_of, seen_in
 from graticule.backbones import LanguageModel
 from graticule.files import write_bytes
 from graticule.grid import Grid
@@ -107,8 +107,9 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
     """Read the bias that every layer adds to its attention logits, as it is after LaPE's norm if that joins it.
 
     Of an encoding that depends on the queries, too (Shaw's, iRPE), there is no such map; beside another, that other's
-    is read. Nor is there one of a layer whose queries or keys are pooled. Prefix tokens, which get no bias, are left
-    out. In a language model the keys after a query are not seen.
+    is read. Nor is there one of a layer whose queries or keys are pooled, or of a layer with windows where others see
+    the whole grid (SAM). Prefix tokens, which get no bias, are left out. In a language model the keys after a query are
+    not seen.
 
     The model is left as it is; it may be folded.
 
@@ -128,14 +129,14 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
     """
     positions, grid, _ = positions_of(model, img_size, stage)
     found: dict[int, tuple[Tensor | LowRank, list[int]]] = {}
-    where = grid
+    where = seen_in(model, grid, stage)
     layer = 0
     for (at, index, _, _), position in zip(layers_of(model, grid), positions, strict=True):
         if index != stage:
             continue
         bias = position.bias.constant if isinstance(position.bias, BiasSum) else position.bias
-        if isinstance(bias, Tensor | LowRank) and _pairs(bias) == (at.within.tokens, at.within.tokens):
-            where = at.within
+        seen = at.within == where
+        if isinstance(bias, Tensor | LowRank) and seen and _pairs(bias) == (where.tokens, where.tokens):
             found.setdefault(id(bias), (bias, []))[1].append(layer)  # layers that share a bias share the tensor
         layer += 1
     if not found:

@@ -379,11 +379,16 @@ def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable
     grids = model.position_grids(grid)
     blocks = (model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth))
     before = 0
-    for stage, block in zip(model.entered_stages(), blocks, strict=True):
+    for stage, block, at in zip(model.entered_stages(), blocks, model.layer_grids(grid), strict=True):
         patches = Grid(*grids[before].shape)  # of which w is without rows for prefix tokens
         enter = partial(model.merge_table, stage, grid=patches) if stage > before else None
-        yield grids[stage], stage, block, enter
+        yield at, stage, block, enter
         before = stage
+
+
+def seen_in(model: Any, grid: Grid, stage: int) -> Grid:
+    """Return the grid within which the tokens of a stage see each other; the largest, if it differs between layers."""
+    return max((at.within for at, index, _, _ in layers_of(model, grid) if index == stage), key=lambda at: at.patches)
 
 
 def _evaluate(position: nn.Module, grid: Grid) -> tuple[list[LayerPosition], Tensor | None]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graticule.analysis.correlation import Array, Correlations, layers_of, positions_of
+from graticule.analysis.correlation import Array, Correlations, layers_of, positions_of, seen_in
 from graticule.checks import checked
 from graticule.grid import Grid
 
@@ -31,20 +31,26 @@ def rotary_similarity(
         stage: counted from 0, of a pyramid.
 
     Returns:
-        The similarities of every layer, NaN for a layer without rotation; None if no layer rotates.
+        The similarities of every layer; NaN for a layer without rotation, with pooled queries or keys, or with windows
+        where others see the whole grid. None if there is no other.
 
     Raises:
         ValueError: if the model is no backbone or has no such stage.
     """
     positions, grid, _ = positions_of(model, img_size, stage)
     layers: list[Array | None] = []
-    where = grid
+    where = seen_in(model, grid, stage)
     for (at, index, block, _), position in zip(layers_of(model, grid), positions, strict=True):
         if index == stage:
-            where = at.within
-            rotary = position.rotary
+            rotary = position.rotary if at.within == where and not _pools(block, at) else None
             layers.append(None if rotary is None else similarity_of(rotary, where, cast("Any", block).attn.head_dim))
     return correlations_of(layers, where)
+
+
+def _pools(block: Any, grid: Grid) -> bool:
+    """Return whether the queries or keys of a layer are not the tokens of `grid`."""
+    seen_grids = getattr(getattr(block, "attn", None), "seen_grids", None)
+    return bool(seen_grids is not None and seen_grids(grid) != (grid, grid))
 
 
 def similarity_of(rotary: Any, grid: Grid, head_dim: int) -> Array:

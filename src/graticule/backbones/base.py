@@ -267,8 +267,8 @@ class Backbone(TokenModel, HubModel):
             ValueError: if the layers cannot use it. The present one then stays.
         """
         before = self.position
-        self.build_position(position, self.num_heads)
         try:
+            self.build_position(position, self.num_heads)
             with torch.no_grad():
                 check_fields(self.position(self.grid), self.takes, self.needs, type(self).__name__, self.takes_why)
         except ValueError:
@@ -312,6 +312,11 @@ class Backbone(TokenModel, HubModel):
     def entered_stages(self) -> list[int]:
         """Return for each block the stage whose grid and channels the tokens that enter it have."""
         return [stage for stage, depth in enumerate(self.depths) for _ in range(depth)]
+
+    def layer_grids(self, grid: Grid) -> list[Grid]:
+        """Return for each block the grid of the tokens that enter it, with its windows; `grid` is the first stage's."""
+        grids = self.position_grids(grid)
+        return [grids[stage] for stage in self.entered_stages()]
 
     def where(self, stage: int, index: int, grid: Grid) -> tuple[Any, ...]:
         """Return what a block is called with after tokens and position: the `grid` of its stage."""

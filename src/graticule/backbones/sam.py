@@ -155,9 +155,10 @@ class SamVisionTransformer(VisionTransformer):
 
     def build_position(self, position: PositionBuilder, num_heads: int) -> None:
         """Build the position of the whole grid and that of a window."""
-        super().build_position(position, num_heads)
         (dim,), (depth,) = self.embed_dims, self.depths
-        windowed = position(self.window, dim=dim, depth=depth, num_heads=num_heads, absolute=False)
+        within = self.window.with_windows([self.window.shape])  # what is for all pairs of tokens is refused
+        windowed = position(within, dim=dim, depth=depth, num_heads=num_heads, absolute=False)
+        super().build_position(position, num_heads)
         layers = [layer for layer in range(depth) if layer not in self.global_layers]
         self.position = WindowedPosition(self.position, windowed, self.window, layers)
 
@@ -168,6 +169,11 @@ class SamVisionTransformer(VisionTransformer):
     def where(self, stage: int, index: int, grid: Grid) -> tuple[Any, ...]:
         """Return what a block is called with after tokens and position: the grid, or its windows."""
         return (grid,) if index in self.global_layers else (Windows(grid, self.window),)
+
+    def layer_grids(self, grid: Grid) -> list[Grid]:
+        """Return for each block the grid, with windows where it attends within them."""
+        windowed = grid.with_windows([self.window.shape])
+        return [grid if layer in self.global_layers else windowed for layer in range(self.depths[0])]
 
     def final(self, x: Tensor, grid: Grid) -> Tensor:
         """Turn the tokens after the last block, (B, N, D), into those after the neck."""

@@ -296,7 +296,9 @@ def _sizes(model: Any, img_size: Size | None, patch_size: Size | None) -> tuple[
     image = img_size or _pair(getattr(model, "img_size", None)) or _pair(getattr(stem, "img_size", None))
     image = image or _pair(tuple(configured.get("input_size", ()))[1:])
     patch = patch_size
-    if patch is None and image is not None and isinstance(model, Backbone):  # a tokenizer may pool what it has convolved
+    if (
+        patch is None and image is not None and isinstance(model, Backbone)
+    ):  # a tokenizer may pool what it has convolved
         grid = model.grid_at(image)
         patch = image[0] // grid.height, image[1] // grid.width
     patch = patch or _pair(getattr(stem, "patch_size", None)) or _pair(getattr(model, "patch_size", None))

@@ -1,0 +1,19 @@
+"""Tests can fork, whatever ran before them in their process."""
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from forked import forked
+
+
+def backward():
+    torch.ones((), requires_grad=True).backward()
+
+
+def test_a_forked_process_goes_backward_though_fake_tensors_were_made_before():
+    with FakeTensorMode():
+        torch.ones(2)
+    backward()
+    process = forked(backward)
+    process.join(60)
+    assert process.exitcode == 0
