@@ -1,6 +1,7 @@
 """Public functions that take a whole model, on every family: a right result, or a refusal that is in one table."""
 
 import copy
+import json
 from functools import cache
 from typing import Any
 
@@ -194,7 +195,8 @@ def test_the_similarity_under_rotation_is_that_of_every_layer_that_rotates(famil
 
 @every_family
 def test_the_position_code_passes_every_check(family):
-    found = testing.check_model(held(family), skip=("export", "autocast", "caches"))
+    model = draw(build(family, **shallow(family))).eval()
+    found = testing.check_model(model, skip=("export", "autocast", "caches", "crop"))
     assert {one.outcome for one in found} <= {"passed", "not applicable"}
     assert {one.check for one in found if one.outcome == "passed"} >= {"batch", "sizes"}
 
@@ -239,7 +241,7 @@ def test_a_run_trains_every_parameter_and_is_opened(tmp_path, family):
     given = {**sizes, **shallow(family)}
     side, encoding = given.pop("img_size"), given.pop("encoding", None)
     small: Any = {"limit_train": 10, "limit_test": 10, "batch_size": 10, "epochs": 1, "accelerator": "cpu"}
-    words = tuple(f"{key}={str(value).replace(' ', '')}" for key, value in given.items())
+    words = tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
     chosen = {} if encoding is None else {"encoding": encoding}
     recipe = Recipe(model=name, model_kwargs=words, img_size=(side, side), **chosen, **small)
     run = train(recipe, tmp_path / "run", progress=False)
