@@ -270,6 +270,10 @@ TIMM = {
 }
 
 
+if not hasattr(Beit, "set_input_size"):  # timm before 1.0.31 cannot resize these, or compute the mixed in float64
+    TIMM = {name: case for name, case in TIMM.items() if name not in ("rope_vit mixed", "beit", "vit_relpos", "swinv2")}
+
+
 @pytest.mark.filterwarnings("ignore")  # of timm's own resampling of BEiT's table
 @pytest.mark.parametrize("name", TIMM)
 def test_models_of_timm_pass(name):

@@ -261,9 +261,9 @@ class Subject:
 
 
 def set_size(model: Any, image: Size) -> None:
-    """Call `set_input_size` of a model, with the windows that it has where it takes them; ours keep theirs."""
+    """Call `set_input_size` of a model, with the windows that it has where it takes them."""
     windows = {}
-    if not isinstance(model, Backbone) and "window_size" in inspect.signature(model.set_input_size).parameters:
+    if "window_size" in inspect.signature(model.set_input_size).parameters:
         sides = [side for one in model.modules() if (side := _pair(getattr(one, "window_size", None))) is not None]
         windows = {"window_size": sides[0]} if sides else {}
     model.set_input_size(image, **windows)
