@@ -82,7 +82,9 @@ def open_source(
         return Source(convert(open_model(target, named).model, encoding, joining), Path())
     from graticule.backbones import create_model
 
-    words = {option: value for option, value in given.items() if value is not None and option != "weights"}
+    words: dict[str, Any] = {
+        option: value for option, value in given.items() if value is not None and option != "weights"
+    }
     model = create_model(target, checkpoint_path=weights, **words)
     if weights is None:
         print("the weights are those of the model's initialization; see --weights", file=sys.stderr)

@@ -44,7 +44,8 @@ def load(
     if run is None and (path / CONFIG).is_file():
         if checkpoint != "best":
             raise ValueError(f"`checkpoint` must be left out for a published model, got {checkpoint!r}.")
-        return from_pretrained(path, plugin=plugin)
+        published: nn.Module = from_pretrained(path, plugin=plugin)
+        return published
     if run is None:
         what = "has no recipe.json" if path.is_dir() else "is not in the folder of a run"
         raise ValueError(

@@ -66,7 +66,7 @@ def convert(
 
 def _build(model: nn.Module, conversion: Conversion) -> Backbone:
     """Build the backbone on the device and in the dtype of the model."""
-    words = {"encoding": conversion.encoding, "joining": conversion.joining}
+    words: dict[str, Any] = {"encoding": conversion.encoding, "joining": conversion.joining}
     build: Any = conversion.backbone
     ours: Backbone = build(partial(build_position, **words), **conversion.arguments)
     name = conversion.backbone.__name__

@@ -69,8 +69,11 @@ def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool 
             fitted = False
             continue
         mean = torch.stack(found).mean(0)
-        alike = isinstance(encoding, RelativeBias | Fire) and encoding.grid.shape == before.grid.within.shape
-        if not alike or len(mean) != encoding.num_heads:
+        if (
+            not isinstance(encoding, RelativeBias | Fire)
+            or encoding.grid.shape != before.grid.within.shape
+            or len(mean) != encoding.num_heads
+        ):
             fitted = False
         elif isinstance(encoding, Fire):
             fitted = fit_fire(encoding, mean) and fitted

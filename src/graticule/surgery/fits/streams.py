@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,12 +98,16 @@ def inner_streams(model: Backbone, images: Tensor, given: Sequence[LayerPosition
     handles, first = [], 0
     for stage, depth in enumerate(model.depths):
         table = next((one.inner for one in given[first : first + depth] if one.inner is not None), None)
-        streams = None if table is None else Streams([None] * depth, [])
-        for index in range(depth if streams is not None else 0):
+        if table is None:
+            found.append(None)
+            first += depth
+            continue
+        streams = Streams([None] * depth, [])
+        for index in range(depth):
             block: Any = model.block(stage, index)
             if not (is_pre_norm(block) and isinstance(block.norm1, nn.LayerNorm)):
                 continue
-            zeros, inner = torch.zeros_like(cast("Tensor", table)), given[first + index].inner
+            zeros, inner = torch.zeros_like(table), given[first + index].inner
             inner = zeros if inner is None else inner
             handles.append(block.norm1.register_forward_hook(partial(_record, streams, index, inner)))
             if isinstance(block.norm2, nn.LayerNorm):
