@@ -113,7 +113,8 @@ def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path 
         ValueError: if no page of `docs` has the markers of the study.
     """
     report = StudyReport(name, study, read_table(table))
-    written, shown = [], None
+    written: list[Path] = []
+    shown: str | None = None
     if scores := report.figure_scores():
         figure, place = score_plot(scores, report.endpoint), f"study_{name}"
         if docs is None:
