@@ -89,6 +89,7 @@ REFUSED = {
     "img_size": lambda: create_model(MODEL, img_size=10**12),
     "patch_size": lambda: create_model(MODEL, patch_size=0),
     "num_classes": lambda: create_model(MODEL, num_classes=-1),
+    "num_classes of a list": lambda: create_model(MODEL, num_classes=[]),
     "window_size": lambda: create_model("swin_tiny_patch4_window7_224", window_size=0),
     "depths": lambda: create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 10**9)),
     "windows": lambda: create_model("posmlp_nano_32", windows=(7, 7, "a", 7)),

@@ -219,7 +219,10 @@ def test_displacements_that_collide_are_found_by_transposition(monkeypatch):
     monkeypatch.setattr("timm.layers.pos_embed_rel.gen_relative_position_index", index)
     model = VisionTransformerRelPos(**{**VIT, "img_size": (40, 24)}, rel_pos_type="bias", class_token=False)
     kind, said = outcomes(model, skip=set(CHECKS) - {"transposition"})["transposition"]
-    assert kind == "failed" and "a transposed model must give the same" in said, said
+    if hasattr(model, "set_input_size"):
+        assert kind == "failed" and "a transposed model must give the same" in said, said
+    else:  # timm before 1.0.31
+        assert kind == "not applicable" and "is refused" in said, said
 
 
 def test_set_input_size_that_leaves_something_behind_is_found():

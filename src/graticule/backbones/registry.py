@@ -190,7 +190,8 @@ def _enter(name: str, size: Size, options: Mapping[str, Mapping[str, Any]]) -> N
 def _build(
     name: str, size: Size, options: Mapping[str, Mapping[str, Any]], pretrained: bool, **kwargs: Any
 ) -> nn.Module:
-    overlay = size.cfg_of_classes.get(kwargs.get("num_classes", 0))
+    classes = kwargs.get("num_classes", 0)
+    overlay = size.cfg_of_classes.get(classes) if whole(classes) else None  # the constructor refuses others
     if overlay:
         kwargs["pretrained_cfg_overlay"] = {**overlay, **(kwargs.get("pretrained_cfg_overlay") or {})}
     created = {one: value for one, value in kwargs.items() if one not in (*CHOICES, *OF_TIMM)}
