@@ -98,6 +98,7 @@ def forgotten():
         JOININGS._classes,
         RESAMPLERS._classes,
         registry.MODELS,
+        registry.CLASSES,
         registry.default_cfgs,
         RECIPES,
         DATASETS,

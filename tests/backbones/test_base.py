@@ -42,8 +42,9 @@ def registered():
     graticule.register_backbone("own_tiny", encoding="sinusoidal_2d")(OwnBackbone)
     graticule.register_backbone("own_deep", depth=4)(OwnBackbone)
     yield
-    for name in ("own_tiny", "own_deep"):
-        del registry.MODELS[name], registry.default_cfgs[f"graticule_{name}"]
+    del registry.MODELS["own_tiny"], registry.MODELS["own_deep"], registry.CLASSES["OwnBackbone"]
+    for name in ("own_tiny", "own_deep", "OwnBackbone"):
+        del registry.default_cfgs[f"graticule_{name}"]
         timm_registry._clear_model_entries(f"graticule_{name}")
         del timm_registry._model_entrypoints[f"graticule_{name}"]
 

@@ -192,7 +192,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(lape, tmp_pat
 
 
 def test_a_file_that_differs_is_not_written(lape, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("graticule.surgery.export"), "TOLERANCE", -1.0)
+    monkeypatch.setattr(import_module("graticule.surgery.export_compare"), "TOLERANCE", -1.0)
     with pytest.raises(ValueError, match=r"model.pt2 was not written: at 32 x 32 pixels .* differs from PyTorch by"):
         export_function(lape, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
