@@ -238,7 +238,8 @@ def difference(whole: Run, killed: Run) -> str:
     }
     if whole.last is not None and whole.last.is_file() and killed.last is not None:
         ends = [read_checkpoint(whole.last), read_checkpoint(killed.last)]
-        pairs["averaged"] = (ends[0]["current_model_state"], ends[1]["current_model_state"])
+        if "current_model_state" in ends[0]:  # with a moving average
+            pairs["averaged"] = (ends[0]["current_model_state"], ends[1]["current_model_state"])
         for index, state in ends[0]["optimizer_states"][0]["state"].items():
             pairs[f"optimizer, {index}"] = (state, ends[1]["optimizer_states"][0]["state"][index])
     for name, (ours, theirs) in pairs.items():
