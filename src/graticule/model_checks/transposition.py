@@ -125,10 +125,11 @@ def _own_cosines(subject: Subject, shape: Size) -> Tensor:
     grid = model.grid_at((shape[0] * subject.patch[0], shape[1] * subject.patch[1]))
     rotation = _rotation(model, grid)
     assert isinstance(rotation, PairRotation)
-    cosines = rotation.table.chunk(2, -1)[1].double()
+    cosines: Tensor = rotation.table.chunk(2, -1)[1].double()
     if cosines.shape[-2] != grid.tokens:
         raise NotApplicable("its tokens attend within windows")
-    return cosines[..., grid.prefix :, :].unflatten(-2, shape)
+    cosines = cosines[..., grid.prefix :, :].unflatten(-2, shape)
+    return cosines
 
 
 @torch.no_grad()
