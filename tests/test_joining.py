@@ -320,7 +320,7 @@ def test_a_part_has_the_rows_of_its_tokens_and_the_columns_of_those_so_far(start
     assert LayerPosition().part(start, stop) == LayerPosition()
 
 
-@pytest.mark.parametrize("field", ["before", "inputs", "after", "mixing", "gate"])
+@pytest.mark.parametrize("field", ["before", "inputs", "after", "mixing", "spatial_bias"])
 def test_what_acts_on_all_tokens_has_no_part(field):
     with pytest.raises(ValueError, match=f"`{field}` must be None for a part of the tokens"):
         LayerPosition(**{field: torch.zeros(1)}).part(0, 1)

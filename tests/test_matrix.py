@@ -15,7 +15,7 @@ from tiny import fields, takes
 
 BETWEEN = {"pre", "before", "after"}
 ATTENTION = {"bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale"}
-MIXING = {*BETWEEN, "mixing", "gate"}
+MIXING = {*BETWEEN, "mixing", "spatial_bias"}
 #: The fields of `LayerPosition` that the layers of a family can use; PVT's keys are fewer than its queries, and the
 #: windows of Swin have borders inside of the image.
 USES = {

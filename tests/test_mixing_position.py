@@ -103,9 +103,9 @@ def test_a_gating_unit_mixes_by_a_table_as_by_its_matrix(encoding, bias):
     made = draw(position(encoding, grid, "displacement", bias=bias)).double()
     x = torch.randn(2, 35, 8, dtype=torch.float64)
     for layer in made(grid):
-        assert (layer.gate is not None) == bias
-        expected = mix_tokens(x, layer.mixing.matrix(), layer.gate)
-        torch.testing.assert_close(mix_tokens(x, layer.mixing, layer.gate), expected, rtol=0, atol=1e-10)
+        assert (layer.spatial_bias is not None) == bias
+        expected = mix_tokens(x, layer.mixing.matrix(), layer.spatial_bias)
+        torch.testing.assert_close(mix_tokens(x, layer.mixing, layer.spatial_bias), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("product", ["matrix", "displacement"])
@@ -115,7 +115,7 @@ def test_the_shapes_are_those_that_are_documented(encoding, product):
     groups = 2 if encoding.startswith("g") and encoding != "gqpe" else 1
     for at in (grid, Grid(5, 2)):
         for layer in position(encoding, grid, product)(at):
-            assert layer.gate.shape == (at.patches,)
+            assert layer.spatial_bias.shape == (at.patches,)
             assert layer.mixing.table.shape == (groups, 2 * at.height - 1, 2 * at.width - 1)
             assert layer.mixing.grid == at
             if product == "matrix":

@@ -176,7 +176,7 @@ def layer_position() -> Figure:
             family="monospace",
         )
     label(ax, 5.2, 3.3, "a block of attention; every field may be None", size=9.5)
-    label(ax, 5.2, 0.15, "in gated MLPs and mixers instead of attention:   mixing, gate", size=9)
+    label(ax, 5.2, 0.15, "in gated MLPs and mixers instead of attention:   mixing, spatial_bias", size=9)
     return figure
 
 

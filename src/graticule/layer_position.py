@@ -103,7 +103,7 @@ class LayerPosition(NamedTuple):
     mixing: the weights by which the patches of a grid or window are mixed: (groups, N, N), with groups of channels, one
         if all channels are mixed by the same weights; or `Displacements` if they depend on displacements only; or
         `TokenMlp`, an MLP over the patches.
-    gate: (N,) or (groups, N), added to every channel of the mixed tokens, or to those of its group.
+    spatial_bias: (N,) or (groups, N), added to every channel of the mixed tokens, or to those of its group.
 
     `pre`, `before` and `after` act between blocks: `enter` and `leave` apply them.
     """
@@ -122,7 +122,7 @@ class LayerPosition(NamedTuple):
     inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
     after: Function | None = None
     mixing: Mixing | None = None
-    gate: Tensor | None = None
+    spatial_bias: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:
         """Turn the residual stream x: (B, N, D) into the input of the layer."""
@@ -142,7 +142,7 @@ class LayerPosition(NamedTuple):
         Raises:
             ValueError: if a field acts on all tokens at once and cannot be sliced.
         """
-        for field in ("key_bias", "value_bias", "positional", "before", "inputs", "after", "mixing", "gate"):
+        for field in ("key_bias", "value_bias", "positional", "before", "inputs", "after", "mixing", "spatial_bias"):
             if getattr(self, field) is not None:
                 raise ValueError(f"`{field}` must be None for a part of the tokens: it takes all of them at once.")
         return LayerPosition(
@@ -164,7 +164,7 @@ class LayerPosition(NamedTuple):
         Raises:
             ValueError: if a field cannot leave tokens out.
         """
-        for field in ("token_bias", "key_bias", "value_bias", "mixing", "gate"):
+        for field in ("token_bias", "key_bias", "value_bias", "mixing", "spatial_bias"):
             if getattr(self, field) is not None:
                 raise ValueError(f"`{field}` must be None for further tokens before those of the grid.")
         rows = (0, 0, count, 0)
@@ -209,7 +209,7 @@ class LayerPosition(NamedTuple):
             inputs=self.inputs if other.inputs is None else other.inputs,
             after=_chain(self.after, other.after),
             mixing=self.mixing if other.mixing is None else other.mixing,
-            gate=_sum(self.gate, other.gate),
+            spatial_bias=_sum(self.spatial_bias, other.spatial_bias),
             queries_keys=_sum(self.queries_keys, other.queries_keys),
             query_scale=_product(self.query_scale, other.query_scale),
         )

@@ -164,7 +164,7 @@ def _check_layers(model: Any) -> None:
     n, positions = grid.tokens, model.position(grid)
     assert len(positions) == _DEPTH, f"there must be one LayerPosition per layer, {_DEPTH}, got {len(positions)}"
     shapes: dict[str, tuple[int, ...]] = {
-        **{"pre": (n, _DIM), "inner": (n, _DIM), "bias": (_HEADS, n, n), "gate": (n,), "query_scale": (n,)},
+        **{"pre": (n, _DIM), "inner": (n, _DIM), "bias": (_HEADS, n, n), "spatial_bias": (n,), "query_scale": (n,)},
         "queries_keys": (n, _DIM),
         **{"before": (batch, n, _DIM), "after": (batch, n, _DIM)},
         **{"key_bias": (_HEADS, n, n), "value_bias": (batch, _HEADS, n, _DIM // _HEADS)},
@@ -180,7 +180,7 @@ def _check_layers(model: Any) -> None:
             elif callable(value) and not isinstance(value, tuple):
                 value = value(tokens)
             if isinstance(value, Tensor):
-                if field in ("query_scale", "gate") and value.ndim == 2:  # of each head or group
+                if field in ("query_scale", "spatial_bias") and value.ndim == 2:  # of each head or group
                     shape = (_HEADS, *shape)
                 assert tuple(value.shape) == shape, f"`{field}` must be {shape}, got {tuple(value.shape)}"
         if position.positional is not None:

@@ -13,7 +13,7 @@ class TokenMlp(NamedTuple):
 
     .. math:: y = V\, GELU(U x + u)
 
-    The bias of y is `LayerPosition.gate`.
+    The bias of y is `LayerPosition.spatial_bias`.
 
     Args:
         first: U, (T, N).

@@ -196,7 +196,7 @@ def test_another_image_size_shows_what_is_mixed_there(name, encoding):
         np.testing.assert_allclose(
             one.weights.reshape(one.groups, -1), weights[:, one.grid.center].numpy(), rtol=0, atol=1e-14
         )
-        np.testing.assert_array_equal(one.bias.ravel(), given.gate.detach().numpy())
+        np.testing.assert_array_equal(one.bias.ravel(), given.spatial_bias.detach().numpy())
 
 
 @names

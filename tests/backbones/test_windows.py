@@ -235,8 +235,8 @@ def test_a_token_of_a_part_of_a_window_has_the_bias_of_its_place(windows, shift)
     grid, block, given = model.grid, model.block(0, 1), model.position(model.grid)[1]
     _, place = cut(grid, grid.window(windows[0]), 1, shift)
     x = torch.randn(1, grid.patches, 32, dtype=torch.float64)
-    expected = given.gate[place][None, :, None].expand_as(x)
-    torch.testing.assert_close(mix_tokens(x, given.mixing, given.gate, block.windows(grid)), expected)
+    expected = given.spatial_bias[place][None, :, None].expand_as(x)
+    torch.testing.assert_close(mix_tokens(x, given.mixing, given.spatial_bias, block.windows(grid)), expected)
 
 
 @pytest.mark.parametrize("encoding", MIXING)

@@ -72,9 +72,9 @@ def test_a_bias_per_group_is_added_to_the_channels_of_its_group(product):
     without.load_state_dict({n: v for n, v in with_bias.state_dict().items() if "biases" not in n})
     x = tokens(grid, 12)
     (given,), (plain,) = with_bias(grid), without(grid)
-    assert given.gate.shape == (3, grid.patches)
-    difference = mix_tokens(x, given.mixing, given.gate) - mix_tokens(x, plain.mixing)
-    expected = given.gate.T.repeat_interleave(4, -1).expand_as(difference)
+    assert given.spatial_bias.shape == (3, grid.patches)
+    difference = mix_tokens(x, given.mixing, given.spatial_bias) - mix_tokens(x, plain.mixing)
+    expected = given.spatial_bias.T.repeat_interleave(4, -1).expand_as(difference)
     torch.testing.assert_close(difference, expected, rtol=0, atol=1e-12)
 
 
@@ -100,7 +100,7 @@ def test_a_bias_per_group_is_resampled_group_by_group():
         next(position.biases.parameters()).copy_(values)
         next(one.biases.parameters()).copy_(values[1])
     at = Grid(4, 5)
-    assert torch.equal(position(at)[0].gate[1], one(at)[0].gate)
+    assert torch.equal(position(at)[0].spatial_bias[1], one(at)[0].spatial_bias)
 
 
 @pytest.mark.parametrize("encoding", ["sgu(group_bias=True)", "gsgu(bias=False, group_bias=True)"])

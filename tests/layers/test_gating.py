@@ -38,7 +38,9 @@ def test_groups_do_not_mix_channels():
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm])
 def test_the_halves_come_together_as_figure_3_draws_them(norm):
     x = torch.randn(2, 6, 8, dtype=torch.float64)
-    position = LayerPosition(mixing=torch.randn(2, 6, 6, dtype=torch.float64), gate=torch.randn(6, dtype=torch.float64))
+    position = LayerPosition(
+        mixing=torch.randn(2, 6, 6, dtype=torch.float64), spatial_bias=torch.randn(6, dtype=torch.float64)
+    )
 
     def mixed(v):
         return mix_tokens(v if norm is None else nn.functional.layer_norm(v, v.shape[-1:]), *position[-2:])
@@ -58,17 +60,19 @@ def test_the_halves_come_together_as_figure_3_draws_them(norm):
 
 def test_with_weights_near_zero_and_a_bias_of_one_the_unit_passes_its_first_half_on():
     x = torch.randn(2, 6, 8)
-    position = LayerPosition(mixing=torch.zeros(1, 6, 6), gate=torch.ones(6))
+    position = LayerPosition(mixing=torch.zeros(1, 6, 6), spatial_bias=torch.ones(6))
     torch.testing.assert_close(GatingUnit(8, nn.LayerNorm)(x, position), x[..., :4])
 
 
 @pytest.mark.parametrize("combine", ["gate", "add", "concat", "nonsplit"])
 def test_a_block_trains_every_parameter(combine):
     block = GatedBlock(8, 4, nn.LayerNorm, combine)
-    position = LayerPosition(mixing=torch.randn(2, 6, 6, requires_grad=True), gate=torch.randn(6, requires_grad=True))
+    position = LayerPosition(
+        mixing=torch.randn(2, 6, 6, requires_grad=True), spatial_bias=torch.randn(6, requires_grad=True)
+    )
     block(torch.randn(2, 6, 8), position).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in block.parameters())
-    assert position.mixing.grad.any() and position.gate.grad.any()
+    assert position.mixing.grad.any() and position.spatial_bias.grad.any()
 
 
 def test_a_block_counts_what_the_appendix_counts():

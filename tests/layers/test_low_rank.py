@@ -10,7 +10,7 @@ import graticule
 from graticule import Grid
 from graticule.analysis import bias_maps
 from graticule.encodings import Alibi, Sandwich
-from graticule.encodings import bias as biases
+from graticule.encodings import layer_bias as biases
 from graticule.layer_position import LayerPosition, LowRank, bias_of
 from graticule.layers.attention import Attention
 from graticule.layers.causal_attention import CausalAttention

@@ -95,7 +95,7 @@ class Part:
     def mixed(self, tokens: Tensor) -> Tensor:
         """Mix tokens (B, windows, N, C) in their layout."""
         order = contiguous(tokens.shape[-1], self.groups)
-        mixed = mix_tokens(tokens.flatten(0, 1)[..., order], self.position.mixing, self.position.gate)
+        mixed = mix_tokens(tokens.flatten(0, 1)[..., order], self.position.mixing, self.position.spatial_bias)
         return self.theirs(mixed)
 
     def theirs(self, x: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def dense_gate(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
             {**kwargs, "gate_unit": "SGU", "chunks": 2}, {**dense, **norm}, 2 * chunk.shape[-1], 1, "gate_unit."
         )
         found[f"normed_{step + 1}"] = gating.norm(first)
-        found[f"mixed_{step + 1}"] = mix_tokens(gating.norm(first), part.position.mixing, part.position.gate)
+        found[f"mixed_{step + 1}"] = mix_tokens(gating.norm(first), part.position.mixing, part.position.spatial_bias)
         first = gating(torch.cat([chunk, first], -1), part.position)
     return {**found, "output": first}
 
@@ -171,7 +171,7 @@ def block(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
     output = ours(x.flatten(0, 1), part.position, part.grid)
     split = 1 if mlp.gate.combine == "nonsplit" else 2
     hidden = seen["hidden"][..., contiguous(seen["hidden"].shape[-1] // split, part.groups, split).argsort()]
-    mixed = mix_tokens(seen["normed"], part.position.mixing, part.position.gate)
+    mixed = mix_tokens(seen["normed"], part.position.mixing, part.position.spatial_bias)
     return {
         "output": output,
         "hidden": hidden,

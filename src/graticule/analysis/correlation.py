@@ -199,7 +199,7 @@ def position_correlations(
 
     with p the layer's view of position, (H * W, D), computed in float64 from the parameters as they are:
 
-    - 'inner': what the layer adds to its normalised tokens (LaPE);
+    - 'inner': what the layer adds to its normalized tokens (LaPE);
     - 'stream': LN_l(w), where w is the sum of the tables that entered the residual stream up to and including
       this layer, and LN_l the block's own `norm1`. By Eq. 6 attention sees
       :math:`\lambda_2 LN_l(w)`, :math:`\lambda_2 = \sigma_w / \sigma_{\tilde x + w}` (Eq. 7), which depends on
@@ -448,12 +448,12 @@ def _range(localities: Array, uniform: float) -> float:
 
 
 def two_dimensionality(similarity: Array, grid: Grid) -> float:
-    r"""How alike the two axes are to this encoding: 1 if vertical neighbours count as much as horizontal ones.
+    r"""How alike the two axes are to this encoding: 1 if vertical neighbors count as much as horizontal ones.
 
     .. math:: \min(v, h) / \max(v, h), \quad v = \max(\bar s_{\Delta = (1, 0)} - \bar s, 0), \quad
               h = \max(\bar s_{\Delta = (0, 1)} - \bar s, 0)
 
-    v and h say how much the mean cosine of neighbours exceeds the mean over all pairs of different tokens.
+    v and h say how much the mean cosine of neighbors exceeds the mean over all pairs of different tokens.
     In [0, 1]; 0 where one axis alone is known, as with a sequence in row-major order. NaN where neither
     axis has anything (all places alike, or all equally unlike), or the grid has only one axis. On a table without any
     structure, such as a learnable one before training, it is a ratio of noise.

@@ -212,7 +212,7 @@ def _layers(
             for layer, encoding in zip(position.joined, encodings, strict=True):
                 if isinstance(given[layer].mixing, TokenMlp):
                     raise ValueError("`model` must mix its tokens by weights, got one that mixes them by an MLP.")
-                gate = given[layer].gate
+                gate = given[layer].spatial_bias
                 # the mean over the groups, where each has its own
                 gate = gate if gate is None or gate.ndim == 1 else gate.mean(0)
                 found[layer] = (stage, at.within, encoding, gate)

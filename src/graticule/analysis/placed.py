@@ -103,7 +103,7 @@ def placed(position: LayerPosition, places: Places, own: LayerPosition | None = 
         inputs=function(own.inputs, lambda f: _Moved(f, places, tokens, tokens)),
         after=function(own.after, lambda f: _Moved(f, places, tokens, tokens)),
         mixing=None if position.mixing is None else _mixing(position.mixing, places),
-        gate=rows(position.gate, -1),
+        spatial_bias=rows(position.spatial_bias, -1),
     )
 
 

@@ -17,10 +17,10 @@ from graticule.analysis.correlation import Array, Correlations, locality
 from graticule.analysis.equivariance import Translation
 
 COLUMNS = 7  # of a sheet
-SIMILARITY = "viridis"  # even in lightness: it survives a grey printer and every kind of colour vision
+SIMILARITY = "viridis"  # even in lightness: it survives a gray printer and every kind of color vision
 
-#: Okabe and Ito's colours, which people with any colour vision can tell apart, darkest first; markers and
-#: dashes tell them apart in grey.
+#: Okabe and Ito's colors, which people with any color vision can tell apart, darkest first; markers and
+#: dashes tell them apart in gray.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 MARKERS = "osD^vPX"
 DASHES = ("-", "--", "-.", ":")

@@ -22,7 +22,7 @@ class FilterBlock(MixerBlock):
 
     .. math:: x' = x + MLP(LN(W (LN(x) + p) + b))
 
-    where W is `mixing` of the layer's position, b its `gate` and p its `inner`, if any.
+    where W is `mixing` of the layer's position, b its `spatial_bias` and p its `inner`, if any.
 
     Reference: GFNet (Rao et al., 2021), section 3.2 and its code.
     """
@@ -33,7 +33,7 @@ class FilterBlock(MixerBlock):
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
         y = self.norm1(x)
         y = y if position.inner is None else y + position.inner
-        y = self.mix_drop(mix_tokens(y, position.mixing, position.gate, self.windows(*where)))
+        y = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, self.windows(*where)))
         mixed: Tensor = x + self.drop_path(self.mlp_channels(self.norm2(y)))
         return mixed
 

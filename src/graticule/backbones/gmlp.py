@@ -47,7 +47,7 @@ class GMlp(SingleStage):
         act_layer: the activation.
     """
 
-    takes = frozenset({"pre", "before", "after", "mixing", "gate"})
+    takes = frozenset({"pre", "before", "after", "mixing", "spatial_bias"})
     default_encoding = "sgu"
 
     @checked

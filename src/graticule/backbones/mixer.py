@@ -40,8 +40,8 @@ class MixerBlock(nn.Module):
 
     .. math:: x' = x + \lambda_1 (W (LN(x) + p) + b), \quad x'' = x' + \lambda_2 MLP(LN(x'))
 
-    where W is `mixing` of the layer's position, b its `gate` and p its `inner`, if any. W may also be an MLP over the
-    tokens. lambda_1 and lambda_2 are numbers per channel, with `layer_scale`.
+    where W is `mixing` of the layer's position, b its `spatial_bias` and p its `inner`, if any. W may also be an MLP
+    over the tokens. lambda_1 and lambda_2 are numbers per channel, with `layer_scale`.
 
     Reference: MLP-Mixer (Tolstikhin et al., 2021), Eq. 1; ResMLP (Touvron et al., 2021), Eq. 2-3.
 
@@ -81,7 +81,7 @@ class MixerBlock(nn.Module):
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
         y = self.norm1(x)
         y = y if position.inner is None else y + position.inner
-        y = self.mix_drop(mix_tokens(y, position.mixing, position.gate, self.windows(*where)))
+        y = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, self.windows(*where)))
         x = x + self.drop_path(y if self.ls1 is None else self.ls1 * y)
         y = self.mlp_channels(self.norm2(x))
         mixed: Tensor = x + self.drop_path(y if self.ls2 is None else self.ls2 * y)
@@ -121,7 +121,7 @@ class Mixer(SingleStage):
         block_layer: builds a block.
     """
 
-    takes = frozenset({"pre", "before", "inner", "after", "mixing", "gate"})
+    takes = frozenset({"pre", "before", "inner", "after", "mixing", "spatial_bias"})
     default_encoding = "token_mlp"
 
     @checked

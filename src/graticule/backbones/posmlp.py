@@ -69,7 +69,7 @@ class PosMlp(Pyramid):
         act_layer: the activation.
     """
 
-    takes = frozenset({"pre", "before", "after", "mixing", "gate"})
+    takes = frozenset({"pre", "before", "after", "mixing", "spatial_bias"})
     needs = frozenset({"mixing"})
     stage_lists = ("downsamples", "blocks")
     first_conv = "downsamples.0.projs.0"

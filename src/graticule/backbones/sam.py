@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import torch
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
@@ -13,21 +14,11 @@ from graticule.backbones.swin import SwinTransformer, WindowAttention
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.checkpoints import renamed_state_dict
 from graticule.checks import checked
-from graticule.encodings import (
-    BiasPosition,
-    CombinedPosition,
-    NoPosition,
-    Position,
-    PositionBuilder,
-    RotaryPosition,
-    SharedBiasPosition,
-)
+from graticule.encodings import Position, PositionBuilder
+from graticule.encodings.pooled import OF_PAIRS, check_no_pairs, keep_layers, some_parts
 from graticule.grid import Grid, Windows
 from graticule.layer_position import LayerPosition
 from graticule.layers import Attention
-
-#: What a layer gets for the tokens that see each other; the rest is for all tokens.
-_WITHIN = ("bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale")
 
 
 class WindowedPosition(Position):
@@ -41,61 +32,25 @@ class WindowedPosition(Position):
         windowed: the position of all layers in a window.
         window: the grid of a window.
         layers: indices of the layers that see windows.
+        depth: number of layers.
     """
 
-    def __init__(self, whole: Position, windowed: Position, window: Grid, layers: Collection[int]) -> None:
+    def __init__(self, whole: Position, windowed: Position, window: Grid, layers: Collection[int], depth: int) -> None:
         super().__init__()
         self.window, self.layers = window, frozenset(layers)
-        self.whole, self.windowed = whole, _relative(windowed)
-        for part in self.modules():
-            if isinstance(part, BiasPosition):
-                within = any(part is module for module in self.windowed.modules())
-                part.joined = tuple(layer for layer in part.joined if (layer in self.layers) == within)
-                for name in [name for name, _ in part.encodings.named_children() if int(name) not in part.joined]:
-                    delattr(part.encodings, name)
+        self.whole = keep_layers(whole, set(range(depth)) - self.layers)
+        self.windowed = keep_layers(some_parts(windowed, True, depth), self.layers)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return one `LayerPosition` per layer for `grid`."""
         return [
-            whole._replace(**{name: getattr(inside, name) for name in _WITHIN}) if layer in self.layers else whole
+            whole._replace(**{name: getattr(inside, name) for name in OF_PAIRS}) if layer in self.layers else whole
             for layer, (whole, inside) in enumerate(zip(self.whole(grid), self.windowed(self.window), strict=True))
         ]
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the parameters of the whole grid are held for."""
         self.whole.set_grid(grid)
-
-    def layer_lists(self) -> list[str]:
-        """The lists of both."""
-        return [f"{name}.{own}" for name, part in self._parts().items() for own in part.layer_lists()]
-
-    def published_names(self) -> dict[str, str]:
-        """The published names of both."""
-        parts = self._parts().items()
-        return {theirs: f"{name}.{own}" for name, part in parts for theirs, own in part.published_names().items()}
-
-    def table_shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of both."""
-        parts = self._parts().items()
-        return {f"{name}.{own}": shape for name, part in parts for own, shape in part.table_shapes().items()}
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Let the part that owns `name` fit it."""
-        part, _, own = name.partition(".")
-        return self._parts()[part].fit(own, value, shape)
-
-    def _parts(self) -> dict[str, Position]:
-        return {"whole": self.whole, "windowed": self.windowed}
-
-
-def _relative(position: Position) -> Position:
-    """Return the parts of a position that are for tokens that see each other."""
-    parts: Any = position.parts if isinstance(position, CombinedPosition) else [position]
-    kept = [part for part in parts if isinstance(part, BiasPosition | SharedBiasPosition | RotaryPosition)]
-    if not kept:
-        depth: Any = len(position(Grid(1, 1)))
-        return NoPosition(depth)
-    return kept[0] if len(kept) == 1 else CombinedPosition(kept)
 
 
 class SamVisionTransformer(VisionTransformer):
@@ -159,8 +114,10 @@ class SamVisionTransformer(VisionTransformer):
         within = self.window.with_windows([self.window.shape])  # what is for all pairs of tokens is refused
         windowed = position(within, dim=dim, depth=depth, num_heads=num_heads, absolute=False)
         super().build_position(position, num_heads)
+        with torch.no_grad():
+            check_no_pairs(some_parts(self.position, False, depth)(self.grid), "layers see windows")
         layers = [layer for layer in range(depth) if layer not in self.global_layers]
-        self.position = WindowedPosition(self.position, windowed, self.window, layers)
+        self.position = WindowedPosition(self.position, windowed, self.window, layers, depth)
 
     def attention_kind(self, layer: int) -> type[Attention]:
         """Return the class of the attention of a layer."""

@@ -48,7 +48,7 @@ class SwinMlp(MergingPyramid):
         norm_layer: builds a norm from D, or its name.
     """
 
-    takes = frozenset({"pre", "before", "inner", "after", "mixing", "gate"})
+    takes = frozenset({"pre", "before", "inner", "after", "mixing", "spatial_bias"})
     needs = frozenset({"mixing"})
     default_encoding = "gsgu"
     encoding_options: ClassVar = {"gsgu": {"std": 0.0722, "bias_start": 0.0, "group_bias": True}}

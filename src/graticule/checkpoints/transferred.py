@@ -12,7 +12,7 @@ from typing import NamedTuple
 class Transferred(NamedTuple):
     """How a tensor, or several in the same way, came into the model.
 
-    name: in the model; of what is unused, in the checkpoint. Neighbours are put together as `blocks.0-11`.
+    name: in the model; of what is unused, in the checkpoint. Neighbors are put together as `blocks.0-11`.
     status: 'loaded' (same shape), 'resized' (resampled for another grid, window or patch), 'adapted' (to another
         number of channels), 'copied' (from the one table that there was for all layers), 'new' (as the model drew it)
         or 'unused' (in the checkpoint alone).
@@ -96,7 +96,7 @@ def _lines(prefix: str, rows: _Rows) -> list[Transferred]:
 
 
 def _alike(children: Mapping[str, _Rows]) -> list[list[str]]:
-    """Put neighbours that are numbered one after another together where all their parts went the same way."""
+    """Put neighbors that are numbered one after another together where all their parts went the same way."""
     went = {label: {(rest, row.status, row.detail) for rest, row in held} for label, held in children.items()}
     groups: list[list[str]] = []
     for label in children:

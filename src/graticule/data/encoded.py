@@ -105,9 +105,9 @@ def decode(content: bytes) -> Image.Image:
             if max(image.size) > _LONGEST * min(image.size) or not min(image.size):
                 width, height = image.size
                 raise ValueError(f"it must be at most {_LONGEST} times as long as wide, got {width} x {height} pixels")
-            if image.mode.startswith("I"):  # grey of 16 bits; by Pillow's version I;16 or, as integers of 32 bits, I
-                grey = np.asarray(image).clip(0, 65535) >> 8
-                return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+            if image.mode.startswith("I"):  # gray of 16 bits; by Pillow's version I;16 or, as integers of 32 bits, I
+                gray = np.asarray(image).clip(0, 65535) >> 8
+                return Image.fromarray(gray.astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
     except UnidentifiedImageError:  # which would name the buffer, not the image
         raise ValueError(f"Pillow cannot identify it as one of {', '.join(_FORMATS)}") from None

@@ -32,7 +32,7 @@ INFO = DatasetInfo(
 
 
 def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, DatasetInfo]:
-    """Load 60,000 training or 10,000 test images, 28 x 28, grey, ten classes.
+    """Load 60,000 training or 10,000 test images, 28 x 28, gray, ten classes.
 
     The four files of the set, gzipped or not, are looked for in `root`, in `root`/FashionMNIST/raw (where
     torchvision puts them), both under the folder that the environment variable GRATICULE_DATA names, and

@@ -25,7 +25,7 @@ class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):
 
     Args:
         images: pairs of an image and a label.
-        transform: of evaluation, which brings an image to its size and normalises it.
+        transform: of evaluation, which brings an image to its size and normalizes it.
         augmentation: `random_crop_padding` and `hflip`, and nothing else; see `shifts_only`.
         info: mean and std; the padding is black, as around the image itself.
         seed: decides what is drawn.
@@ -41,7 +41,7 @@ class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):
         self.hflip = augmentation.hflip
         self.seed = seed
         mean, std = (torch.tensor(values)[:, None, None] for values in (info.mean, info.std))
-        # black is 0 where the image is not normalised
+        # black is 0 where the image is not normalized
         self.padded = (F.pad(held.tensors * std + mean, [self.padding] * 4) - mean) / std
         self._drawn: tuple[tuple[int, int], np.ndarray] | None = None
 

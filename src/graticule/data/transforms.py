@@ -39,7 +39,7 @@ def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation:
 
 
 def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
-    """Augment, bring to `size` = (height, width) and normalise; (C, height, width), float32.
+    """Augment, bring to `size` = (height, width) and normalize; (C, height, width), float32.
 
     Its randomness is torch's, Python's and NumPy's. Images of one small native size are cropped with padding
     (`random_crop_padding`) or by area (`scale`); large ones by area too, (0.08, 1) where neither is given.

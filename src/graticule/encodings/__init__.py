@@ -20,9 +20,10 @@ from graticule.encodings.base import (
     register_encoding,
 )
 from graticule.encodings.between import BeforeProjections, BetweenBlocks
-from graticule.encodings.bias import BiasEncoding, BiasPosition, PatchBias, SharedBiasPosition
+from graticule.encodings.bias import BiasEncoding, PatchBias
 from graticule.encodings.folded import Folded, FoldedPosition
 from graticule.encodings.folded_sizes import FoldedSizes
+from graticule.encodings.layer_bias import BiasPosition, LayerBias, SharedBiasPosition
 from graticule.encodings.mixing import MixingEncoding
 from graticule.encodings.mixing_position import MixingPosition
 from graticule.encodings.pooled import PooledPosition, PooledPyramid, Pooling
@@ -45,6 +46,7 @@ __all__ = [
     "FoldedPosition",
     "FoldedSizes",
     "JoinedPosition",
+    "LayerBias",
     "MixingEncoding",
     "MixingPosition",
     "NoEncoding",

@@ -82,10 +82,6 @@ class Alibi(BiasEncoding):
         """Return the bias of squared distances in two factors of four channels."""
         return squared_distance_factors(grid, -self.slopes) if self.distance == "squared" else None
 
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; nothing depends on it."""
-        self.grid = grid
-
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, distance={self.distance!r}"
 

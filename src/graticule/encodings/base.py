@@ -45,13 +45,22 @@ class Position(nn.Module, ABC):
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that the parameters are held for."""
 
+    def components(self) -> dict[str, Position]:
+        """Return the positions that this one consists of, by the names of their modules."""
+        found: dict[str, Position] = {}
+        for name, module in self.named_modules():
+            if name and isinstance(module, Position) and not any(name.startswith(f"{at}.") for at in found):
+                found[name] = module
+        return found
+
     def published_names(self) -> dict[str, str]:
-        """Name in published checkpoints of a vision transformer -> name of the parameter here."""
-        return {}
+        """Map names in published checkpoints of a vision transformer to names of parameters here."""
+        parts = self.components().items()
+        return {theirs: f"{at}.{own}" for at, part in parts for theirs, own in part.published_names().items()}
 
     def layer_lists(self) -> list[str]:
         """Return the names of the module lists that have one entry per layer, under the index of the layer."""
-        return []
+        return [f"{at}.{name}" for at, part in self.components().items() for name in part.layer_lists()]
 
     def resampled_encodings(self) -> list[str]:
         """Return the names of the encodings that hold values for their grid, which are resampled for another."""
@@ -68,6 +77,9 @@ class Position(nn.Module, ABC):
         `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it. A value that
         cannot be made to fit is returned unchanged.
         """
+        for at, part in self.components().items():
+            if name.startswith(f"{at}."):
+                return part.fit(name.removeprefix(f"{at}."), value, shape)
         return value
 
 
@@ -90,7 +102,9 @@ def _refuse_crops(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _holds_a_grid(module: Any) -> bool:
-    return getattr(module, "resampled", False) or hasattr(module, "pos_embed")
+    return (
+        getattr(module, "resampled", False) or hasattr(module, "pos_embed") or getattr(module, "held_for_grid", False)
+    )
 
 
 @dataclass(frozen=True)
@@ -290,26 +304,3 @@ class CombinedPosition(Position):
         """Pass `grid` on to every part."""
         for part in cast("Iterable[Position]", self.parts):
             part.set_grid(grid)
-
-    def layer_lists(self) -> list[str]:
-        """The lists of every part."""
-        parts = enumerate(cast("Iterable[Position]", self.parts))
-        return [f"parts.{i}.{name}" for i, part in parts for name in part.layer_lists()]
-
-    def published_names(self) -> dict[str, str]:
-        """The published names of every part."""
-        return {
-            theirs: f"parts.{i}.{own}"
-            for i, part in enumerate(cast("Iterable[Position]", self.parts))
-            for theirs, own in part.published_names().items()
-        }
-
-    def table_shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of every part."""
-        parts = enumerate(cast("Iterable[Position]", self.parts))
-        return {f"parts.{i}.{name}": shape for i, part in parts for name, shape in part.table_shapes().items()}
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Let the part that owns `name` fit it."""
-        _, index, own = name.split(".", 2)
-        return cast("Position", self.parts[int(index)]).fit(own, value, shape)

@@ -59,13 +59,7 @@ class ContinuousBias(PatchBias):
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
         table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, 1)).sigmoid()  # (displacements, heads)
-        index = grid.offset_index(table.device)
-        bias: Tensor = table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
-        return bias
-
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
-        self.grid = grid
+        return self.of_pairs(table.T, grid)
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the names of a parameter in timm's `vit_relpos` models and in Swin V2."""

@@ -80,9 +80,7 @@ class Fire(PatchBias):
             distance = (place[:, None] - place).clamp(min=0)  # keys after the query are not seen
             share = self._share(distance, place[:, None], reference[1])
             return self._mlp(torch.stack([0 * share, share] if self.form == "axes" else [share], -1))
-        index = grid.offset_index(device)
-        bias: Tensor = self._mlp(self.shares(grid)).index_select(1, index.flatten()).unflatten(1, index.shape)
-        return bias
+        return self.of_pairs(self._mlp(self.shares(grid)), grid)
 
     def shares(self, grid: Grid) -> Tensor:
         """Return what the network of an image is evaluated at, for each displacement, (displacements, 1 or 2)."""
@@ -106,10 +104,6 @@ class Fire(PatchBias):
         """Map shares (..., 1 or 2) to one number per head, (num_heads, ...)."""
         bias: Tensor = self.mlp(shares.to(self.log_scale.dtype)).movedim(-1, 0)
         return bias
-
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
-        self.grid = grid
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, form={self.form!r}"

@@ -56,10 +56,6 @@ class Folded(Position):
         """The lists of the original."""
         return self.original.layer_lists()
 
-    def table_shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of the original."""
-        return self.original.table_shapes()
-
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Let the original fit `name`."""
         return self.original.fit(name, value, shape)

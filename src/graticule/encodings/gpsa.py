@@ -88,9 +88,5 @@ class Gpsa(BiasEncoding):
             )
         )
 
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
-        self.grid = grid
-
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, locality={self.locality}, gate={self.gate}"

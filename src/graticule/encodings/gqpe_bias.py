@@ -53,9 +53,7 @@ class GqpeBias(PatchBias):
         """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
         # the table counts displacements key minus query, so its mirror image counts query minus key
         table = self.gaussian.logits(grid).flip(1, 2).flatten(1).to(self.gaussian.center.dtype)
-        index = grid.offset_index(table.device)
-        bias: Tensor = table.index_select(1, index.flatten()).unflatten(1, index.shape)
-        return bias
+        return self.of_pairs(table, grid)
 
     def set_grid(self, grid: Grid) -> None:
         """Make `grid` the one that it is for; no parameter depends on it."""

@@ -71,9 +71,5 @@ class Kerple(PatchBias):
         kernel = torch.log1p(second * distance) if self.kernel == "log" else distance**second
         return (-first * kernel).to(self.raw_r1.dtype)
 
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; nothing depends on it."""
-        self.grid = grid
-
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, kernel={self.kernel!r}"

@@ -96,9 +96,5 @@ class LieRe(RotaryEncoding):
         """Return one rotation for all layers, or one per layer."""
         return [BlockRotation(matrices) for matrices in self(grid)]
 
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is built for; no parameter depends on it."""
-        self.grid = grid
-
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, generators={tuple(self.generators.shape)}"

@@ -48,9 +48,9 @@ class MixingEncoding(nn.Module, ABC):
     def forward(self, grid: Grid) -> Tensor | TokenMlp:
         """Return the weights for `grid`, a grid or window, (groups, N, N), or an MLP over its patches."""
 
-    @abstractmethod
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for."""
+        """Make `grid` the one that the encoding is built for; here no parameter depends on it."""
+        self.grid = grid
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
         """Make `value` of a checkpoint fit the parameter `name`; what cannot be is returned as it is.
@@ -330,10 +330,6 @@ class QuadraticMixing(MixingEncoding):
     def displacements(self, grid: Grid) -> Displacements:
         """Return the logits for `grid`, to which a softmax is applied."""
         return Displacements(self.logits(grid), softmax=True)
-
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is built for; no parameter depends on it."""
-        self.grid = grid
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, form={self.form}, shift={self.shift}"

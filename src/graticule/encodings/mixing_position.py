@@ -67,18 +67,23 @@ class MixingPosition(Position):
         self.depth = len(given) if depth is None else depth
         self.joined = joined_layers(self.depth, len(given) if layers is None else layers)
         self.encodings = PerLayer(given, self.joined)
-        self.grid = given[0].grid
-        shape = (given[0].groups, self.grid.patches) if group_bias else (self.grid.patches,)
-        self.biases = _Biases({layer: torch.full(shape, bias_start) for layer in self.joined} if bias else {})
+        grid = given[0].grid
+        shape = (given[0].groups, grid.patches) if group_bias else (grid.patches,)
+        self.biases = _Biases({layer: torch.full(shape, bias_start) for layer in self.joined} if bias else {}, grid)
+
+    @property
+    def grid(self) -> Grid:
+        """The grid, or that of a window, that the encodings are built for."""
+        return self.biases.grid
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return what each layer gets for `grid`: weights or their table as `mixing`, the bias as `gate`."""
+        """Return what each layer gets for `grid`: weights or their table as `mixing`, the bias as `spatial_bias`."""
         grid = grid.within
-        gates: list[Tensor | None] = [self._bias_at(bias, grid) for bias in self.biases]
-        gates = gates or [None] * len(self.encodings)
+        biases: list[Tensor | None] = [self.biases.at(bias, grid) for bias in self.biases]
+        biases = biases or [None] * len(self.encodings)
         given = [
-            LayerPosition(mixing=self._mixing(encoding, grid), gate=gate)
-            for encoding, gate in zip(cast("Iterable[MixingEncoding]", self.encodings), gates, strict=True)
+            LayerPosition(mixing=self._mixing(encoding, grid), spatial_bias=bias)
+            for encoding, bias in zip(cast("Iterable[MixingEncoding]", self.encodings), biases, strict=True)
         ]
         return spread(given, self.joined, self.depth)
 
@@ -87,10 +92,7 @@ class MixingPosition(Position):
         grid = grid.within
         for encoding in cast("Iterable[Any]", self.encodings):
             encoding.set_grid(grid)
-        for name, bias in list(self.biases.named_parameters()):
-            resampled = self._bias_at(bias, grid).detach().clone()
-            setattr(self.biases, name, nn.Parameter(resampled, requires_grad=bias.requires_grad))
-        self.grid = grid
+        self.biases.set_grid(grid)
 
     def _mixing(self, encoding: MixingEncoding, grid: Grid) -> Mixing:
         table = encoding.displacements(grid)
@@ -98,9 +100,6 @@ class MixingPosition(Position):
             return cast("Mixing", encoding(grid))
         large = holds(grid.patches >= LARGE) if self.product == "auto" else self.product == "displacement"
         return table if large else table.with_weights()
-
-    def _bias_at(self, bias: Tensor, grid: Grid) -> Tensor:
-        return bias if grid == self.grid else _resize_bias(bias, self.grid, grid)
 
     def layer_lists(self) -> list[str]:
         """Return the names of the lists of encodings and biases."""
@@ -115,28 +114,22 @@ class MixingPosition(Position):
                     names[f"blocks.{layer}.{theirs}"] = f"encodings.{layer}.{own}" if own else f"biases.{layer}"
         return names
 
-    def table_shapes(self) -> dict[str, tuple[int, int]]:
-        """The shape of the grid or window, for every parameter that is held for it."""
-        biases = (f"biases.{name}" for name, _ in self.biases.named_parameters())
-        return {**super().table_shapes(), **dict.fromkeys(biases, self.grid.shape)}
-
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Bring weights, a table or a bias of another grid or window to this one."""
         kind, layer, *own = name.split(".")
         if kind == "encodings":
             return cast("MixingEncoding", self.encodings.get_submodule(layer)).fit(".".join(own), value, shape)
-        held = next(self.biases.parameters())
-        if value.ndim != held.ndim or value.shape[:-1] != held.shape[:-1]:
-            return value
-        old = self.grid.alike(value.shape[-1], shape)
-        return value if old is None or old.shape == self.grid.shape else _resize_bias(value, old, self.grid)
+        return self.biases.fit(value, shape)
 
 
 class _Biases(nn.Module):
-    """A bias for each joined layer, under the index of the layer."""
+    """A bias for each joined layer, under the index of the layer, held for a grid or window."""
 
-    def __init__(self, values: Mapping[int, Tensor]) -> None:
+    held_for_grid = True
+
+    def __init__(self, values: Mapping[int, Tensor], grid: Grid) -> None:
         super().__init__()
+        self.grid = grid
         for layer, value in values.items():
             self.register_parameter(str(layer), nn.Parameter(value))
 
@@ -145,6 +138,24 @@ class _Biases(nn.Module):
 
     def __len__(self) -> int:
         return len(self._parameters)
+
+    def at(self, bias: Tensor, grid: Grid) -> Tensor:
+        """Return a bias resampled for `grid`."""
+        return bias if grid == self.grid else _resize_bias(bias, self.grid, grid)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample all biases for `grid`."""
+        for name, bias in list(self.named_parameters()):
+            setattr(self, name, nn.Parameter(self.at(bias, grid).detach().clone(), requires_grad=bias.requires_grad))
+        self.grid = grid
+
+    def fit(self, value: Tensor, shape: tuple[int, int] | None) -> Tensor:
+        """Resample a bias of a checkpoint, of another grid or window; what cannot be is returned as it is."""
+        held = next(self.parameters())
+        if value.ndim != held.ndim or value.shape[:-1] != held.shape[:-1]:
+            return value
+        old = self.grid.alike(value.shape[-1], shape)
+        return value if old is None or old.shape == self.grid.shape else _resize_bias(value, old, self.grid)
 
 
 def _resize_bias(bias: Tensor, old: Grid, new: Grid) -> Tensor:

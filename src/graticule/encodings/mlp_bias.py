@@ -49,13 +49,7 @@ class MlpBias(PatchBias):
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
         table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, 1)).relu())  # (displacements, heads)
-        index = grid.offset_index(table.device)
-        bias: Tensor = table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
-        return bias
-
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
-        self.grid = grid
+        return self.of_pairs(table.T, grid)
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the name of a parameter in timm."""

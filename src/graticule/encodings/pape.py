@@ -120,9 +120,5 @@ class Pape(BiasEncoding):
         sums = [(a * w).sum(-1).mT for w in (wy * wy, wy * wx, wx * wx)], [(b * w).sum(-1).mT for w in (wy, wx)]
         return sums
 
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; nothing depends on it."""
-        self.grid = grid
-
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, rotation_invariant={self.rotation_invariant}"

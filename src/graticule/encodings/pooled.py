@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.base import CombinedPosition, NoPosition, Position, PositionBuilder
-from graticule.encodings.bias import BiasPosition, SharedBiasPosition
+from graticule.encodings.layer_bias import BiasPosition, SharedBiasPosition
 from graticule.encodings.log_n import LogNPosition
 from graticule.encodings.pyramid import PyramidPosition
 from graticule.encodings.rotary import RotaryPosition
@@ -115,7 +115,7 @@ class PooledPosition(Position):
         self.pooling, self.depth = tuple(pooling), len(pooling)
         kinds = list(zip(self.pooling, dims, num_heads, strict=True))
         whole = build(grid, dim=dim, depth=self.depth, num_heads=num_heads[0], **within)
-        self.tokens = _some(whole, False, self.depth)
+        self.tokens = some_parts(whole, False, self.depth)
         #: The layers of each kind, and their position for pairs of tokens.
         self.layers = [[layer for layer, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
         self.pairs = nn.ModuleList()
@@ -123,19 +123,14 @@ class PooledPosition(Position):
             how, width, heads = kinds[first]
             at = grid.pooled(how.finer)
             position = build(at, dim=width, depth=self.depth, num_heads=heads, **{**within, "absolute": False})
-            self.pairs.append(keep_layers(_some(position, True, self.depth), layers))
+            self.pairs.append(keep_layers(some_parts(position, True, self.depth), layers))
         self._check(grid, dim)
 
     @torch.no_grad()
     def _check(self, grid: Grid, dim: int) -> None:
         entering, _ = self.tokens.stage(grid, torch.zeros(grid.tokens, dim))  # as if there were a stage before
+        check_no_pairs(entering, "queries and keys are pooled: their pairs are of other grids")
         for layer, given in enumerate(entering):
-            for field in OF_PAIRS:
-                if getattr(given, field) is not None:
-                    raise ValueError(
-                        "`joining` must be one that adds the table to tokens where queries and keys are pooled: their "
-                        f"pairs are of other grids, got one that gives layer {layer} `{field}`."
-                    )
             if given.after is not None and self.pooling[layer].queries > 1:
                 raise ValueError(
                     f"`encoding` must not act on what leaves layer {layer}, which pools its queries: the tokens are "
@@ -170,37 +165,31 @@ class PooledPosition(Position):
         self.layers = [kept for own in self.layers if (kept := [layer for layer in own if layer < layers])]
         del self.pairs[len(self.layers) :]
 
-    def published_names(self) -> dict[str, str]:
-        """The published names of both."""
-        parts = self._parts().items()
-        return {theirs: f"{name}.{own}" for name, part in parts for theirs, own in part.published_names().items()}
-
-    def table_shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of both."""
-        parts = self._parts().items()
-        return {f"{name}.{own}": shape for name, part in parts for own, shape in part.table_shapes().items()}
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Let the part that owns `name` fit it."""
-        part = next(part for part in self._parts() if name.startswith(f"{part}."))
-        return self._parts()[part].fit(name.removeprefix(f"{part}."), value, shape)
-
-    def _parts(self) -> dict[str, Position]:
-        pairs = enumerate(cast("Iterable[Position]", self.pairs))
-        return {"tokens": self.tokens, **{f"pairs.{index}": part for index, part in pairs}}
-
 
 def keep_layers(position: Position, layers: Collection[int]) -> Position:
     """Remove the relative encodings of all layers but these, in place; returns the position."""
     for part in position.modules():
         if isinstance(part, BiasPosition):
-            part.joined = tuple(layer for layer in part.joined if layer in layers)
-            for name in [name for name, _ in part.encodings.named_children() if int(name) not in part.joined]:
-                delattr(part.encodings, name)
+            part.keep(layers)
     return position
 
 
-def _some(position: Position, of_pairs: bool, depth: int) -> Position:
+def check_no_pairs(given: Sequence[LayerPosition], where: str) -> None:
+    """Check that a joining adds its table to tokens, and gives layers nothing for pairs of them.
+
+    Raises:
+        ValueError: with `where`, which says where that is so and why.
+    """
+    for layer, position in enumerate(given):
+        for field in OF_PAIRS:
+            if getattr(position, field) is not None:
+                raise ValueError(
+                    f"`joining` must be one that adds the table to tokens where {where}, got one that gives layer "
+                    f"{layer} `{field}`."
+                )
+
+
+def some_parts(position: Position, of_pairs: bool, depth: int) -> Position:
     """Return the parts of a position that are for pairs of tokens, or the others."""
     parts: Any = position.parts if isinstance(position, CombinedPosition) else [position]
     kept = [part for part in parts if isinstance(part, _PAIRS) == of_pairs]

@@ -100,9 +100,7 @@ class PyramidPosition(Position):
 
     def layer_lists(self) -> list[str]:
         """Return the lists of a single stage; the layers of several stages are not counted from the first."""
-        if len(self.stages) > 1:
-            return []
-        return [f"stages.0.{name}" for name in cast("Position", self.stages[0]).layer_lists()]
+        return super().layer_lists() if len(self.stages) == 1 else []
 
     def set_grid(self, grid: Grid) -> None:
         """Pass every stage its grid, `grid` being the first's."""
@@ -117,8 +115,7 @@ class PyramidPosition(Position):
         Further tables or PEGs of a stage have no published name. With one stage the names are those of that stage.
         """
         if len(self.stages) == 1:
-            (stage,) = cast("Iterable[Position]", self.stages)
-            return {theirs: f"stages.0.{own}" for theirs, own in stage.published_names().items()}
+            return super().published_names()
         names = {}
         for index, stage in enumerate(cast("Iterable[Position]", self.stages)):
             known = stage.published_names()
@@ -131,13 +128,3 @@ class PyramidPosition(Position):
                 elif theirs.startswith("pos_block.0.") and one_peg:
                     names[theirs.replace("0", str(index), 1)] = f"stages.{index}.{own}"
         return names
-
-    def table_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return the shapes of every stage."""
-        stages = enumerate(cast("Iterable[Position]", self.stages))
-        return {f"stages.{i}.{name}": shape for i, stage in stages for name, shape in stage.table_shapes().items()}
-
-    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Let the stage that owns `name` fit it."""
-        _, index, own = name.split(".", 2)
-        return cast("Position", self.stages[int(index)]).fit(own, value, shape)

@@ -84,10 +84,6 @@ class MixedRope(PlaneRotary):
         """Return one rotation per layer."""
         return [PairRotation(table) for table in self(grid)]
 
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is built for; no parameter depends on it."""
-        self.grid = grid
-
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, freqs={tuple(self.freqs.shape)}"
 

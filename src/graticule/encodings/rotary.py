@@ -44,9 +44,9 @@ class RotaryEncoding(Encoding):
         """Return what the queries of each token are multiplied by at `grid`, (N,)."""
         return None
 
-    @abstractmethod
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is built for."""
+        """Make `grid` the one that it is built for; here no parameter depends on it."""
+        self.grid = grid
 
     @classmethod
     def position(cls, site: Site, joining: Joining, *, preset: str | None = None, **options: Any) -> Position:

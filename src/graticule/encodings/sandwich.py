@@ -77,9 +77,5 @@ class Sandwich(BiasEncoding):
         angle = (place[..., None] * self.omega.to(wide)).flatten(1)  # (H * W, channels)
         return torch.cat([angle.cos(), angle.sin()], -1), self.scales.to(wide)
 
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; nothing depends on it."""
-        self.grid = grid
-
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, channels={self.channels}"

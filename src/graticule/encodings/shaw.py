@@ -98,10 +98,6 @@ class ShawBias(BiasEncoding):
             bias = bias + scores.gather(-1, offset[..., axis].expand(*scores.shape[:2], -1, -1))
         return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
 
-    def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
-        self.grid = grid
-
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, clip={self.clip}"
 

@@ -129,7 +129,7 @@ class GatingUnit(nn.Module):
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
         u, v = (x, x) if self.combine == "nonsplit" else x.chunk(2, -1)
-        v = _mixed(self.norm(v), position.mixing, position.gate, windows)
+        v = _mixed(self.norm(v), position.mixing, position.spatial_bias, windows)
         if self.combine == "concat":
             return torch.cat([u, v.flatten(-2)], -1)
         u = u.unflatten(-1, v.shape[-2:])

@@ -28,7 +28,7 @@ class Teacher(nn.Module):
     copies all that it finds) and, as no part of the student, never saved.
 
     It sees the very images that the student is trained on, augmented and mixed, as in DeiT's code, but as it knows
-    images: resized to its own size (bicubic, antialiased) where that is another, in its own normalisation,
+    images: resized to its own size (bicubic, antialiased) where that is another, in its own normalization,
 
     .. math:: x_t = (x_s \sigma_s + \mu_s - \mu_t) / \sigma_t,
 
@@ -40,7 +40,7 @@ class Teacher(nn.Module):
         model: images (B, C, height, width) to logits (B, num_classes).
         options: form and share of the loss.
         info: what the student's images are.
-        mean: what the teacher's images are centred on, a value a channel, in [0, 1].
+        mean: what the teacher's images are centered on, a value a channel, in [0, 1].
         std: what they are divided by.
         size: channels, height and width of the images that the teacher knows, in pixels.
 
@@ -91,7 +91,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Judge the student's images (B, C, height, width), normalised as its data are: logits (B, num_classes)."""
+        """Judge the student's images (B, C, height, width), normalized as its data are: logits (B, num_classes)."""
         images = images.to(self.scale.dtype)
         if images.shape[-2:] != self.size:
             images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
@@ -145,8 +145,8 @@ class Teacher(nn.Module):
 def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, int]) -> Teacher | None:
     """Build the teacher of a student that sees images of `info` at `size` = (height, width); None where none is named.
 
-    A run's teacher is its best checkpoint, at its training size and in the normalisation of its data. A named
-    one is built as timm builds it, for the size and in the normalisation of its configuration there (a name may say
+    A run's teacher is its best checkpoint, at its training size and in the normalization of its data. A named
+    one is built as timm builds it, for the size and in the normalization of its configuration there (a name may say
     which, as regnety_160.deit_in1k); nothing is downloaded.
 
     Raises:
@@ -188,7 +188,7 @@ def _run_teacher(folder: Path, options: Distillation, info: DatasetInfo) -> Teac
     before = recipe.distillation.teacher
     if before is not None and Path(before).resolve() == folder.resolve():
         raise ValueError(f"`distillation.teacher` must be another run than the student's own, got {str(folder)!r}.")
-    known = info if recipe.dataset == info.name else run.data().info  # channels and normalisation go with the name
+    known = info if recipe.dataset == info.name else run.data().info  # channels and normalization go with the name
     model: Any = run.model()
     _check_classes(model.num_classes, str(folder), info)
     if not same_classes(names, info.class_names):
