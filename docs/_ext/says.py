@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from graticule.analysis.correlation import cosine_similarity
 from graticule.analysis.rotary_similarity import similarity_of
+from graticule.analysis.similarity import cosine_similarity
 from graticule.displacement import Displacements
 from graticule.encodings import Position
 from graticule.factory import build_position

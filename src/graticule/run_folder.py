@@ -53,7 +53,7 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        """The best weights, under published names where there are any."""
+        """The best weights, under the names of the model's own state dict."""
         return self.folder / "weights.safetensors"
 
     @property

@@ -18,7 +18,7 @@ from graticule.analysis import attention_maps, bias_maps, explored, mixing_maps,
 from graticule.analysis.explorer_data import NOTHING, STEPS, page_data, quantized
 from graticule.analysis.explorer_maps import explorer_maps
 from graticule.analysis.explorer_page import explorer_page
-from graticule.backbones.swin import window_tokens
+from graticule.backbones.window_attention import window_tokens
 from graticule.data import DataModule
 from graticule.grid import Grid, Windows
 from graticule.tasks import Recipe

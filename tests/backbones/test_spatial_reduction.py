@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from graticule import Grid, LayerPosition
-from graticule.backbones.pvt import SpatialReductionAttention
+from graticule.backbones.spatial_reduction import SpatialReductionAttention
 from graticule.layers import Attention
 
 B, D, HEADS = 2, 24, 3

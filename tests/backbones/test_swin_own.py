@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from graticule import Grid, fold, published_state_dict, unfold
 from graticule.analysis import attention_maps
 from graticule.backbones import SwinTransformer
-from graticule.backbones.swin import WindowAttention
+from graticule.backbones.window_attention import WindowAttention
 from graticule.factory import build_position
 from graticule.grid import Windows
 from graticule.layer_position import LayerPosition

@@ -8,7 +8,7 @@ import torch
 import graticule
 from graticule import Grid, fold, load_checkpoint, unfold
 from graticule.encodings import FoldedPosition, MixingPosition
-from graticule.encodings.mixing import resize_pairs
+from graticule.encodings.sgu import resize_pairs
 from graticule.grid import resize_map
 from graticule.layers import mix_tokens
 from tiny import count, draw, spec

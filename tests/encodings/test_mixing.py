@@ -8,7 +8,7 @@ import torch
 
 from graticule.displacement import displacement_index
 from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
-from graticule.encodings.mixing import resize_pairs
+from graticule.encodings.sgu import resize_pairs
 from graticule.grid import Grid
 from graticule.layers import mix_tokens
 

@@ -18,7 +18,7 @@ from timm.models.vision_transformer_sam import Attention as SamAttention
 import graticule
 from graticule import Grid, LayerPosition
 from graticule.encodings import ContinuousBias, Decomposed, Gpsa, GqpeBias, Irpe, MixingEncoding, MlpBias, RelativeBias
-from graticule.encodings.mixing import QuadraticMixing
+from graticule.encodings.gqpe import QuadraticMixing
 from graticule.layers import Attention
 from tiny import draw, images, tiny
 

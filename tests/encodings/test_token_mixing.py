@@ -8,7 +8,8 @@ import graticule
 from graticule import Grid
 from graticule.analysis import mixing_maps
 from graticule.encodings import Gsgu, MixingPosition, TokenMlpMixing
-from graticule.encodings.mixing import DenseMixing, GlobalFilter, resize_pairs
+from graticule.encodings.global_filter import GlobalFilter
+from graticule.encodings.sgu import DenseMixing, resize_pairs
 from graticule.layers.gating import mix_tokens
 from tiny import draw
 

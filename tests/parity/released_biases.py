@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from graticule import Grid
 from graticule.backbones import SwinTransformer, SwinTransformerV2, VisionTransformer
-from graticule.backbones.swin import _kinds
+from graticule.backbones.window_attention import _kinds
 from graticule.encodings import Irpe
 from graticule.factory import build_position
 

@@ -5,19 +5,15 @@ from graticule.analysis.attention import attention_maps
 from graticule.analysis.attention_map import AttentionMap, save_attention
 from graticule.analysis.attention_sheet import attention_on_image, attention_sheet, sheet_heads
 from graticule.analysis.audit import Audit, audit
-from graticule.analysis.audit_page import audit_json, audit_page
+from graticule.analysis.audit_json import audit_json
+from graticule.analysis.audit_page import audit_page
 from graticule.analysis.backbone_view import BackboneView
 from graticule.analysis.bias import BiasMaps, bias_maps
 from graticule.analysis.bias_map_sheet import bias_map_sheet
 from graticule.analysis.coefficients import Coefficients, norm_coefficients
 from graticule.analysis.convergence import convergence_plot
-from graticule.analysis.correlation import (
-    Correlations,
-    cosine_similarity,
-    locality,
-    position_correlations,
-    two_dimensionality,
-)
+from graticule.analysis.correlation import position_correlations
+from graticule.analysis.correlations import Correlations
 from graticule.analysis.effect import Effect
 from graticule.analysis.equivariance import Translation, translation_error, whole_patches
 from graticule.analysis.explorer import explored
@@ -40,6 +36,7 @@ from graticule.analysis.report import Report
 from graticule.analysis.resolution_plot import resolution_plot
 from graticule.analysis.rotary_similarity import rotary_similarity
 from graticule.analysis.score_plot import score_plot
+from graticule.analysis.similarity import cosine_similarity, locality, two_dimensionality
 from graticule.analysis.timm_view import TimmView
 from graticule.analysis.view import ModelView, Unavailable
 

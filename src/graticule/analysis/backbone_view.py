@@ -26,8 +26,8 @@ from graticule.analysis.view import (
     repeated,
 )
 from graticule.backbones import Backbone
-from graticule.backbones.swin import window_tokens
-from graticule.encodings import FoldedPosition, NoPosition, Position
+from graticule.backbones.window_attention import window_tokens
+from graticule.encodings import Folded, FoldedPosition, NoPosition, Position
 from graticule.grid import Grid, Windows
 from graticule.layer_position import LayerPosition
 
@@ -256,7 +256,7 @@ def _edited(edit: Edit, layer: int, grid: Grid, tokens: Tensor) -> Tensor:
 
 
 def _original(position: Position) -> Position:
-    return position.original if isinstance(position, FoldedPosition) else position
+    return position.original if isinstance(position, Folded) else position
 
 
 def _unfolded(position: Position, grid: Grid) -> list[LayerPosition]:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graticule.analysis.correlation import Array, layers_of, mean_distance, positions_of, seen_in
+from graticule.analysis.correlation import layers_of, positions_of, seen_in
+from graticule.analysis.similarity import Array, mean_distance
 from graticule.backbones import LanguageModel
 from graticule.files import write_bytes
 from graticule.grid import Grid

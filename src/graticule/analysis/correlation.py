@@ -1,191 +1,30 @@
-"""Position correlations: how similar any two positions are to each layer, and numbers that summarize it."""
+"""Position correlations: how similar any two positions are to each layer of a model."""
 
 from __future__ import annotations
 
 import copy
-import io
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor, nn
 
+from graticule.analysis.correlations import Correlations
+from graticule.analysis.similarity import Array, cosine_similarity, mean_distance, range_of
+from graticule.analysis.view import evaluating
 from graticule.backbones import LanguageModel
 from graticule.checks import checked
 from graticule.encodings import AbsoluteEncoding
-from graticule.files import write_bytes
 from graticule.grid import Grid
 from graticule.joining import Scale
 from graticule.layer_position import LayerPosition
 
-Array = NDArray[np.float64]
-
-#: Columns of `Correlations.summary()`.
-COLUMNS = ("layer", "sees", "locality (patches)", "of uniform", "two-dimensionality")
-
-#: A range of localities is more than untrained models show below this p value.
-_LEVEL = 0.05
 #: Over so many places at most the locality of an untrained model is a mean.
 _PLACES = 256
-
-
-@dataclass(frozen=True, eq=False)
-class Correlations:
-    """The position correlations of every layer; layers are indexed from 0, and named from 1 in tables.
-
-    Args:
-        grid: where the tokens are; prefix tokens are left out of all arrays.
-        similarity: (L, H * W, H * W), cosines; NaN for a layer that receives nothing.
-        sources: what each layer sees of position: 'stream', 'inner', 'queries_keys', several joined by ' + ', or None.
-        initial: (H * W, H * W), cosines of the table w itself; None where there is not just one table.
-        untrained: (n,), `locality_range` of n untrained models of the same shape; None where there are none.
-    """
-
-    grid: Grid
-    similarity: Array
-    sources: tuple[str | None, ...]
-    initial: Array | None = None
-    untrained: Array | None = None
-
-    def __post_init__(self) -> None:
-        wanted = (len(self.sources), self.grid.patches, self.grid.patches)
-        if self.similarity.shape != wanted:
-            raise ValueError(f"`similarity` must be (L, H * W, H * W) = {wanted}, got {self.similarity.shape}.")
-        if self.initial is not None and self.initial.shape != wanted[1:]:
-            raise ValueError(f"`initial` must be (H * W, H * W) = {wanted[1:]}, got {self.initial.shape}.")
-
-    @property
-    def unit(self) -> str:
-        """The unit of distances: patches, or tokens of a text."""
-        return "tokens" if self.grid.height == 1 else "patches"
-
-    @cached_property
-    def center_maps(self) -> Array:
-        """The row of the token at (H // 2, W // 2) laid out on the grid, (L, H, W).
-
-        LaPE's figures take row 96 of a 14 x 14 grid, which they call the center; ours is row 105.
-        """
-        return self.similarity[:, self.grid.center].reshape(-1, *self.grid.shape)
-
-    @cached_property
-    def locality(self) -> Array:
-        """`locality` of every layer, (L,), in patches."""
-        return np.array([locality(s, self.grid) for s in self.similarity])
-
-    @cached_property
-    def uniform_distance(self) -> float:
-        """The locality of a layer to which all positions are the same, in patches."""
-        return locality(np.ones((self.grid.patches, self.grid.patches)), self.grid)
-
-    @cached_property
-    def two_dimensionality(self) -> Array:
-        """`two_dimensionality` of every layer, (L,)."""
-        return np.array([two_dimensionality(s, self.grid) for s in self.similarity])
-
-    @cached_property
-    def hierarchy(self) -> float:
-        """Spearman's rank correlation of locality with depth, in [-1, 1]: 1 goes from local to global.
-
-        Over the layers that get something, at least three; localities less than a thousandth of a patch
-        apart count as the same, so that rounding makes no hierarchy. NaN where it is undefined: too few
-        layers, or all the same. It is of ranks: it does not say how large the differences are, and differences of no
-        size can reach 1, so read it beside `locality_range` and `p_value`, as `verdict` does.
-        """
-        depth = np.flatnonzero(np.isfinite(self.locality))
-        values = self.locality[depth].round(3)
-        if len(depth) < 3 or np.ptp(values) == 0:
-            return float("nan")
-        return float(stats.spearmanr(depth, values).statistic)
-
-    @cached_property
-    def locality_range(self) -> float:
-        """The largest locality of a layer less the smallest, as a share of a uniform map's; NaN below two layers."""
-        return _range(self.locality, self.uniform_distance)
-
-    @cached_property
-    def p_value(self) -> float:
-        """The share of untrained models, this one counted with them, whose `locality_range` is as large or larger.
-
-        With 39 untrained models it is at least 1 / 40. NaN where there are none, or no range.
-        """
-        if self.untrained is None or np.isnan(self.locality_range):
-            return float("nan")
-        as_large = (self.untrained >= self.locality_range - 1e-6).sum()  # below is the rounding of float32
-        return float((1 + as_large) / (1 + len(self.untrained)))
-
-    @property
-    def verdict(self) -> str:
-        """One line: how much locality differs over the layers, and whether untrained models explain it."""
-        if np.isnan(self.locality_range):
-            return "locality of fewer than two layers: nothing to compare"
-        said = f"locality over the layers: a range of {100 * self.locality_range:.1f} % of a uniform map's"
-        if self.untrained is None:
-            return said
-        if self.p_value >= _LEVEL:
-            return f"{said}, within what untrained models show (p = {self.p_value:.2g})"
-        said += f" (p = {self.p_value:.2g}, {len(self.untrained)} untrained models)"
-        return said if np.isnan(self.hierarchy) else f"{said}, rank correlation with depth {self.hierarchy:+.2f}"
-
-    def summary(self) -> list[tuple[str, ...]]:
-        """Rows for a table: `COLUMNS`, the table w, every layer, and the uniform map."""
-        rows: list[tuple[str, ...]] = [tuple(name.replace("patches", self.unit) for name in COLUMNS)]
-        if self.initial is not None:
-            numbers = locality(self.initial, self.grid), two_dimensionality(self.initial, self.grid)
-            rows.append(self._row("w", "table", *numbers))
-        for layer, source in enumerate(self.sources):
-            numbers = self.locality[layer], self.two_dimensionality[layer]
-            rows.append(self._row(str(layer + 1), source or "nothing", *numbers))
-        return [*rows, self._row("uniform", "-", self.uniform_distance, float("nan"))]
-
-    def _row(self, name: str, source: str, local: float, planar: float) -> tuple[str, ...]:
-        share = 100 * local / self.uniform_distance if self.uniform_distance else float("nan")
-        return name, source, _format(local, ".2f"), _format(share, ".0f", " %"), _format(planar, ".2f")
-
-    def save(self, path: str | Path) -> Path:
-        """Write all arrays and numbers to `path` as .npz, whole or not at all; returns the path."""
-        arrays: dict[str, Any] = {
-            "grid": np.array([self.grid.height, self.grid.width, self.grid.prefix]),
-            "similarity": self.similarity,
-            "sources": np.array([source or "" for source in self.sources], dtype=np.str_),
-            "center_maps": self.center_maps,
-            "locality": self.locality,
-            "uniform_distance": self.uniform_distance,
-            "two_dimensionality": self.two_dimensionality,
-            "locality_range": self.locality_range,
-            "p_value": self.p_value,
-            "hierarchy": self.hierarchy,
-        }
-        for name in ("initial", "untrained"):
-            if (array := getattr(self, name)) is not None:
-                arrays[name] = array
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
-        return write_bytes(path, buffer.getvalue())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Correlations:
-        """Read what `save` wrote; no pickle is opened.
-
-        Raises:
-            ValueError: if the file is another one.
-        """
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                height, width, prefix = (int(n) for n in arrays["grid"])
-                sources = tuple(str(source) or None for source in arrays["sources"])
-                further = arrays.get("initial"), arrays.get("untrained")
-                return cls(Grid(height, width, prefix), arrays["similarity"], sources, *further)
-        except (KeyError, AttributeError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"`path` must be a file that `Correlations.save` wrote, got {str(path)!r}.") from error
 
 
 @torch.no_grad()
@@ -285,8 +124,9 @@ def positions_of(
     stages = len(getattr(model, "depths", (1,)))
     if not 0 <= stage < stages:
         raise ValueError(f"`stage` must be from 0 to {stages - 1} in this {type(model).__name__}, got {stage}.")
-    positions, table = _evaluate(backbone.position, grid)
-    return positions, grid, table
+    with evaluating(backbone.position):
+        encodings = [module for module in backbone.position.modules() if isinstance(module, AbsoluteEncoding)]
+        return backbone.position(grid), grid, encodings[0](grid) if len(encodings) == 1 else None
 
 
 def _seen(
@@ -348,7 +188,7 @@ def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
             distance = torch.cdist(everywhere[places], everywhere).numpy()
             units = [F.normalize(_total(parts.values(), here), dim=-1, eps=0) for parts in seen if parts]
             localities = np.array([mean_distance((unit[places] @ unit.T).numpy(), distance) for unit in units])
-            found.append(_range(localities, float(distance.mean())))
+            found.append(range_of(localities, float(distance.mean())))
     return np.array(found)
 
 
@@ -391,18 +231,6 @@ def seen_in(model: Any, grid: Grid, stage: int) -> Grid:
     return max((at.within for at, index, _, _ in layers_of(model, grid) if index == stage), key=lambda at: at.patches)
 
 
-def _evaluate(position: nn.Module, grid: Grid) -> tuple[list[LayerPosition], Tensor | None]:
-    """Return what each layer gets and the one table w, if there is one, out of training mode, which is put back."""
-    modes = [(module, module.training) for module in position.modules()]
-    position.eval()
-    try:
-        encodings = [module for module in position.modules() if isinstance(module, AbsoluteEncoding)]
-        return position(grid), encodings[0](grid) if len(encodings) == 1 else None
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def _patches(table: Tensor, grid: Grid) -> Tensor:
     """Take the patches' rows of a table (N, D), in float64 on the CPU, (H * W, D)."""
     return grid.split(table.detach().cpu().double())[1]
@@ -410,67 +238,3 @@ def _patches(table: Tensor, grid: Grid) -> Tensor:
 
 def _total(parts: Iterable[Tensor], grid: Grid) -> Tensor:
     return sum(parts, torch.zeros(grid.patches, 1, dtype=torch.float64))
-
-
-def cosine_similarity(vectors: Array) -> Array:
-    """Cosine of every pair of rows, (N, D) -> (N, N); NaN for a row of zeros, which has no direction."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    cosines: Array = np.clip(unit @ unit.T, -1, 1)
-    return cosines
-
-
-def locality(similarity: Array, grid: Grid) -> float:
-    r"""Mean distance that a token looks over, in patches, if it looks where the cosines are positive.
-
-    .. math:: \frac{1}{N} \sum_i \frac{\sum_j \max(s_{ij}, 0)\, \|p_i - p_j\|}{\sum_j \max(s_{ij}, 0)}
-
-    over all j, i itself included: so it is 0 where every token is like itself alone, and the denominator is
-    never below 1.
-
-    Args:
-        similarity: (H * W, H * W).
-        grid: where the tokens are.
-    """
-    return mean_distance(similarity, grid.distances().double().numpy())
-
-
-def mean_distance(similarity: Array, distance: Array) -> float:
-    """Return the mean of `distance` (n, m) under the positive part of `similarity` (n, m), mean over rows."""
-    weight = np.maximum(similarity, 0)
-    return float(((weight * distance).sum(-1) / weight.sum(-1)).mean())
-
-
-def _range(localities: Array, uniform: float) -> float:
-    """The largest less the smallest, as a share of `uniform`; NaN below two."""
-    finite = localities[np.isfinite(localities)]
-    return float(np.ptp(finite)) / uniform if len(finite) > 1 and uniform else float("nan")
-
-
-def two_dimensionality(similarity: Array, grid: Grid) -> float:
-    r"""How alike the two axes are to this encoding: 1 if vertical neighbors count as much as horizontal ones.
-
-    .. math:: \min(v, h) / \max(v, h), \quad v = \max(\bar s_{\Delta = (1, 0)} - \bar s, 0), \quad
-              h = \max(\bar s_{\Delta = (0, 1)} - \bar s, 0)
-
-    v and h say how much the mean cosine of neighbors exceeds the mean over all pairs of different tokens.
-    In [0, 1]; 0 where one axis alone is known, as with a sequence in row-major order. NaN where neither
-    axis has anything (all places alike, or all equally unlike), or the grid has only one axis. On a table without any
-    structure, such as a learnable one before training, it is a ratio of noise.
-
-    Args:
-        similarity: (H * W, H * W).
-        grid: where the tokens are.
-    """
-    if min(grid.shape) < 2:
-        return float("nan")
-    dy, dx = grid.offsets().numpy().transpose(2, 0, 1)
-    mean = similarity[(dy != 0) | (dx != 0)].mean()
-    vertical = max(similarity[(dy == 1) & (dx == 0)].mean() - mean, 0.0)
-    horizontal = max(similarity[(dy == 0) & (dx == 1)].mean() - mean, 0.0)
-    least, most = sorted((vertical, horizontal))
-    return float(least / most) if most > 1e-9 else float("nan")  # below is rounding
-
-
-def _format(value: float, form: str, unit: str = "") -> str:
-    return "-" if np.isnan(value) else f"{value:{form}}{unit}"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graticule.analysis.correlation import Array
 from graticule.analysis.explorer_maps import KINDS, MEAN, Maps, SizeMaps
+from graticule.analysis.similarity import Array
 
 #: Steps from the least value of a row to its largest: the fewer, the smaller is the page.
 STEPS = 100

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from graticule.analysis.attention_map import AttentionMap
-from graticule.analysis.correlation import Array, Correlations
+from graticule.analysis.correlations import Correlations
 from graticule.analysis.mixing import mixing_matrices
 from graticule.analysis.position_maps import position_maps
+from graticule.analysis.similarity import Array
 from graticule.analysis.view import ModelView, Size, Unavailable
 from graticule.grid import Grid
 

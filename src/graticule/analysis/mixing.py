@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from graticule.checks import checked
 from graticule.encodings import Folded, MixingEncoding, MixingPosition, Position, PyramidPosition
-from graticule.encodings.mixing import MixingSum, QuadraticMixing
+from graticule.encodings.gqpe import QuadraticMixing
+from graticule.encodings.lrpe_m import MixingSum
 from graticule.files import write_bytes
 from graticule.grid import Grid
 from graticule.token_mlp import TokenMlp

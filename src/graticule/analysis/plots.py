@@ -13,8 +13,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from graticule.analysis.correlation import Array, Correlations, locality
+from graticule.analysis.correlations import Correlations
 from graticule.analysis.equivariance import Translation
+from graticule.analysis.similarity import Array, locality
 
 COLUMNS = 7  # of a sheet
 SIMILARITY = "viridis"  # even in lightness: it survives a gray printer and every kind of color vision

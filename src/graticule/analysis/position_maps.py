@@ -8,7 +8,8 @@ from torch import nn
 
 from graticule.analysis.any_view import view_of
 from graticule.analysis.bias import BiasMaps, bias_maps
-from graticule.analysis.correlation import Correlations, position_correlations
+from graticule.analysis.correlation import position_correlations
+from graticule.analysis.correlations import Correlations
 from graticule.analysis.rotary_similarity import rotary_similarity
 from graticule.analysis.timm_maps import timm_bias_maps, timm_correlations, timm_rotary
 from graticule.analysis.timm_view import TimmView

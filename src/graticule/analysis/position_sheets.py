@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graticule.analysis.bias_map_sheet import bias_map_sheet
-from graticule.analysis.correlation import Correlations
+from graticule.analysis.correlations import Correlations
 from graticule.analysis.plots import correlation_sheet
 from graticule.analysis.position_maps import StageMaps
 from graticule.analysis.report import Report

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graticule.analysis.correlation import Array, Correlations, layers_of, positions_of, seen_in
+from graticule.analysis.correlation import layers_of, positions_of, seen_in
+from graticule.analysis.correlations import Correlations
+from graticule.analysis.similarity import Array
 from graticule.checks import checked
 from graticule.grid import Grid
 

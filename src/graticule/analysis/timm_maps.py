@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from graticule.analysis.bias import BiasMaps
-from graticule.analysis.correlation import Array, Correlations, cosine_similarity
+from graticule.analysis.correlations import Correlations
 from graticule.analysis.rotary_similarity import correlations_of
+from graticule.analysis.similarity import Array, cosine_similarity
 from graticule.analysis.timm_position import Bias, Rotary, Table
 from graticule.analysis.timm_view import TimmView
 from graticule.grid import Grid

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from graticule.analysis.attention_map import AttentionMap
 from graticule.analysis.timm_position import Part, find_parts
 from graticule.analysis.view import Edit, ModelView, Pass, Size, Unavailable, chosen_layers, evaluating
-from graticule.backbones.swin import window_tokens
+from graticule.backbones.window_attention import window_tokens
 from graticule.grid import Grid, Windows
 
 #: Names of parameters that look like position information.

@@ -1,6 +1,6 @@
 """Tokens in, tokens out: one file a family."""
 
-from graticule.backbones.base import Backbone, TokenModel
+from graticule.backbones.base import Backbone
 from graticule.backbones.cait import Cait
 from graticule.backbones.ceit import CeitTransformer
 from graticule.backbones.compact import CompactTransformer
@@ -29,6 +29,7 @@ from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.swin_mlp import SwinMlp
 from graticule.backbones.swin_v2 import SwinTransformerV2
 from graticule.backbones.t2t import T2tVisionTransformer
+from graticule.backbones.token_model import TokenModel
 from graticule.backbones.twins import TwinsSvt
 from graticule.backbones.vision_transformer import VisionTransformer
 

@@ -1,158 +1,30 @@
-"""The base of every backbone: timm's interface, its stages, and the one loop over the blocks."""
+"""The base of every backbone: timm's interface and its stages."""
 
 from __future__ import annotations
 
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, cast
 
 import torch
-from timm.layers import trunc_normal_
 from timm.layers.helpers import to_2tuple
-from timm.models import register_notrace_module
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from graticule.backbones.arguments import written_words
 from graticule.backbones.hub import HubModel
-from graticule.backbones.hub_config import backbone_config, written_words
-from graticule.checkpoints import register_names
+from graticule.backbones.hub_config import backbone_config
+from graticule.backbones.token_model import TokenModel
 from graticule.checks import checked
-from graticule.encodings import MixingPosition, Position, PositionBuilder, check_fields
+from graticule.encodings import PositionBuilder
 from graticule.grid import Crop, Grid
-from graticule.layer_position import LayerPosition
 from graticule.layers import patch_grid
-
-register_notrace_module(Position)  # its grid is not a tensor, so torch.fx records the call as one node
-
 
 #: Images (C, height, width) of any sizes, and for each the crop that it is.
 Images = list[Tensor] | tuple[Tensor, ...]
 Crops = list[Crop | None] | tuple[Crop | None, ...]
-
-
-class TokenModel(nn.Module, ABC):
-    """Blocks over tokens, each with its `LayerPosition`: the loop, weight initialization and parameter groups."""
-
-    #: The fields of `LayerPosition` that the layers can use.
-    takes: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("pre", "before", "inner", "inputs", "after"),
-            *("bias", "token_bias", "key_bias", "value_bias", "positional", "rotary", "queries_keys", "query_scale"),
-        }
-    )
-    #: Those that every layer needs.
-    needs: ClassVar[frozenset[str]] = frozenset()
-    #: A sentence that says why it can use no others.
-    takes_why: ClassVar[str] = ""
-    #: Names of the parameters that hold prefix tokens, (1, n, D) or None, in the order of the tokens.
-    prefix_names: tuple[str, ...] = ()
-    #: Pattern of the parameters before the first block.
-    stem_pattern: ClassVar[str] = r"cls_token|dist_token|reg_token|patch_embed|stem|embed"
-
-    position: Position
-    grid: Grid
-    pos_drop: nn.Module
-    blocks: nn.Sequential | nn.ModuleList
-    norm: nn.Module
-    grad_checkpointing: bool = False
-
-    def finish(self) -> None:
-        """Initialize the weights and check that the layers can use the position; call it once all layers exist."""
-        register_names(self)
-        if not any(parameter.is_meta for parameter in self.parameters()):  # without memory there is nothing to draw
-            self.init_weights()
-        with torch.no_grad():
-            given = self.position(self.grid)
-        check_fields(given, self.takes, self.needs, type(self).__name__, self.takes_why)
-
-    @torch.no_grad()
-    def init_weights(self, mode: str = "") -> None:
-        """Draw linear weights and prefix tokens from a normal of std 0.02, cut at 2 (absolute); biases are zero.
-
-        As DeiT and LaPE's code; timm differs in the class token (std 1e-6). `mode` is there for timm's sake and
-        takes only ''. Parameters of the position keep the values of their encodings.
-        """
-        if mode:
-            raise ValueError(f"`mode` must be '', the only initialization, got {mode!r}.")
-        for name, module in self.named_modules():
-            if not name.startswith("position."):
-                self.init_module(name, module)
-        for token in self._prefix_tokens():
-            trunc_normal_(token, std=0.02)
-
-    def init_module(self, name: str, module: nn.Module) -> None:
-        """Initialize the weights that a module itself has; `name` is its name in the model."""
-        init_linear(module)
-
-    def _prefix_tokens(self) -> list[Tensor]:
-        tokens = (getattr(self, name) for name in self.prefix_names)
-        return [token for token in tokens if token is not None]
-
-    def run_blocks(
-        self, x: Tensor, layers: Iterable[tuple[nn.Module, LayerPosition, tuple[Any, ...]]]
-    ) -> Iterator[Tensor]:
-        """Yield the tokens (B, N, D) after each block.
-
-        Args:
-            x: the tokens that enter the first block, (B, N, D).
-            layers: for every layer its block, its position, and what else the block is called with.
-        """
-        for index, (block, position, where) in enumerate(layers):
-            x = position.enter(x)
-            if index == 0:
-                x = self.start(x)
-            if self.grad_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, position, *where, use_reentrant=False)
-            else:
-                x = block(x, position, *where)
-            x = position.leave(x)
-            yield x
-
-    def start(self, x: Tensor) -> Tensor:
-        """Turn the tokens with their position into what enters the first block, (B, N, D)."""
-        x = self.pos_drop(x)
-        return x
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of prefix tokens and position parameters, fixed tables and LaPE's norms included.
-
-        The weights that mix tokens are not among them: with timm's rule, what has two dimensions or more decays. So
-        it is in timm's gMLP and in PosMLP's code. The same encoding as a bias on attention logits is.
-        """
-        mixing = [module for module in self.position.modules() if isinstance(module, MixingPosition)]
-        decayed = {id(parameter) for module in mixing for parameter in module.encodings.parameters()}
-        kept = {name for name, parameter in self.position.named_parameters() if id(parameter) not in decayed}
-        published = {theirs for theirs, own in self.position.published_names().items() if own in kept}
-        return {f"position.{name}" for name in kept} | published | set(self.prefix_names)
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return patterns that group the parameters: the stem, every block with its own position parameters, the rest.
-
-        timm uses them for the decay of learning rates by layer.
-        """
-        lists = "|".join(re.escape(name) for name in self.position.layer_lists()) or "(?!)"
-        return {
-            "stem": rf"^(?:{self.stem_pattern})|^position\.(?!(?:{lists})\.\d)",
-            "blocks": [(rf"^(?:blocks|position\.(?:{lists}))\.(\d+)", None), (r"^norm", (99999,))],
-        }
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute each block's activations again in the backward pass instead of keeping them."""
-        self.grad_checkpointing = enable
-
-    # Names in published checkpoints
-
-    def own_name(self, published: str) -> str:
-        """Return our name of a parameter that published checkpoints call `published`; position parameters excepted."""
-        return published
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in published checkpoints."""
-        return own
 
 
 class Backbone(TokenModel, HubModel):
@@ -253,12 +125,16 @@ class Backbone(TokenModel, HubModel):
 
     def build_position(self, position: PositionBuilder, num_heads: int) -> None:
         """Build the position of the blocks; prefix tokens have to exist."""
+        self.prepare_position(num_heads)
+        (dim,), (depth,) = self.embed_dims, self.depths
+        self.position = position(self.grid, dim=dim, depth=depth, num_heads=num_heads)
+
+    def prepare_position(self, num_heads: Any) -> None:
+        """Set the heads, the number of prefix tokens and the grid that position is built for; checks the pooling."""
         self.check_pool(self.global_pool)
+        self.num_heads = num_heads
         self.num_prefix_tokens = sum(token.shape[1] for token in self._prefix_tokens())
         self.grid = self.grid_at(self.img_size)
-        (dim,), (depth,) = self.embed_dims, self.depths
-        self.num_heads = num_heads
-        self.position = position(self.grid, dim=dim, depth=depth, num_heads=num_heads)
 
     def replace_position(self, position: PositionBuilder) -> None:
         """Build another position in place of the present one; all other weights stay.
@@ -269,9 +145,8 @@ class Backbone(TokenModel, HubModel):
         before = self.position
         try:
             self.build_position(position, self.num_heads)
-            with torch.no_grad():
-                check_fields(self.position(self.grid), self.takes, self.needs, type(self).__name__, self.takes_why)
-        except ValueError:
+            self.check_position()
+        except (TypeError, ValueError):
             self.position = before
             raise
         self._like_weights(self.position).train(self.training)
@@ -594,11 +469,3 @@ class Backbone(TokenModel, HubModel):
 
 
 torch.fx.wrap("patch_grid")  # it compares sizes, so torch.fx records the call as one node
-
-
-def init_linear(module: nn.Module) -> None:
-    """Draw the weights of a linear layer as DeiT does; other modules are left alone."""
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from timm.layers import LayerScale, Mlp
 from torch import Tensor, nn
 
+from graticule.backbones.late_tokens import LateTokenTransformer
 from graticule.backbones.registry import Size, register_sizes
-from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid
@@ -21,7 +21,7 @@ from graticule.layers.attention import Attention
 from graticule.layers.parts import act_layer_of, norm_layer_of
 
 
-class Cait(VisionTransformer):
+class Cait(LateTokenTransformer):
     """CaiT as published: blocks of talking heads over the patches, then blocks of class attention, all with LayerScale.
 
     The class token joins after the last block of patches and has no position. In the blocks after that it alone is
@@ -114,18 +114,6 @@ class Cait(VisionTransformer):
         """Return the rate of stochastic depth of each block: the same."""
         return [last] * depth
 
-    def grid_at(self, image: tuple[int, int]) -> Grid:
-        """Return the grid of the patches of an image of `image` = (height, width), in pixels."""
-        return self.patch_embed.grid(image)
-
-    def position_grids(self, grid: Grid) -> list[Grid]:
-        """Return the grid of the patches."""
-        return [grid]
-
-    def embed(self, x: Tensor, stage: int = 0) -> Tensor:
-        """Turn images into the tokens of their patches, (B, H * W, D)."""
-        return self.tokenize(x, stage).contiguous()
-
     def final(self, x: Tensor, grid: Grid) -> Tensor:
         """Put the class token, which has attended to the patches x: (B, H * W, D), before them, and normalize all."""
         for token in self._prefix_tokens():
@@ -153,11 +141,12 @@ class Cait(VisionTransformer):
 
         The class token and its blocks are removed with the head.
         """
+        take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         if prune_head:
             self.blocks_token_only = nn.ModuleList()
             self.cls_token = None
             self.prefix_names, self.num_prefix_tokens = (), 0
-        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        return take
 
     def published_name(self, own: str) -> str:
         """Return the name of a parameter in timm."""

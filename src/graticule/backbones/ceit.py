@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from graticule.backbones.base import init_linear
 from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.token_model import init_linear
 from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder

@@ -11,15 +11,15 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from graticule.backbones.late_tokens import LateTokenTransformer
 from graticule.backbones.registry import Size, register_sizes
-from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Crop, Grid
 from graticule.layer_position import LayerPosition
 
 
-class ConVit(VisionTransformer):
+class ConVit(LateTokenTransformer):
     """ConViT as published: a learnable table, gated positional attention in ten of twelve layers, then a class token.
 
     The class token joins the patches after the last layer with positional attention ('gpsa'), or before the first layer
@@ -39,7 +39,7 @@ class ConVit(VisionTransformer):
         kwargs: as `VisionTransformer`.
     """
 
-    takes = VisionTransformer.takes - {"token_bias", "key_bias", "value_bias"}
+    takes = LateTokenTransformer.takes - {"token_bias", "key_bias", "value_bias"}
     takes_why = "The class token has no position, and what depends on all tokens cannot leave it out."
     default_encoding = "learnable + gpsa(layers=10)"
     encoding_options: ClassVar = {"gpsa": {"bias": True}}
@@ -72,18 +72,6 @@ class ConVit(VisionTransformer):
             )
         if not hasattr(self, "joins_at"):  # else the position of an existing model is replaced
             self.joins_at = joins_at
-
-    def grid_at(self, image: tuple[int, int]) -> Grid:
-        """Return the grid of the patches of an image of `image` = (height, width), in pixels."""
-        return self.patch_embed.grid(image)
-
-    def position_grids(self, grid: Grid) -> list[Grid]:
-        """Return the grid of the patches."""
-        return [grid]
-
-    def embed(self, x: Tensor, stage: int = 0) -> Tensor:
-        """Turn images into the tokens of their patches, (B, H * W, D)."""
-        return self.tokenize(x, stage).contiguous()
 
     def each_layer(self, images: Tensor, crop: Crop | None = None) -> Iterator[tuple[Tensor, Grid]]:
         """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""

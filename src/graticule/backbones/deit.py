@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones.base import init_linear
 from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.token_model import init_linear
 from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
 from graticule.encodings import PositionBuilder
 

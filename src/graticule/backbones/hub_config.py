@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,11 @@ import timm
 from torch import nn
 from typing_extensions import TypedDict
 
+from graticule.backbones.arguments import OF_TIMM
 from graticule.names import known_name
 from graticule.plugins import plugins_of, registered_plugins
-from graticule.specs import Spec
 
 PREFIX = "graticule_"
-#: What timm's `create_model` and builder take themselves, beside the arguments of a backbone.
-OF_TIMM = (
-    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_model_args"),
-    *("checkpoint_path", "cache_dir", "features_only", "feature_cls", "out_indices"),
-)
 #: Arguments that a config.json must not set, beside those of timm: their values are functions and classes.
 _FUNCTIONS = ("position", "embed_layer", "merging_layer", "attn_layer")
 #: Entries of timm's configuration that say how images are prepared, and what the classes are.
@@ -168,13 +162,3 @@ def used_by(modules: Iterable[nn.Module]) -> dict[str, Any]:
         "resamplers": sorted({str(module.resampler) for module in modules if hasattr(module, "resampler")}),
         "plugins": {file: digest for file, digest in plugins.items() if file in registered_plugins()},
     }
-
-
-def written_words(builder: Callable[..., Any]) -> dict[str, str] | None:
-    """Return encoding and joining as text, of a builder of `take_position`; None for another one."""
-    if not isinstance(builder, partial):
-        return None
-    given = builder.keywords
-    encoding, joining = given.get("encoding", "learnable"), given.get("joining", "default")
-    specs: Sequence[Any] = encoding if isinstance(encoding, tuple) else (encoding,)
-    return {"encoding": " + ".join(map(str, specs)), "joining": str(joining) if isinstance(joining, Spec) else joining}

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from graticule.backbones.base import TokenModel, init_linear
-from graticule.backbones.registry import CHOICES, check_arguments, take_position
+from graticule.backbones.arguments import CHOICES, check_arguments, take_position
+from graticule.backbones.token_model import TokenModel, init_linear
 from graticule.checks import checked
 from graticule.encodings import Folded, PositionBuilder
 from graticule.grid import Grid

@@ -42,10 +42,7 @@ class Pyramid(Backbone):
             raise ValueError(
                 f"`num_heads` must have a value for each of the {len(self.depths)} stages, got {len(heads)}."
             )
-        self.check_pool(self.global_pool)
-        self.num_prefix_tokens = sum(token.shape[1] for token in self._prefix_tokens())
-        self.grid = self.grid_at(self.img_size)
-        self.num_heads = num_heads
+        self.prepare_position(num_heads)
         later = range(1, len(self.depths))
         self.position = PyramidPosition(
             position,

@@ -5,32 +5,34 @@ timm knows every model as `graticule_` and its own name.
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
 import timm
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
+from graticule.backbones.arguments import (
+    CHOICES,
+    OF_TIMM,
+    argument_defaults,
+    check_arguments,
+    take_position,
+    written_words,
+)
 from graticule.backbones.base import Backbone
-from graticule.backbones.hub_config import OF_TIMM, PREFIX, tuples, written_words
+from graticule.backbones.hub_config import PREFIX, tuples
 from graticule.backbones.hub_reach import quick_hub
 from graticule.checkpoints import load_checkpoint, own_state, read_state
 from graticule.checks import checked, whole
-from graticule.encodings import ENCODINGS, PositionBuilder
-from graticule.factory import build_position
 from graticule.memory import build_within_memory
 from graticule.names import known_name
 from graticule.plugins import register_once
-from graticule.specs import Spec
 
 Class = TypeVar("Class", bound=type[Backbone])
 
@@ -69,7 +71,7 @@ class Size:
 
     def argument(self, name: str, default: Any = None) -> Any:
         """Return the value of an argument of the backbone, its default where the model has no other."""
-        return self.arguments.get(name, _defaults(self.kind).get(name, default))
+        return self.arguments.get(name, argument_defaults(self.kind).get(name, default))
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -120,9 +122,6 @@ CLASSES: dict[str, type[Backbone]] = {}
 #: timm's configurations of the models, by their names there; timm reads them from this module.
 default_cfgs: dict[str, Any] = {}
 
-#: The arguments of every model that choose its position.
-CHOICES = ("encoding", "joining")
-
 
 def register_sizes(backbone: type[Backbone], sizes: Mapping[str, Size]) -> None:
     """Register the models of a family, `backbone` being the class of those that name no other."""
@@ -169,7 +168,7 @@ def _enter(name: str, size: Size, options: Mapping[str, Mapping[str, Any]]) -> N
     """Enter a model in timm's registry, `options` being the default options of its encodings."""
 
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        check_arguments(kwargs, [*_arguments(size.kind), *CHOICES, *OF_TIMM], name)
+        check_arguments(kwargs, [*argument_defaults(size.kind), *CHOICES, *OF_TIMM], name)
         if pretrained and size.hub is None and not _has_weights(kwargs.get("pretrained_cfg")):
             raise ValueError(
                 f"`pretrained` must be False: timm's hub has no weights of {name}; load a checkpoint file of its code "
@@ -225,42 +224,6 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: nn.Module) -> dict[s
     return own_state(model, read_state(checkpoint))
 
 
-def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> None:
-    """Check that model `name` has every argument that is given.
-
-    Raises:
-        ValueError: for the first that it has not, with the nearest ones.
-    """
-    for argument in given:
-        if argument not in known:
-            near = difflib.get_close_matches(argument, known, n=2)
-            hint = f"; did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else "."
-            raise ValueError(
-                f"`{argument}` is no argument of {name}{hint} The arguments are {', '.join(sorted(known))}."
-            )
-
-
-def take_position(
-    kwargs: dict[str, Any], encoding: str = "learnable", defaults: Mapping[str, Mapping[str, Any]] | None = None
-) -> PositionBuilder:
-    """Take `encoding` and `joining`, or `position` itself, out of the arguments of a model, and return the builder.
-
-    Args:
-        kwargs: the arguments.
-        encoding: the encoding if none is given.
-        defaults: default options of the model's family, by the name of the encoding.
-    """
-    given = {name: kwargs.pop(name) for name in CHOICES if name in kwargs}
-    if "position" in kwargs:
-        if given:
-            raise ValueError(f"`position` must be given alone, without {', '.join(given)}.")
-        builder: PositionBuilder = kwargs.pop("position")
-        return builder
-    specs = ENCODINGS.specs(given.pop("encoding", encoding))
-    specs = tuple(Spec(spec.name, {**(defaults or {}).get(spec.name, {}), **spec.options}) for spec in specs)
-    return partial(build_position, encoding=specs, **given)
-
-
 @checked
 def list_models(pattern: str = "*") -> list[str]:
     """List the names of our models that match a shell-like `pattern`."""
@@ -280,25 +243,7 @@ def list_arguments(name: str) -> list[str]:
     Those of position are left out.
     """
     kind = MODELS[known_name("name", name.removeprefix(PREFIX), MODELS)].kind
-    return [argument for argument in _arguments(kind) if argument not in kind.hidden_arguments]
-
-
-@cache
-def _defaults(backbone: type[Backbone]) -> Mapping[str, Any]:
-    """Return the arguments of a class and their defaults, with those that it passes on to the class that it extends."""
-    found: dict[str, Any] = {}
-    for kind in backbone.__mro__:
-        parameters = list(inspect.signature(kind).parameters.values()) if "__init__" in vars(kind) else []
-        for parameter in parameters:
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                found.setdefault(parameter.name, None if parameter.default is parameter.empty else parameter.default)
-        if parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            break
-    return MappingProxyType(found)
-
-
-def _arguments(backbone: type[Backbone]) -> list[str]:
-    return list(_defaults(backbone))
+    return [argument for argument in argument_defaults(kind) if argument not in kind.hidden_arguments]
 
 
 @overload

@@ -10,8 +10,9 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes
-from graticule.backbones.swin import SwinTransformer, WindowAttention
+from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.backbones.window_attention import WindowAttention
 from graticule.checkpoints import renamed_state_dict
 from graticule.checks import checked
 from graticule.encodings import Position, PositionBuilder

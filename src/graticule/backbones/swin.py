@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import torch
-import torch.nn.functional as F
 from timm.layers.helpers import to_2tuple
 from timm.models.swin_transformer import PatchMerging
-from torch import Tensor, nn
+from torch import nn
 
 from graticule.backbones.merging import MergingPyramid
 from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.window_attention import WindowAttention
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid, Windows
-from graticule.layer_position import LayerPosition
 from graticule.layers import Block
-from graticule.layers.attention import Attention
 from graticule.layers.parts import norm_layer_of
 
 #: Patches: the side of the windows of all stages, or (rows, columns) for each.
@@ -177,120 +173,6 @@ class SwinTransformer(MergingPyramid):
     def published_name(self, own: str) -> str:
         """Return the name of a parameter in timm."""
         return re.sub(r"^head\.", "head.fc.", own)
-
-
-class WindowAttention(Attention):
-    """Attention among the tokens of a window; bias and rotation of the position are for a window.
-
-    With a shift the map is rolled first, and in the windows that then hold what was not neighbors, those of the
-    last row and column, tokens of different parts do not see each other. There are only four kinds of such windows,
-    so each kind is attended at once, with one bias of a window: no mask for every window, and none for every sample.
-
-    Where windows do not tile the grid, the rolled map is padded with zeros below and to the right, as in timm. The
-    zeros are attended to, there and in Microsoft's code. Since timm rolls before it pads, opposite borders can meet in
-    a shifted layer: on 9 rows with windows of 4, row 0 attends to rows 6 to 8. Microsoft's code for detection pads
-    first, where they never do.
-
-    Reference: Swin Transformer (Liu et al., 2021), section 3.2.
-
-    The `Windows` come with every call; the arguments are those of `Attention`.
-    """
-
-    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Mix the tokens x: (B, N, D) within the windows `where`, `Windows` by whose shift the map is rolled."""
-        windows: Windows
-        (windows,) = where
-        grid, window = windows.grid, windows.window
-        strips = []
-        for strip in _kinds(x, windows):
-            row = []
-            for part, seen in strip:
-                y = self._attend(*self._project_windows(part, window, position, seen), position)
-                y = y.transpose(1, 2).flatten(2).unflatten(1, window.shape)  # (B * windows, h, w, D)
-                rows, columns = part.shape[1] // window.height, part.shape[2] // window.width
-                y = y.unflatten(0, (x.shape[0], rows, columns)).transpose(2, 3).contiguous()
-                row.append(y.flatten(3, 4).flatten(1, 2))
-            strips.append(torch.cat(row, 2) if len(row) > 1 else row[0])
-        y = torch.cat(strips, 1) if len(strips) > 1 else strips[0]
-        y = y[:, : grid.height, : grid.width]
-        if any(windows.shift):
-            y = y.roll(windows.shift, (1, 2))
-        out: Tensor = self.proj_drop(self.proj(self.norm(y.flatten(1, 2))))
-        return out
-
-    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Compute the attention weights, which `forward` never stores, (B * windows, h, M, M), rows summing to 1.
-
-        The windows of a sample are ordered by kind: those that the shift leaves whole, then those of the last column,
-        of the last row, and the corner.
-        """
-        windows: Windows
-        (windows,) = where
-        found = []
-        for strip in _kinds(x, windows):
-            for part, seen in strip:
-                q, k, _, bias = self._project_windows(part, windows.window, position, seen)
-                logits = q * self.scale @ k.transpose(-2, -1)
-                found.append((logits if bias is None else logits + bias).softmax(-1).unflatten(0, (x.shape[0], -1)))
-        return torch.cat(found, 1).flatten(0, 1)
-
-    def _project_windows(
-        self, part: Tensor, window: Grid, position: LayerPosition, seen: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Cut a rectangle into windows and project them: q, k and v, (B * windows, h, M, d), and the bias."""
-        rows, columns = part.shape[1] // window.height, part.shape[2] // window.width
-        windows = part.unflatten(2, (columns, window.width)).unflatten(1, (rows, window.height)).transpose(2, 3)
-        # the copy is made here, and not by `flatten`, whose search for a view takes minutes where sizes are symbols
-        q, k, v, bias = self._project(windows.contiguous().flatten(3, 4).flatten(0, 2), position)
-        if seen is None:
-            return q, k, v, bias
-        bias = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias
-        bias = torch.where(seen, bias, torch.finfo(q.dtype).min)
-        return q, k, v, bias[None, None] if bias.ndim == 2 else bias
-
-
-def _kinds(x: Tensor, windows: Windows) -> list[list[tuple[Tensor, Tensor | None]]]:
-    """Cut the rolled map of tokens x: (B, N, D) into rectangles (B, H, W, D) of one kind of window, with its mask.
-
-    The mask, (M, M), says which tokens of a window see each other; it is None where all do.
-    """
-    y, window = x.unflatten(1, windows.grid.shape), windows.window
-    if any(windows.shift):
-        y = y.roll([-by for by in windows.shift], (1, 2))
-    below, beside = (-side % step for side, step in zip(windows.grid.shape, window.shape, strict=True))
-    if below or beside:
-        y = F.pad(y, (0, 0, 0, beside, 0, below))
-    lower, upper = (
-        [(0, side, 0)] if not shift else [(0, side - step, 0), (side - step, side, shift)]
-        for side, step, shift in zip(y.shape[1:3], window.shape, windows.shift, strict=True)
-    )
-    return [
-        [(y[:, top:end, left:right], _seen(window, down, across, x.device)) for left, right, across in upper if right]
-        for top, end, down in lower
-        if end
-    ]
-
-
-def window_tokens(windows: Windows) -> Tensor:
-    """Return the tokens of each window in the order of `WindowAttention.weights`, (windows, M); -1 for padding."""
-    window = windows.window
-    numbers = torch.arange(1, windows.grid.patches + 1)[None, :, None]
-    found = []
-    for strip in _kinds(numbers, windows):
-        for part, _ in strip:
-            cut = part[0, :, :, 0].unflatten(1, (-1, window.width)).unflatten(0, (-1, window.height))
-            found.append(cut.transpose(1, 2).flatten(2).flatten(0, 1))
-    return torch.cat(found) - 1
-
-
-def _seen(window: Grid, down: int, across: int, device: torch.device) -> Tensor | None:
-    """Return the mask of a window whose last `down` rows and `across` columns come from the opposite edge."""
-    if not down and not across:
-        return None
-    y = torch.arange(window.height, device=device) >= window.height - down
-    x = torch.arange(window.width, device=device) >= window.width - across
-    kind = (2 * y[:, None] + x).flatten()
-    return kind[:, None] == kind
 
 
 _POOL = {"pool_size": (7, 7)}

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 from timm.layers.helpers import to_2tuple
-from timm.models import register_notrace_module
 from timm.models.swin_transformer_v2 import PatchMerging
 from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes
-from graticule.backbones.swin import SwinTransformer, WindowAttention, WindowSize
+from graticule.backbones.swin import SwinTransformer, WindowSize
+from graticule.backbones.window_attention import WindowAttention
 from graticule.checkpoints import renamed_state_dict
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
-from graticule.layers import Block
+from graticule.layers.block_kinds import PostNormBlock
 from graticule.layers.projections import QueryValueBias
 
 
@@ -125,25 +125,6 @@ class SwinTransformerV2(SwinTransformer):
 
 def _is_reference(name: str) -> bool:
     return name.endswith(".reference")
-
-
-@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
-class PostNormBlock(Block):
-    r"""Attention, then an MLP, each with a norm after it and a residual connection.
-
-    .. math:: x' = x + LN(MSA(x + p)), \quad x'' = x' + LN(MLP(x'))
-
-    where p is `inner` of the layer's position, if any.
-
-    Reference: Swin Transformer V2 (Liu et al., 2022), section 3.2, "res-post-norm".
-    """
-
-    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Take tokens x: (B, N, D) to (B, N, D)."""
-        y = x if position.inner is None else x + position.inner
-        x = x + self.drop_path1(self.norm1(self.attn(y, position, *where)))
-        out: Tensor = x + self.drop_path2(self.norm2(self.mlp(x)))
-        return out
 
 
 class CosineWindowAttention(WindowAttention):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.registry import Size, register_sizes
-from graticule.backbones.swin import WindowAttention
+from graticule.backbones.window_attention import WindowAttention
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid, Windows
@@ -64,20 +64,9 @@ class TwinsSvt(PyramidVisionTransformer):
             **kwargs,
         )
 
-    def build_attention(
-        self,
-        index: int,
-        reduction: int,
-        dim: int,
-        num_heads: int,
-        qkv_bias: bool,
-        attn_drop: float,
-        proj_drop: float,
-    ) -> nn.Module:
-        """Build the attention of block `index` of a stage: within windows if it is even."""
-        if index % 2:
-            return super().build_attention(index, reduction, dim, num_heads, qkv_bias, attn_drop, proj_drop)
-        return WindowAttention(dim, num_heads, qkv_bias, attn_drop, proj_drop)
+    def attention_kind(self, index: int, reduction: int) -> Callable[..., nn.Module]:
+        """Return what builds the attention of block `index` of a stage: within windows if it is even."""
+        return super().attention_kind(index, reduction) if index % 2 else WindowAttention
 
     def where(self, stage: int, index: int, grid: Grid) -> tuple[Grid | Windows]:
         """Return the windows of an even block, and the grid of an odd one."""

@@ -12,8 +12,9 @@ from timm.layers.helpers import to_2tuple
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
-from graticule.backbones.base import Backbone, init_linear
+from graticule.backbones.base import Backbone
 from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.token_model import init_linear
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid
@@ -285,9 +286,10 @@ class VisionTransformer(Backbone):
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove the blocks that the intermediates of `indices` do not need; returns the kept indices."""
+        take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         if prune_head:
             self.fc_norm = nn.Identity()
-        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        return take
 
     def pool(self, x: Tensor) -> Tensor:
         """Pool tokens (B, N, D) as `global_pool` says: (B, D)."""

@@ -23,8 +23,11 @@ from torch import Tensor, nn
 
 from graticule.checkpoints.read import read_grids, with_grids
 from graticule.encodings import MixingEncoding, MixingPosition
+from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.learnable import Learnable
-from graticule.encodings.mixing import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
+from graticule.encodings.lrpe import LearnableMixing
+from graticule.encodings.lrpe_m import MixingSum
+from graticule.encodings.sgu import DenseMixing
 
 Change = Callable[[Tensor], Tensor]
 #: Number of groups of a gating unit, by the prefix of its names in the released code.

@@ -9,7 +9,7 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from graticule.backbones.base import init_linear
+from graticule.backbones.token_model import init_linear
 from graticule.checks import checked
 from graticule.dense.decoders import Decoder, register_decoder
 from graticule.layers import Block

@@ -7,7 +7,7 @@ from torch import Tensor
 from graticule.checks import checked
 from graticule.encodings.base import register_encoding
 from graticule.encodings.bias import PatchBias
-from graticule.encodings.mixing import Form, QuadraticMixing, Start
+from graticule.encodings.gqpe import Form, QuadraticMixing, Start
 from graticule.grid import Grid
 
 

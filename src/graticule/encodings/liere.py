@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -84,7 +86,8 @@ class LieRe(RotaryEncoding):
         row, column = torch.triu_indices(self.block, self.block, 1, device=upper.device).unbind()
         matrix = entries.new_zeros(*entries.shape[:-1], self.block * self.block)
         matrix = matrix.index_copy(-1, row * self.block + column, entries).unflatten(-1, (self.block, self.block))
-        with torch.autocast(upper.device.type, enabled=False):  # no product of the series may be rounded
+        # no product of the series may be rounded; the meta device has no autocast
+        with nullcontext() if upper.is_meta else torch.autocast(upper.device.type, enabled=False):
             rotations: Tensor = torch.linalg.matrix_exp(matrix - matrix.mT)
         if grid.prefix:
             still = torch.eye(self.block, dtype=upper.dtype, device=upper.device)

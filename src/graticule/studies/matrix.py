@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from graticule.backbones import create_model, list_language_models, list_models
-from graticule.backbones.registry import take_position
+from graticule.backbones.arguments import take_position
 from graticule.encodings import (
     ENCODINGS,
     AbsoluteEncoding,

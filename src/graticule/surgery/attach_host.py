@@ -9,7 +9,7 @@ from typing import Any
 import timm
 from torch import nn
 
-from graticule.backbones.hub_config import OF_TIMM
+from graticule.backbones.arguments import OF_TIMM
 from graticule.memory import build_within_memory
 from graticule.names import known_name
 from graticule.specs import Spec

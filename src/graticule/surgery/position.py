@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from graticule.backbones import Backbone
-from graticule.backbones.registry import take_position
+from graticule.backbones.arguments import take_position
 from graticule.checkpoints import transfer
 from graticule.encodings import Folded
 from graticule.specs import Spec

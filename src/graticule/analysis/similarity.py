@@ -1,0 +1,70 @@
+"""Numbers that summarize how similar positions are: locality, and how alike the two axes are."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graticule.grid import Grid
+
+Array = NDArray[np.float64]
+
+
+def cosine_similarity(vectors: Array) -> Array:
+    """Cosine of every pair of rows, (N, D) -> (N, N); NaN for a row of zeros, which has no direction."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    cosines: Array = np.clip(unit @ unit.T, -1, 1)
+    return cosines
+
+
+def locality(similarity: Array, grid: Grid) -> float:
+    r"""Mean distance that a token looks over, in patches, if it looks where the cosines are positive.
+
+    .. math:: \frac{1}{N} \sum_i \frac{\sum_j \max(s_{ij}, 0)\, \|p_i - p_j\|}{\sum_j \max(s_{ij}, 0)}
+
+    over all j, i itself included: so it is 0 where every token is like itself alone, and the denominator is
+    never below 1.
+
+    Args:
+        similarity: (H * W, H * W).
+        grid: where the tokens are.
+    """
+    return mean_distance(similarity, grid.distances().double().numpy())
+
+
+def mean_distance(similarity: Array, distance: Array) -> float:
+    """Return the mean of `distance` (n, m) under the positive part of `similarity` (n, m), mean over rows."""
+    weight = np.maximum(similarity, 0)
+    return float(((weight * distance).sum(-1) / weight.sum(-1)).mean())
+
+
+def range_of(localities: Array, uniform: float) -> float:
+    """The largest less the smallest, as a share of `uniform`; NaN below two."""
+    finite = localities[np.isfinite(localities)]
+    return float(np.ptp(finite)) / uniform if len(finite) > 1 and uniform else float("nan")
+
+
+def two_dimensionality(similarity: Array, grid: Grid) -> float:
+    r"""How alike the two axes are to this encoding: 1 if vertical neighbors count as much as horizontal ones.
+
+    .. math:: \min(v, h) / \max(v, h), \quad v = \max(\bar s_{\Delta = (1, 0)} - \bar s, 0), \quad
+              h = \max(\bar s_{\Delta = (0, 1)} - \bar s, 0)
+
+    v and h say how much the mean cosine of neighbors exceeds the mean over all pairs of different tokens.
+    In [0, 1]; 0 where one axis alone is known, as with a sequence in row-major order. NaN where neither
+    axis has anything (all places alike, or all equally unlike), or the grid has only one axis. On a table without any
+    structure, such as a learnable one before training, it is a ratio of noise.
+
+    Args:
+        similarity: (H * W, H * W).
+        grid: where the tokens are.
+    """
+    if min(grid.shape) < 2:
+        return float("nan")
+    dy, dx = grid.offsets().numpy().transpose(2, 0, 1)
+    mean = similarity[(dy != 0) | (dx != 0)].mean()
+    vertical = max(similarity[(dy == 1) & (dx == 0)].mean() - mean, 0.0)
+    horizontal = max(similarity[(dy == 0) & (dx == 1)].mean() - mean, 0.0)
+    least, most = sorted((vertical, horizontal))
+    return float(least / most) if most > 1e-9 else float("nan")  # below is rounding

@@ -1,0 +1,99 @@
+"""GFNet's global filter: a learned number for every 2-D frequency of the grid."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.displacement import Displacements
+from graticule.encodings.base import register_encoding
+from graticule.encodings.mixing import MixingEncoding
+from graticule.encodings.token_mixing import TokenMixing
+from graticule.grid import Grid
+
+
+class GlobalFilter(MixingEncoding):
+    r"""Multiplies each 2-D frequency of the grid by a learned complex number: GFNet's global filter.
+
+    .. math:: y = F^{-1}(K \odot F(x)), \quad W_{g, ij} = k_g[(p_i - p_j) \bmod (H, W)], \quad k = F^{-1}(K)
+
+    That is a circular convolution whose kernel has the size of the grid: the weights depend on the displacement, and
+    opposite borders are neighbors. H (W // 2 + 1) complex numbers per group of channels; in GFNet each channel is a
+    group. At another grid their real and imaginary parts are resampled bicubically over the indices of the
+    frequencies, with aligned corners, as in its code. Within part of a window the weights are cut.
+
+    Reference: Global Filter Networks for Image Classification (GFNet, Rao et al., 2021), Eq. 5-6, and its code.
+
+    Args:
+        grid: the grid that it is built for.
+        groups: s.
+        std: standard deviation of the real and imaginary parts at the start.
+    """
+
+    resampled = True
+
+    @checked
+    def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02) -> None:
+        super().__init__(grid, groups)
+        self.std = std
+        self.complex_weight = nn.Parameter(torch.empty(grid.height, grid.width // 2 + 1, groups, 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the filters anew."""
+        nn.init.normal_(self.complex_weight, std=self.std)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the weights for `grid`, (groups, N, N)."""
+        return self.displacements(grid).matrix()
+
+    def displacements(self, grid: Grid) -> Displacements:
+        """Return the kernel for `grid` by displacement, periodic."""
+        weight = self._at(grid)
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        kernel = torch.fft.irfft2(torch.view_as_complex(wide.contiguous()).permute(2, 0, 1), s=grid.shape)
+        table = kernel.flip(1, 2)  # k[-d] for the displacements d from (1 - H, 1 - W) to (0, 0)
+        table = torch.cat([table, table[:, :-1]], 1)
+        return Displacements(torch.cat([table, table[:, :, :-1]], 2).to(weight.dtype), softmax=False)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample the filters for `grid`."""
+        weight = self._at(grid).detach().clone()
+        self.complex_weight = nn.Parameter(weight, requires_grad=self.complex_weight.requires_grad)
+        self.grid = grid
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Resample filters of another grid, (H', W' // 2 + 1, groups, 2); without `shape` it is taken for a square."""
+        if value.ndim != 4 or value.shape[2:] != self.complex_weight.shape[2:]:
+            return value
+        old = Grid(value.shape[0], value.shape[0]) if shape is None else Grid(*shape)
+        fits = value.shape[:2] == (old.height, old.width // 2 + 1)
+        return _resize_filters(value, self.grid) if fits and old.shape != self.grid.shape else value
+
+    def published_names(self) -> dict[str, str]:
+        """The name in GFNet's code."""
+        return {"filter.complex_weight": "complex_weight", **super().published_names()}
+
+    def _at(self, grid: Grid) -> Tensor:
+        weight: Tensor = self.complex_weight
+        return weight if grid.has_shape(self.grid.shape) else _resize_filters(weight, grid)
+
+
+def _resize_filters(weight: Tensor, new: Grid) -> Tensor:
+    """Resample filters (H, W // 2 + 1, groups, 2) for another grid."""
+    maps = weight.flatten(2).permute(2, 0, 1)[None].to(torch.promote_types(weight.dtype, torch.float32))
+    size = (new.height, new.width // 2 + 1)
+    maps = F.interpolate(maps, size=size, mode="bicubic", align_corners=True)[0].to(weight.dtype)
+    resized: Tensor = maps.permute(1, 2, 0).unflatten(2, (-1, 2)).contiguous()
+    return resized
+
+
+@register_encoding("global_filter")
+class GlobalFilters(TokenMixing, GlobalFilter):
+    """Mixes tokens by a circular convolution: one learned filter of the 2-D frequencies per group of channels."""
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, std: float = 0.02) -> None:
+        super().__init__(grid, num_heads, std)

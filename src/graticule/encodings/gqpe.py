@@ -1,0 +1,192 @@
+"""GQPE: tokens are mixed by a Gaussian around a learned displacement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.displacement import Displacements
+from graticule.encodings.base import register_encoding
+from graticule.encodings.mixing import MixingEncoding
+from graticule.encodings.token_mixing import TokenMixing
+from graticule.grid import Grid
+
+#: How the quadratic form is made from what is learned (PosMLP, Table 6); `_released` is the authors' code where it
+#: computes another function than the paper.
+Form = Literal["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"]
+#: Initial values of a quadratic encoding.
+Start = Literal["released", "spread"]
+
+#: Standard deviation of the noise that the authors' code adds to zero and to the identity.
+_NOISE = 0.01
+
+
+class QuadraticMixing(MixingEncoding):
+    r"""GQPE and, with several groups, GGQPE: a Gaussian around a learned displacement, six numbers per group.
+
+    .. math:: W_{g, ij} = softmax_j\left(\delta_{ij}^T M_g \Delta_g - \tfrac12 \delta_{ij}^T M_g \delta_{ij}\right),
+              \quad \delta_{ij} = p_j - p_i = (\delta_x, \delta_y)
+
+    x is the column and y the row. For a symmetric M this is Eq. 5, :math:`-\tfrac12 (\delta - \Delta)^T M (\delta -
+    \Delta)`, up to a number that the softmax cancels. M is in the exponent, so it is the inverse of Eq. 5's
+    covariance, which is how Table 6, Eq. 16 and the authors' code use it: small eigenvalues look wide. The forms:
+
+    - 'gamma_gamma_t' (default), M = Gamma Gamma^T: the same function in the paper and in the code. It is computed as
+      :math:`z^T c - \tfrac12 |z|^2` with :math:`z = \Gamma^T \delta, c = \Gamma^T \Delta`, which no rounding makes
+      indefinite.
+    - 'gamma', M = Gamma, as Eq. 5 reads: only the symmetric part of Gamma matters, and a row need not be largest at
+      Delta. (Eq. 7-8 keep M_12 alone in the mixed term, a third function where Gamma is not symmetric.)
+    - 'gamma_released', M = Gamma, as the authors' code reads: the linear term is M Delta, so the antisymmetric part
+      of Gamma moves the center. This is the row of Table 6.
+    - 'alpha', M = alpha I, as the paper and Cordonnier et al. (2020) read.
+    - 'alpha_released', as the authors' code reads: :math:`\alpha^2 \Delta^T \delta - \tfrac12 |\delta|^2`. The width
+      is one patch whatever alpha is. This is the row of Table 6.
+
+    The code counts y upwards (its delta is (x_j - x_i, y_i - y_j)); loading its checkpoints changes the signs.
+
+    Nothing depends on the size of the grid: at another one the function is computed anew. Logits are computed in
+    float32 at least, also under autocast.
+
+    Reference: PosMLP (Wang et al., 2022), Eq. 5-8, 12-13 and Table 6, and its released code.
+
+    Args:
+        grid: the grid or window that the initial widths of 'spread' are for.
+        groups: s.
+        form: how M is made from the parameters.
+        shift: whether Delta is learned; it is frozen at 0 if not.
+        start: 'released', as the authors' code draws them: Delta from a normal of std 0.01, Gamma (or alpha) the
+            identity and a normal of std 0.01, so all groups begin as nearly the same Gaussian of one patch; or
+            'spread', which is ours: Delta on a circle of one patch, at the golden angle from group to group (at 0
+            for a single group), and M = I / sigma^2 with sigma in geometric steps from half a patch to a quarter of
+            the shorter side (one patch for a single group).
+    """
+
+    @checked
+    def __init__(
+        self,
+        grid: Grid,
+        groups: int = 1,
+        form: Form = "gamma_gamma_t",
+        shift: bool = True,
+        start: Start = "released",
+    ) -> None:
+        super().__init__(grid, groups)
+        if form not in get_args(Form):
+            raise ValueError(f"`form` must be one of {', '.join(get_args(Form))}, got {form!r}.")
+        if start not in get_args(Start):
+            raise ValueError(f"`start` must be one of {', '.join(get_args(Start))}, got {start!r}.")
+        self.form = form
+        self.shift = shift
+        self.start = start
+        self.center = nn.Parameter(torch.empty(groups, 2), requires_grad=shift)
+        self.matrix = nn.Parameter(torch.empty(groups) if self._isotropic else torch.empty(groups, 2, 2))
+        self.reset_parameters()
+
+    @property
+    def _isotropic(self) -> bool:
+        return self.form in ("alpha", "alpha_released")
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set centers and matrices to their initial values."""
+        if self.start == "spread":
+            center, diagonal = self._spread()
+        else:
+            center, diagonal = torch.randn(self.groups, 2) * _NOISE, torch.ones(self.groups)
+        self.center.copy_(center * float(self.shift))
+        self.matrix.copy_(diagonal if self._isotropic else torch.diag_embed(diagonal[:, None].expand(-1, 2)))
+        if self.start == "released":
+            self.matrix.add_(torch.randn_like(self.matrix), alpha=_NOISE)
+
+    def _spread(self) -> tuple[Tensor, Tensor]:
+        """Return centers (groups, 2) and the diagonals of the matrices (groups,) over directions and widths."""
+        group = torch.arange(self.groups, dtype=torch.float64)
+        angle = group * torch.pi * (3 - 5**0.5)  # the golden angle: no two directions are near each other
+        circle = torch.stack([angle.cos(), angle.sin()], -1) * float(self.groups > 1)
+        widest = max(min(self.grid.shape) / 4, 0.5)
+        share = group / max(self.groups - 1, 1)
+        sigma = 0.5 * (widest / 0.5) ** share if self.groups > 1 else torch.ones(1, dtype=torch.float64)
+        if self.form == "alpha_released":  # whose width is not learned
+            return circle, torch.ones_like(sigma)
+        return circle, 1 / sigma if self.form == "gamma_gamma_t" else sigma**-2
+
+    def quadratic(self) -> Tensor:
+        """Return M of every group, (groups, 2, 2), over (x, y), in float32 at least."""
+        matrix = self.matrix.to(torch.promote_types(self.matrix.dtype, torch.float32))
+        if self._isotropic:
+            scale = torch.ones_like(matrix) if self.form == "alpha_released" else matrix
+            return torch.diag_embed(scale[:, None].expand(-1, 2))
+        return matrix if self.form != "gamma_gamma_t" else (matrix[:, :, None] * matrix[:, None]).sum(-1)
+
+    def logits(self, grid: Grid) -> Tensor:
+        """Return the logit of every displacement on `grid`, (groups, 2H - 1, 2W - 1), in float32 at least."""
+        wide = torch.promote_types(self.center.dtype, torch.float32)
+        center, matrix = self.center.to(wide), self.matrix.to(wide)
+        y, x = (displacements.to(wide) for displacements in grid.displacements(center.device))
+        # elementwise products of coordinates, which no autocast and no TF32 computes with fewer digits
+        dy, dx = (each.flatten() for each in torch.meshgrid(y, x, indexing="ij"))  # (displacements,) each
+        cx, cy = center[..., None].unbind(1)  # (groups, 1) each
+        if self._isotropic:
+            scale = matrix[:, None]
+            width, pull = (1, scale * scale) if self.form == "alpha_released" else (scale, scale)
+            logits = pull * (cx * dx + cy * dy) - width * (dx * dx + dy * dy) / 2
+        elif self.form == "gamma_gamma_t":
+            columns = matrix[..., None].unbind(2)  # of Gamma: (groups, 2, 1) each
+            logits = dx.new_zeros(())
+            for along_x, along_y in (column.unbind(1) for column in columns):
+                z = along_x * dx + along_y * dy
+                logits = logits + z * (along_x * cx + along_y * cy - z / 2)
+        else:
+            if self.form == "gamma":
+                matrix = (matrix + matrix.mT) / 2
+            (xx, xy), (yx, yy) = (row[..., None].unbind(1) for row in matrix.unbind(1))
+            rx, ry = cx - dx / 2, cy - dy / 2
+            logits = dx * (xx * rx + xy * ry) + dy * (yx * rx + yy * ry)
+        table: Tensor = logits.unflatten(-1, (y.shape[0], x.shape[0]))
+        return table
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the weights for `grid`, (groups, N, N); rows sum to 1."""
+        return self.displacements(grid).matrix().to(self.center.dtype)
+
+    def displacements(self, grid: Grid) -> Displacements:
+        """Return the logits for `grid`, to which a softmax is applied."""
+        return Displacements(self.logits(grid), softmax=True)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, form={self.form}, shift={self.shift}"
+
+
+class _Quadratic(TokenMixing, QuadraticMixing):
+    """A Gaussian around a learned displacement, by a quadratic form."""
+
+    softmax = True
+
+    @classmethod
+    def default_bias(cls, options: Mapping[str, Any]) -> float:
+        """Return 1 where groups start spread over directions and widths, 0 where they start as in PosMLP's code."""
+        return float(options.get("start") == "spread")
+
+
+@register_encoding("gqpe")
+class Gqpe(_Quadratic):
+    """Mixes tokens by a Gaussian around one learned displacement."""
+
+    @checked
+    def __init__(self, grid: Grid, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "released") -> None:
+        super().__init__(grid, 1, form, shift, start)
+
+
+@register_encoding("ggqpe")
+class Ggqpe(_Quadratic):
+    """Mixes tokens by a Gaussian around one learned displacement per group of channels."""
+
+    @checked
+    def __init__(
+        self, grid: Grid, num_heads: int, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "released"
+    ) -> None:
+        super().__init__(grid, num_heads, form, shift, start)

@@ -1,0 +1,106 @@
+"""LRPE: a learned number for every displacement of two tokens."""
+
+from __future__ import annotations
+
+import torch
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.displacement import Displacements
+from graticule.encodings.base import register_encoding
+from graticule.encodings.mixing import MixingEncoding
+from graticule.encodings.token_mixing import TokenMixing
+from graticule.grid import BICUBIC, Grid, resize_map
+from graticule.resampling import Resampler, build_resampler
+
+
+class LearnableMixing(MixingEncoding):
+    r"""LRPE and, with several groups, GLRPE: a free number for every displacement of two tokens.
+
+    .. math:: W_{g, ij} = r_g[p_j - p_i]
+
+    (2H - 1)(2W - 1) numbers per group; no softmax is applied to them. At another grid the table is resampled
+    by `resampler` over the displacements and scaled by N / N', so that a row keeps its sum (`resize_displacements`).
+
+    Reference: PosMLP (Wang et al., 2022), Eq. 11. Its appendix 4 counts 4 s N - 4 s sqrt(N) + 4 s numbers; by
+    construction they are s (2 sqrt(N) - 1)^2 = 4 s N - 4 s sqrt(N) + s. The authors' code indexes the table by
+    p_i - p_j, which loading its checkpoints accounts for, and starts it at zero, because the loop that should draw
+    it with std 0.02 finds no parameter; here it is drawn.
+
+    Args:
+        grid: the grid that the tables are for.
+        groups: number of groups with a table each.
+        std: standard deviation of the initial values.
+        resampler: how the tables are resampled at another grid.
+    """
+
+    resampled = True
+    holds = "displacements"
+
+    @checked
+    def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02, resampler: str = "bicubic") -> None:
+        super().__init__(grid, groups)
+        self.std = std
+        self.resampler = build_resampler(resampler, "displacements")
+        rows = (2 * grid.height - 1) * (2 * grid.width - 1)
+        self.relative_position_table = nn.Parameter(torch.empty(groups, rows))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the tables anew: a normal, cut at 2 (absolute)."""
+        trunc_normal_(self.relative_position_table, std=self.std)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the weights for `grid`, (groups, N, N)."""
+        return self.displacements(grid).matrix()
+
+    def displacements(self, grid: Grid) -> Displacements:
+        """Return the tables for `grid`."""
+        table: Tensor = self.relative_position_table
+        if not grid.has_shape(self.grid.shape):
+            table = resize_displacements(table, self.grid, grid, self.resampler)
+        return Displacements(table.unflatten(-1, (2 * grid.height - 1, -1)), softmax=False)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample the tables for `grid`."""
+        learned = self.relative_position_table.requires_grad
+        table = self.displacements(grid).table.detach().flatten(1).clone()
+        self.relative_position_table = nn.Parameter(table, requires_grad=learned)
+        self.grid = grid
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Resample tables of another grid, (groups, (2H' - 1)(2W' - 1))."""
+        if value.ndim != 2:
+            return value
+        sides = Grid(2 * self.grid.height - 1, 2 * self.grid.width - 1)
+        old = sides.alike(value.shape[1], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
+        if old is None or old.shape == sides.shape or not (old.height % 2 and old.width % 2):
+            return value
+        half = Grid((old.height + 1) // 2, (old.width + 1) // 2)
+        return resize_displacements(value, half, self.grid, self.resampler)
+
+
+def resize_displacements(table: Tensor, old: Grid, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
+    """Resample tables of displacements, (groups, (2H - 1)(2W - 1)), and scale them so that a row keeps its sum."""
+    maps = table.unflatten(1, (2 * old.height - 1, 2 * old.width - 1))
+    resized = resize_map(maps, (2 * new.height - 1, 2 * new.width - 1), resampler).flatten(1)
+    return resized * (old.patches / new.patches)
+
+
+@register_encoding("lrpe")
+class Lrpe(TokenMixing, LearnableMixing):
+    """Mixes tokens by one learned number per displacement of two tokens."""
+
+    @checked
+    def __init__(self, grid: Grid, std: float = 0.02, resampler: str = "bicubic") -> None:
+        super().__init__(grid, 1, std, resampler)
+
+
+@register_encoding("glrpe")
+class Glrpe(TokenMixing, LearnableMixing):
+    """Mixes tokens by one learned number per displacement and group of channels."""
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, std: float = 0.02, resampler: str = "bicubic") -> None:
+        super().__init__(grid, num_heads, std, resampler)

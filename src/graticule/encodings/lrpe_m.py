@@ -1,0 +1,56 @@
+"""LRPE-M: the sum of a dense matrix and a table of displacements."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.lrpe import LearnableMixing
+from graticule.encodings.mixing import MixingEncoding
+from graticule.encodings.sgu import DenseMixing
+from graticule.encodings.token_mixing import TokenMixing
+from graticule.grid import Grid
+
+
+class MixingSum(MixingEncoding):
+    """Adds two mixing encodings: LRPE-M is a dense matrix and a table of displacements.
+
+    Reference: PosMLP (Wang et al., 2022), Eq. 9-10.
+    """
+
+    @checked
+    def __init__(self, first: MixingEncoding, second: MixingEncoding) -> None:
+        super().__init__(first.grid, max(first.groups, second.groups))
+        self.first, self.second = first, second
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the sum of both for `grid`, (groups, N, N)."""
+        return cast("Tensor", self.first(grid)) + cast("Tensor", self.second(grid))
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Let the part that owns `name` fit it."""
+        part, _, own = name.partition(".")
+        return (self.first if part == "first" else self.second).fit(own, value, shape)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Pass `grid` on to both."""
+        self.first.set_grid(grid)
+        self.second.set_grid(grid)
+        self.grid = grid
+
+
+@register_encoding("lrpe_m")
+class LrpeM(TokenMixing, MixingSum):
+    """Mixes tokens by the sum of a dense matrix and one number per displacement.
+
+    Args:
+        grid: the grid that both are for.
+        resampler: how both are resampled at another grid.
+    """
+
+    @checked
+    def __init__(self, grid: Grid, resampler: str = "bicubic") -> None:
+        super().__init__(DenseMixing(grid, resampler=resampler), LearnableMixing(grid, resampler=resampler))

@@ -1,0 +1,119 @@
+"""gMLP's dense matrix: a learned number for every pair of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.mixing import MixingEncoding, resize_rows
+from graticule.encodings.token_mixing import TokenMixing
+from graticule.grid import BICUBIC, Grid
+from graticule.resampling import Resampler, build_resampler
+
+
+class DenseMixing(MixingEncoding):
+    r"""Holds a free number for every pair of tokens: gMLP's token layer, independent of their displacement.
+
+    .. math:: W_{ij} \quad or \quad W_{g, ij}
+
+    One matrix for all channels, or one for each of several `groups` of channels. It starts near zero (std 1e-6), so
+    that with a bias of one the unit starts as the identity. In PosMLP's released code it starts as any linear layer
+    does (std 0.02, with a bias of zero). At another grid the matrix is resampled by `resampler`, over the keys and then
+    over the queries, and scaled by N / N', so that a row keeps its sum.
+
+    Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021), section 2.1.
+
+    Args:
+        grid: the grid that the matrices are for.
+        std: standard deviation of the initial values.
+        resampler: how the matrices are resampled at another grid.
+        groups: number of groups with a matrix each; None for one matrix and no groups.
+    """
+
+    resampled = True
+
+    @checked
+    def __init__(self, grid: Grid, std: float = 1e-6, resampler: str = "bicubic", groups: int | None = None) -> None:
+        super().__init__(grid, 1 if groups is None else groups)
+        self.std = std
+        self.resampler = build_resampler(resampler)
+        several = () if groups is None else (groups,)
+        self.weight = nn.Parameter(torch.empty(*several, grid.patches, grid.patches))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the matrix anew."""
+        nn.init.normal_(self.weight, std=self.std)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the matrices for `grid`, (groups, N, N)."""
+        weight = self._at(grid)
+        return weight if weight.ndim == 3 else weight[None]
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample the matrices for `grid`."""
+        weight = self._at(grid).detach().clone()
+        self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
+        self.grid = grid
+
+    def _at(self, grid: Grid) -> Tensor:
+        return self.weight if grid == self.grid else resize_pairs(self.weight, self.grid, grid, self.resampler)
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Resample matrices of another grid, (N', N') or (groups, N', N')."""
+        if value.ndim != self.weight.ndim or value.shape[:-2] != self.weight.shape[:-2]:
+            return value
+        old = self.grid.alike(value.shape[-1], shape) if value.shape[-1] == value.shape[-2] else None
+        if old is None or old.shape == self.grid.shape:
+            return value
+        return resize_pairs(value, old, self.grid, self.resampler)
+
+    def published_names(self) -> dict[str, str]:
+        """The matrix and the bias of timm's gMLP."""
+        return {"mlp_channels.gate.proj.weight": "weight", **super().published_names()}
+
+
+def resize_pairs(matrix: Tensor, old: Grid, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
+    """Resample matrices over pairs of patches, (..., N, N) -> (..., N', N'), scaled so that a row keeps its sum."""
+    count = old.patches
+    keys = resize_rows(matrix.reshape(-1, count), old, new, resampler).unflatten(0, (-1, count)).mT  # (groups, N', N)
+    both = resize_rows(keys.flatten(0, 1), old, new, resampler).unflatten(0, (-1, new.patches)).mT
+    resized: Tensor = both.reshape(*matrix.shape[:-2], new.patches, new.patches) * (count / new.patches)
+    return resized
+
+
+@register_encoding("sgu")
+class Sgu(TokenMixing, DenseMixing):
+    """Mixes tokens by one learned number per pair of tokens, a dense matrix."""
+
+    @checked
+    def __init__(self, grid: Grid, std: float = 1e-6, resampler: str = "bicubic") -> None:
+        super().__init__(grid, std, resampler)
+
+    @classmethod
+    def default_bias(cls, options: Mapping[str, Any]) -> float:
+        """Return 1: with weights near zero the unit starts as the identity, as in gMLP."""
+        return 1.0
+
+
+@register_encoding("gsgu")
+class Gsgu(TokenMixing, DenseMixing):
+    """Mixes tokens by one learned number per pair of tokens and group of channels, dense matrices.
+
+    It has the groups of `glrpe` and `ggqpe` and knows as little of displacements as `sgu`, so it tells apart what
+    groups and what relative positions contribute to the difference of those and `sgu`.
+    """
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, std: float = 1e-6, resampler: str = "bicubic") -> None:
+        super().__init__(grid, std, resampler, num_heads)
+
+    @classmethod
+    def default_bias(cls, options: Mapping[str, Any]) -> float:
+        """Return 1: with weights near zero the unit starts as the identity, as in gMLP."""
+        return 1.0

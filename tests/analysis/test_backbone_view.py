@@ -1,0 +1,24 @@
+"""A backbone as the analyses see it."""
+
+import torch
+from tests.tiny import tiny
+
+import graticule
+from graticule.analysis import view_of
+from graticule.encodings import Folded
+
+
+def test_the_position_of_a_model_that_is_folded_for_all_sizes_is_computed_where_it_is_timed():
+    model = graticule.fold(tiny("learnable").eval(), sizes=2)
+    held = model.position
+    seen = []
+
+    def note(position, args, kwargs):
+        seen.append(position)
+
+    for variant in (held, held.original):
+        variant.register_forward_pre_hook(note, with_kwargs=True)
+    with torch.no_grad():
+        view_of(model).variants()["computed"](torch.randn(1, 3, 32, 32))
+    assert seen == [held.original] and not isinstance(seen[0], Folded)
+    assert model.position is held
