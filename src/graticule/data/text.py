@@ -8,8 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from graticule.data.documents import Corpus, Document
-from graticule.data.folder import SPLITS, files_below, stay_inside
-from graticule.data.images import Split
+from graticule.data.folder import SPLITS, files_below, split_folder
 from graticule.data.registry import TEXTS, add_own
 from graticule.files import read_bytes
 from graticule.names import known_name
@@ -109,7 +108,7 @@ def text_folder(root: Path | None) -> Corpus:
             "not there."
         )
     if (root / "train").is_dir():
-        places = {split: _part(root, split) for split in SPLITS}
+        places = {split: split_folder(root, split) for split in SPLITS}
         return {split: _documents(place, root) for split, place in places.items()}
     documents = _documents(root, root)
     if len(documents) < 2:
@@ -171,17 +170,6 @@ def _key(paragraph: str) -> str:
 
 def _without(text: str, keys: Collection[str]) -> str:
     return "\n\n".join(paragraph for paragraph in _paragraphs(text) if _key(paragraph) not in keys)
-
-
-def _part(root: Path, split: Split) -> Path:
-    """Return the folder of a part; no link may lead out of `root`."""
-    folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
-    if folder is None:
-        raise FileNotFoundError(
-            f"`data_root` must have a folder {' or '.join(SPLITS[split])} beside train, got {root}, which has none."
-        )
-    stay_inside(folder, root)
-    return folder
 
 
 def _documents(folder: Path, root: Path) -> list[Document]:

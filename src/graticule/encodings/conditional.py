@@ -55,6 +55,8 @@ class Peg(Encoding):
         bias: whether convolutions have one.
     """
 
+    layered = False
+
     @checked
     def __init__(
         self,
@@ -77,8 +79,6 @@ class Peg(Encoding):
         #: tokens at each border whose neighborhood is not whole, and which get no encoding
         self.margin = layers * (kernel // 2) if padding == "none" else 0
         self.kernel, self.padding = kernel, padding
-
-    layered = False
 
     @classmethod
     def position(
@@ -158,6 +158,8 @@ class ConvolutionalProjection(Encoding):
         bias: whether convolutions have one.
     """
 
+    layered = False
+
     @checked
     def __init__(self, dim: int, kernel: int = 3, padding: Padding = "zeros", bias: bool = True) -> None:
         super().__init__()
@@ -165,8 +167,6 @@ class ConvolutionalProjection(Encoding):
             raise ValueError("`padding` must keep the grid's size where queries are convolved, got 'none'.")
         self.q, self.k, self.v = (_convolutions(dim, kernel, "depthwise", padding, bias)[0] for _ in range(3))
         self.kernel, self.padding = kernel, padding
-
-    layered = False
 
     @classmethod
     def position(

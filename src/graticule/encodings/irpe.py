@@ -63,6 +63,10 @@ class Irpe(BiasEncoding):
     """
 
     crops = True
+    index: Tensor
+    rpe_q: nn.ParameterList
+    rpe_k: nn.ParameterList
+    rpe_v: nn.ParameterList
 
     @checked
     def __init__(
@@ -94,11 +98,6 @@ class Irpe(BiasEncoding):
             each = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in range(tables))
             self.register_module(f"rpe_{letter}", each)
         self.register_buffer("index", self._buckets(grid), persistent=False)
-        self.index: Tensor
-
-    rpe_q: nn.ParameterList
-    rpe_k: nn.ParameterList
-    rpe_v: nn.ParameterList
 
     def forward(self, grid: Grid) -> LayerPosition:
         """Return what makes the additions on `grid` from queries, keys and attention weights; numbers as a bias."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from graticule import backbones
 from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
-from graticule.surgery.convert.parts import act_text, drop_path, ratio_of, same_norm
+from graticule.surgery.convert.parts import act_text, drop_path, ratio_of, same_norm, trunk_arguments
 
 
 @register_conversion(Cait)
@@ -37,12 +37,8 @@ def read_cait(model: Any) -> Conversion:
     first, last = model.blocks[0], model.blocks_token_only[0]
     norms = [name for name, module in modules.items() if isinstance(module, nn.LayerNorm)]
     arguments = {
-        "img_size": tuple(model.patch_embed.img_size),
-        "patch_size": tuple(model.patch_embed.patch_size),
-        "in_chans": model.patch_embed.proj.in_channels,
-        "num_classes": model.num_classes,
+        **trunk_arguments(model, model.patch_embed),
         "global_pool": model.global_pool,
-        "embed_dim": model.embed_dim,
         "depth": len(model.blocks),
         "num_heads": first.attn.num_heads,
         "mlp_ratio": ratio_of(first.mlp.fc1.out_features, model.embed_dim),

@@ -1,9 +1,8 @@
-"""Parts that must be the same in a whole model of timm to be converted: norms, activations, ratios of channels."""
+"""Parts that must be the same in a whole model of timm to be converted: norms and activations."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from timm.layers.activations import GELU
 from torch import nn
@@ -38,9 +37,3 @@ def check_gelu(model: nn.Module) -> None:
         exact = type(module) is GELU or (type(module) is nn.GELU and module.approximate == "none")
         if name.endswith(".act") and not exact:
             raise refuse(model, name, module, "must be the exact GELU")
-
-
-def ratio_of(layer: Any, dim: int) -> float:
-    """Return the ratio that makes the output channels of a linear layer from `dim`, rounded down."""
-    ratio: float = layer.out_features / dim
-    return ratio if int(dim * ratio) == layer.out_features else (layer.out_features + 0.5) / dim

@@ -9,8 +9,9 @@ from timm.models.mlp_mixer import Affine, MixerBlock, MlpMixer, ResBlock, Spatia
 from torch import nn
 
 from graticule import backbones
-from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_text, ratio_of
+from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_text
 from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
+from graticule.surgery.convert.parts import ratio_of, trunk_arguments
 
 
 @register_conversion(MlpMixer)
@@ -23,14 +24,10 @@ def read_mixer(model: Any) -> Conversion:
         check_kind(model, f"blocks.{index}", type(block))
         check_kind(model, f"blocks.{index}.mlp_channels", GatedMlp if type(block) is SpatialGatingBlock else Mlp)
     arguments: dict[str, Any] = {
-        "img_size": tuple(model.stem.img_size),
-        "patch_size": tuple(model.stem.patch_size),
-        "in_chans": model.stem.proj.in_channels,
-        "num_classes": model.num_classes,
+        **trunk_arguments(model, model.stem),
         "global_pool": model.global_pool,
-        "embed_dim": model.embed_dim,
         "num_blocks": len(model.blocks),
-        "mlp_ratio": ratio_of(block.mlp_channels.fc1, model.embed_dim),
+        "mlp_ratio": ratio_of(block.mlp_channels.fc1.out_features, model.embed_dim),
         "groups": 1,
     }
     stem_norm = not isinstance(model.stem.norm, nn.Identity)
@@ -46,7 +43,7 @@ def read_mixer(model: Any) -> Conversion:
         for index, _ in enumerate(model.blocks):
             check_kind(model, f"blocks.{index}.mlp_tokens", Mlp)
         arguments["norm_layer"] = layer_norm_text(model)
-        ratio = ratio_of(block.mlp_tokens.fc1, model.embed_dim)
+        ratio = ratio_of(block.mlp_tokens.fc1.out_features, model.embed_dim)
         return Conversion(backbones.Mixer, arguments, f"token_mlp(ratio={ratio!r})")
     if type(block) is ResBlock:
         for name in ("norm", *(f"blocks.{i}.norm{n}" for i, _ in enumerate(model.blocks) for n in (1, 2))):

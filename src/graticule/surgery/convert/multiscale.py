@@ -9,9 +9,9 @@ from torch import nn
 
 from graticule import backbones
 from graticule.surgery.convert.blocks import read_rates
-from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_text, ratio_of
+from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_text
 from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
-from graticule.surgery.convert.parts import drop_path
+from graticule.surgery.convert.parts import drop_path, ratio_of
 
 
 @register_conversion(MultiScaleVit)
@@ -53,7 +53,7 @@ def read_multiscale(model: Any) -> Conversion:
         "depths": tuple(map(len, stages)),
         "num_heads": heads,
         "key_stride": stride[0],
-        "mlp_ratio": ratio_of(first.mlp.fc1, dim),
+        "mlp_ratio": ratio_of(first.mlp.fc1.out_features, dim),
         "qkv_bias": first.attn.qkv.bias is not None,
         "residual_pooling": first.attn.residual_pooling,
         "expand_attn": model.expand_attn,

@@ -61,6 +61,17 @@ def act_text(owner: nn.Module, attribute: str) -> str:
     raise refuse(owner, attribute, act, f"must be one of {', '.join(ACTIVATIONS)}")
 
 
+def trunk_arguments(model: Any, patches: Any) -> dict[str, Any]:
+    """Return what a model and its patch embedding, a `PatchEmbed` of timm, say of images, classes and channels."""
+    return {
+        "img_size": tuple(patches.img_size),
+        "patch_size": tuple(patches.patch_size),
+        "in_chans": patches.proj.in_channels,
+        "num_classes": model.num_classes,
+        "embed_dim": model.embed_dim,
+    }
+
+
 def ratio_of(hidden: int, dim: int) -> float:
     """Return the ratio of which the product with `dim`, rounded down, is `hidden`."""
     ratio = hidden / dim

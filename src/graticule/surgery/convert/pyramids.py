@@ -11,8 +11,9 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from timm.models.twins import GlobalSubSampleAttn, LocallyGroupedAttn, Twins
 
 from graticule import backbones
-from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_text, ratio_of
+from graticule.surgery.convert.checked_parts import check_gelu, layer_norm_text
 from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
+from graticule.surgery.convert.parts import ratio_of, trunk_arguments
 
 
 @register_conversion(SwinTransformer, SwinTransformerV2)
@@ -50,7 +51,7 @@ def read_swin(model: Any) -> Conversion:
         "depths": tuple(len(stage.blocks) for stage in stages),
         "num_heads": tuple(block.attn.num_heads for block in first),
         "window_size": tuple(tuple(block.window_size) for block in first),
-        "mlp_ratio": ratio_of(first[0].mlp.fc1, dim),
+        "mlp_ratio": ratio_of(first[0].mlp.fc1.out_features, dim),
         "qkv_bias": (attention.q_bias if second else attention.qkv.bias) is not None,
         "norm_layer": layer_norm_text(model),
     }
@@ -100,7 +101,7 @@ def read_twins(model: Any) -> Conversion:
         "depths": tuple(model.depths),
         "num_heads": tuple(blocks[0].attn.num_heads for blocks in stages),
         "mlp_ratios": tuple(
-            ratio_of(blocks[0].mlp.fc1, dim) for blocks, dim in zip(stages, model.embed_dims, strict=True)
+            ratio_of(blocks[0].mlp.fc1.out_features, dim) for blocks, dim in zip(stages, model.embed_dims, strict=True)
         ),
         "sr_ratios": tuple(_reduction(blocks) for blocks in stages),
         "norm_layer": layer_norm_text(model, fixed),
@@ -126,15 +127,11 @@ def read_convit(model: Any) -> Conversion:
     first = model.blocks[0]
     projection = first.attn.qk if gated else first.attn.qkv
     arguments = {
-        "img_size": tuple(model.patch_embed.img_size),
-        "patch_size": tuple(model.patch_embed.patch_size),
-        "in_chans": model.patch_embed.proj.in_channels,
-        "num_classes": model.num_classes,
+        **trunk_arguments(model, model.patch_embed),
         "global_pool": model.global_pool,
-        "embed_dim": model.embed_dim,
         "depth": len(model.blocks),
         "num_heads": first.attn.num_heads,
-        "mlp_ratio": ratio_of(first.mlp.fc1, model.embed_dim),
+        "mlp_ratio": ratio_of(first.mlp.fc1.out_features, model.embed_dim),
         "qkv_bias": projection.bias is not None,
         "norm_layer": layer_norm_text(model),
     }

@@ -11,7 +11,7 @@ from torch import nn
 from graticule.backbones import SamVisionTransformer
 from graticule.surgery.convert.blocks import pre_norm, read_blocks, vit_arguments
 from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
-from graticule.surgery.convert.parts import norm_text
+from graticule.surgery.convert.parts import norm_text, trunk_arguments
 
 
 @register_conversion(VisionTransformerSAM)
@@ -35,12 +35,8 @@ def read_sam(model: Any) -> Conversion:
     patches = model.patch_embed
     pre = norm_text(model, "norm_pre")
     trunk = {
-        "img_size": tuple(patches.img_size),
-        "patch_size": tuple(patches.patch_size),
-        "in_chans": patches.proj.in_channels,
-        "num_classes": model.num_classes,
+        **trunk_arguments(model, patches),
         "global_pool": model.head.global_pool.pool_type,
-        "embed_dim": model.embed_dim,
         "pre_norm": pre is not None,
         "norm_layer": pre,
         "drop_rate": model.head.drop.p,

@@ -14,7 +14,7 @@ from graticule.backbones import DistilledVisionTransformer, VisionTransformer
 from graticule.surgery.convert.blocks import post_norm, pre_norm, prefixed, read_blocks, vit_arguments
 from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
 from graticule.surgery.convert.parallel import SCALING_NAMES, describe_branches, describe_scaling
-from graticule.surgery.convert.parts import act_text, norm_text, ratio_of, same_norm
+from graticule.surgery.convert.parts import act_text, norm_text, ratio_of, same_norm, trunk_arguments
 
 
 @register_conversion(TimmVisionTransformer, VisionTransformerDistilled)
@@ -62,11 +62,7 @@ def read_trunk(model: Any) -> dict[str, Any]:
         raise refuse(model, "fc_norm", model.fc_norm, "must be Identity beside a norm before pooling")
     registers = getattr(model, "reg_token", None)
     return {
-        "img_size": tuple(patches.img_size),
-        "patch_size": tuple(patches.patch_size),
-        "in_chans": patches.proj.in_channels,
-        "num_classes": model.num_classes,
-        "embed_dim": model.embed_dim,
+        **trunk_arguments(model, patches),
         "class_token": model.cls_token is not None,
         "reg_tokens": 0 if registers is None else registers.shape[1],
         "pre_norm": "norm_pre" in norms and norm_text(model, "norm_pre") is not None,
