@@ -175,10 +175,7 @@ class MultiscaleVisionTransformer(Pyramid):
             num_heads: h of the first stage.
         """
         assert isinstance(num_heads, int)
-        self.check_pool(self.global_pool)
-        self.num_prefix_tokens = sum(token.shape[1] for token in self._prefix_tokens())
-        self.grid = self.grid_at(self.img_size)
-        self.num_heads = num_heads
+        self.prepare_position(num_heads)
         later = range(1, len(self.depths))
         each: list[list[tuple[int, int]]] = [[] for _ in self.depths]
         for entered, block in zip(self.entered_stages(), self._each_block(), strict=True):
