@@ -66,17 +66,16 @@ class Backbone(TokenModel, HubModel):
     #: Arguments that pick one of the modules a class is made of; neither recipes nor the command line have them.
     hidden_arguments: ClassVar[frozenset[str]] = frozenset(
         {
-            *(
-                "position",
-                "embed_layer",
-                "block_layer",
-                "norm_layer",
-                "act_layer",
-                "mlp_layer",
-                "qkv_layer",
-                "patch_norm",
-            ),
-            *("attn_layer", "merging_layer"),
+            "position",
+            "embed_layer",
+            "block_layer",
+            "norm_layer",
+            "act_layer",
+            "mlp_layer",
+            "qkv_layer",
+            "attn_layer",
+            "merging_layer",
+            "patch_norm",
         }
     )
 
