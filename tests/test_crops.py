@@ -70,7 +70,7 @@ def test_positional_attention_is_over_the_patches_of_the_crop():
     patches = TOKENS[1:]
     seen = whole.weights[:, patches][:, :, patches]
     torch.testing.assert_close(part.weights[:, 1:, 1:], seen / seen.sum(-1, keepdim=True), rtol=0, atol=1e-12)
-    torch.testing.assert_close(part.spatial_bias, whole.spatial_bias[:, TOKENS], rtol=0, atol=1e-12)
+    torch.testing.assert_close(part.gate, whole.gate[:, TOKENS], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("encoding", CROPPED)
