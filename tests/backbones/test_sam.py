@@ -23,9 +23,7 @@ def test_log_n_counts_the_tokens_of_a_window_in_layers_of_windows():
 
 
 def test_a_joining_that_makes_a_bias_of_the_table_is_refused_where_layers_see_windows():
-    with pytest.raises(
-        ValueError, match=r"`joining` must be one that adds the table to tokens where layers see windows"
-    ):
+    with pytest.raises(ValueError, match=r"`joining` must not be 'tupe' where tokens attend within windows"):
         small("learnable", joining="tupe")
 
 

@@ -16,7 +16,7 @@ from graticule.backbones.window_attention import WindowAttention
 from graticule.checkpoints import renamed_state_dict
 from graticule.checks import checked
 from graticule.encodings import Position, PositionBuilder
-from graticule.encodings.pooled import OF_PAIRS, check_no_pairs, keep_layers, some_parts
+from graticule.encodings.pooled import OF_PAIRS, keep_layers, some_parts
 from graticule.grid import Grid, Windows
 from graticule.layer_position import LayerPosition
 from graticule.layers import Attention
@@ -115,8 +115,6 @@ class SamVisionTransformer(VisionTransformer):
         within = self.window.with_windows([self.window.shape])  # what is for all pairs of tokens is refused
         windowed = position(within, dim=dim, depth=depth, num_heads=num_heads, absolute=False)
         super().build_position(position, num_heads)
-        with torch.no_grad():
-            check_no_pairs(some_parts(self.position, False, depth)(self.grid), "layers see windows")
         layers = [layer for layer in range(depth) if layer not in self.global_layers]
         self.position = WindowedPosition(self.position, windowed, self.window, layers, depth)
 
