@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
