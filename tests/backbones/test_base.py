@@ -2,6 +2,7 @@
 
 import pytest
 import timm
+import timm.optim
 import timm.models._registry as timm_registry
 import torch
 from torch import nn
