@@ -2,8 +2,8 @@
 
 import pytest
 import timm
-import timm.optim
 import timm.models._registry as timm_registry
+import timm.optim
 import torch
 from torch import nn
 
