@@ -18,15 +18,15 @@ from statistics import median
 ROUNDS = 3
 CASES = {
     "import graticule": ["-c", "import graticule"],
-    "graticule --help": ["-m", "graticule.cli", "--help"],
-    "graticule --version": ["-m", "graticule.cli", "--version"],
-    "graticule trian (misspelt)": ["-m", "graticule.cli", "trian"],
-    "graticule pack --help": ["-m", "graticule.cli", "pack", "--help"],
-    "graticule compare --help": ["-m", "graticule.cli", "compare", "--help"],
-    "graticule plot --help": ["-m", "graticule.cli", "plot", "--help"],
-    "graticule runs --srot name (misspelt)": ["-m", "graticule.cli", "runs", "--srot", "name"],
-    "graticule runs FOLDER, 100 runs": ["-m", "graticule.cli", "runs", "FOLDER"],
-    "graticule models": ["-m", "graticule.cli", "models"],
+    "graticule --help": ["-m", "graticule", "--help"],
+    "graticule --version": ["-m", "graticule", "--version"],
+    "graticule trian (misspelt)": ["-m", "graticule", "trian"],
+    "graticule pack --help": ["-m", "graticule", "pack", "--help"],
+    "graticule compare --help": ["-m", "graticule", "compare", "--help"],
+    "graticule plot --help": ["-m", "graticule", "plot", "--help"],
+    "graticule runs --srot name (misspelt)": ["-m", "graticule", "runs", "--srot", "name"],
+    "graticule runs FOLDER, 100 runs": ["-m", "graticule", "runs", "FOLDER"],
+    "graticule models": ["-m", "graticule", "models"],
     "import torch, timm (for comparison)": ["-c", "import torch, timm"],
 }
 

@@ -186,7 +186,3 @@ def _share_cores() -> None:
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -73,8 +73,8 @@ def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):
 
 
 def start_as_a_program(arguments: list[str]) -> None:
-    """Be `python -m graticule.cli`, which is what Lightning starts again for the second process."""
-    sys.modules["__main__"].__spec__ = importlib.util.find_spec("graticule.cli")
+    """Be `python -m graticule`, which is what Lightning starts again for the second process."""
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec("graticule.__main__")
     sys.argv = ["graticule", *arguments]
     sys.exit(main(arguments))
 

@@ -1,0 +1,8 @@
+"""`python -m graticule` is the command `graticule`."""
+
+import sys
+
+from graticule.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
