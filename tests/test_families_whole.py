@@ -249,3 +249,12 @@ def test_a_run_trains_every_parameter_and_is_opened(tmp_path, family):
     start = graticule.training.build_model(recipe, num_classes=10)
     assert run.finished and model(torch.zeros(1, model.in_chans, side, side)).shape == (1, 10)
     assert start.state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("family", ["Swin", "SAM"])
+def test_a_table_is_measured_against_a_rotation_only_where_layers_see_the_whole_grid(family):
+    model = copy.deepcopy(held(family, "learnable"))
+    change_position(model, "rope")
+    whole = model.global_layers if family == "SAM" else ()
+    known = {share.layer for share in model.certificate.shares if share.term == "table in the logits"}
+    assert known == set(whole)
