@@ -29,7 +29,8 @@ FLOORS = [
     {"recipes"},
     {"studies"},
     {"commands"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 #: The package itself re-exports what is public: it stands on tasks, and those above may read it.
