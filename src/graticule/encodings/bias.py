@@ -80,7 +80,8 @@ class PatchBias(BiasEncoding):
     def of_pairs(table: Tensor, grid: Grid) -> Tensor:
         """Return the numbers of all pairs of patches, (heads, N, N), from those of displacements, (heads, n)."""
         index = grid.offset_index(table.device)
-        return table.index_select(1, index.flatten()).unflatten(1, index.shape)
+        pairs: Tensor = table.index_select(1, index.flatten()).unflatten(1, index.shape)
+        return pairs
 
     @classmethod
     def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> LayerBias:

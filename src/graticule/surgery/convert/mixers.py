@@ -19,7 +19,7 @@ def read_mixer(model: Any) -> Conversion:
     """Describe timm's MLP-Mixer, ResMLP or gMLP, by the class of its blocks."""
     check_kind(model, "stem", PatchEmbed)
     check_gelu(model)
-    block = model.blocks[0]
+    block: Any = model.blocks[0]
     for index, _ in enumerate(model.blocks):
         check_kind(model, f"blocks.{index}", type(block))
         check_kind(model, f"blocks.{index}.mlp_channels", GatedMlp if type(block) is SpatialGatingBlock else Mlp)
@@ -43,7 +43,8 @@ def read_mixer(model: Any) -> Conversion:
         for index, _ in enumerate(model.blocks):
             check_kind(model, f"blocks.{index}.mlp_tokens", Mlp)
         arguments["norm_layer"] = layer_norm_text(model)
-        ratio = ratio_of(block.mlp_tokens.fc1.out_features, model.embed_dim)
+        tokens: Any = block.mlp_tokens
+        ratio = ratio_of(tokens.fc1.out_features, model.embed_dim)
         return Conversion(backbones.Mixer, arguments, f"token_mlp(ratio={ratio!r})")
     if type(block) is ResBlock:
         for name in ("norm", *(f"blocks.{i}.norm{n}" for i, _ in enumerate(model.blocks) for n in (1, 2))):

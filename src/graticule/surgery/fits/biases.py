@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones.swin import WindowAttention
+from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings import BiasPosition, JoinedPosition, NoPosition, SharedBiasPosition
 from graticule.encodings.alibi import Alibi
 from graticule.encodings.fire import Fire
