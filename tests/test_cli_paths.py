@@ -202,7 +202,7 @@ def test_a_prompt_of_a_device_or_beyond_all_texts_is_refused(capsys, tmp_path):
 
 @pytest.mark.parametrize(("where", "code"), [(">&-", 0), ("> /dev/full", 1)])
 def test_a_standard_output_that_is_closed_or_full_is_no_traceback(run, where, code):
-    command = f"{sys.executable} -m graticule.cli runs {run.folder} {where}"
+    command = f"{sys.executable} -m graticule runs {run.folder} {where}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300)
     assert done.returncode == code and "Traceback" not in done.stderr and "Exception" not in done.stderr
     assert done.stderr.count("\n") == code

@@ -256,7 +256,7 @@ def test_a_dim_that_the_formula_cannot_fill_is_refused(encoding, dim):
 def test_as_many_encodings_as_the_joining_takes():
     with pytest.raises(ValueError, match="`encodings` must be as many as Unshared takes, 3, got 1"):
         JoinedPosition([Learnable(GRID, 24)], Unshared(3))
-    with pytest.raises(ValueError, match="`encodings` must be from 1 to 3, one per layer, got 4"):
+    with pytest.raises(ValueError, match="`biases` must be from 1 to 3, one per layer, got 4"):
         BiasPosition([RelativeBias(GRID, 3) for _ in range(4)], 3)
 
 
