@@ -119,7 +119,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
             _skip_to(batches, _progress(run, last, recipe, batches), recipe)
         _fit(trainer, module, data, batches, last)
         if first:
-            _finish(run, data, module)
+            _finish(run, data, module, history.rows)
     return run
 
 
@@ -295,10 +295,8 @@ def _describe(task: Task[Any, Any], data: TaskData, model: nn.Module) -> dict[st
     }
 
 
-def _finish(run: Run, data: TaskData, module: TrainingModule) -> None:
+def _finish(run: Run, data: TaskData, module: TrainingModule, history: list[dict[str, float]]) -> None:
     """Write the best weights to a file of their own, and the results."""
-    assert run.last is not None  # every epoch leaves a checkpoint
-    history = read_rest(run.last)["callbacks"]["History"]["rows"]
     metric = module.task.metric
     best = metric.best(history)
     save_weights(run.model().state_dict(), run.weights)
