@@ -157,7 +157,9 @@ class TrainingRecipe:
     def _check_schedule(self) -> None:
         """Check the values that the learning rate follows from."""
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
-            raise ValueError(f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}.")
+            raise ValueError(
+                f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}; 0 for none."
+            )
         if self.warmup_epochs and self.warmup_steps:
             raise ValueError(f"`warmup_steps` must be 0 where there are `warmup_epochs`, got {self.warmup_steps}.")
         if bool(self.decay_epochs) != (self.schedule == "step"):
