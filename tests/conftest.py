@@ -18,7 +18,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first whose tests fork: a fork takes longer the more memory the process has."""
+    """Put the files first whose tests fork, while the process is small."""
     forking = {module: hasattr(module, "forked") or hasattr(module, "two_processes") for module in map(_module, items)}
     items.sort(key=lambda item: not forking[_module(item)])
 
