@@ -29,7 +29,8 @@ from typing import Any
 import torch
 from turns import Step, in_turns, print_ratios
 
-from graticule.encodings import Alibi, Sandwich
+from graticule.encodings import Sandwich
+from graticule.encodings.bias import squared_distance_factors
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 from graticule.layers.attention import Attention
@@ -40,8 +41,8 @@ SIDES = {196: 14, 1024: 32, 4096: 64}
 
 def makers(grid: Grid, device: str) -> dict[str, Callable[[], Any]]:
     """Return what makes the bias of each kind: a table, factors or None."""
-    squared = Alibi(grid, HEADS, distance="squared").to(device)
-    few, more = squared.low_rank(grid), Sandwich(grid, HEADS, channels=4).to(device).low_rank(grid)
+    weights = -torch.tensor([2**-4, 2**-8, 2**-2], device=device)
+    few, more = squared_distance_factors(grid, weights), Sandwich(grid, HEADS, channels=4).to(device).low_rank(grid)
 
     @functools.cache
     def table(learned: bool = False) -> torch.Tensor:
@@ -53,8 +54,8 @@ def makers(grid: Grid, device: str) -> dict[str, Callable[[], Any]]:
         "factors (4), given": lambda: few,
         "factors (9), given": lambda: more,
         "table, given": table,
-        "factors (4), made": lambda: squared.low_rank(grid),
-        "table, made": lambda: squared(grid),
+        "factors (4), made": lambda: squared_distance_factors(grid, weights),
+        "table, made": lambda: weights[:, None, None] * grid.offsets(device).to(weights.dtype).square().sum(-1),
         "table, learned": functools.partial(table, learned=True),
     }
 

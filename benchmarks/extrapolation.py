@@ -30,6 +30,7 @@ from torch import nn
 
 import graticule
 from graticule.analysis import save_figure
+from graticule.encodings import ENCODINGS, TokenMixing
 from graticule.files import write_text
 from graticule.recipes import load_recipe
 from graticule.studies.significance import format_p, holm, paired_p
@@ -45,44 +46,16 @@ SIZES = [TRAINED, (24, 24), (28, 28), LARGEST]
 MODES = ("canvas", "zoom")
 FIELDS = ("choice", "variant", "mode", "height", "width", "seed", "top1", "loss", "date", "torch", "machine")
 
-#: Encodings with the default joining, and the two that LaPE is about with it.
+#: Tested with the weights of each other encoding, or other forms of one that is here.
+LEFT_OUT = ("log_n", "shared_mlp_bias", "shared_relative_bias")
+#: Every encoding that attention can use with the default joining, and the two that LaPE is about with it.
 CHOICES = {
     **{
         name: {"encoding": name}
-        for name in (
-            "none",
-            "learnable",
-            "learnable(std=1)",
-            "sinusoidal_1d",
-            "sinusoidal_2d",
-            "fourier",
-            "factorized",
-            "coordinates",
-            "peg",
-            "convolutional_projection",
-            "relative_bias",
-            "bucketed_bias",
-            "continuous_bias",
-            "mlp_bias",
-            "alibi",
-            "fire",
-            "kerple",
-            "sandwich",
-            "pape",
-            "irpe",
-            "decomposed",
-            "gpsa",
-            "gqpe_bias",
-            "shaw",
-            "rope",
-            "rope_1d",
-            "rope_mixed",
-            "rope_golden_gate",
-            "mrope",
-            "liere",
-            "pope",
-        )
+        for name, kind in ENCODINGS.items()
+        if not issubclass(kind, TokenMixing) and name not in LEFT_OUT
     },
+    "learnable(std=1)": {"encoding": "learnable(std=1)"},
     "learnable, lape": {"encoding": "learnable", "joining": "lape"},
     "sinusoidal_2d, lape": {"encoding": "sinusoidal_2d", "joining": "lape"},
     "rope(preset='rope_vit')": {"encoding": "rope(preset='rope_vit')"},
@@ -224,7 +197,8 @@ def report() -> None:
         "from the same weights without, p of a paired t-test over seeds, and p adjusted by Holm's method over all "
         "tests of the table."
     )
-    compared = [(c, v) for c in choices for v in variants(c) if v != "plain"]
+    tested = [(c, v) for c, v, mode in found if mode == MODES[0] and v != "plain"]
+    compared = sorted(tested, key=lambda one: choices.index(one[0]))
     cells = []
     for choice, variant in compared:
         for mode in MODES:

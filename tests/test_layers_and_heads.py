@@ -8,9 +8,10 @@ import torch
 import graticule
 from commands import run_command
 from graticule import Grid, LayerPosition, build_position
-from graticule.encodings import ENCODINGS
+from graticule.encodings import ENCODINGS, BiasEncoding
 from graticule.layer_position import bias_of
 from tiny import draw, images, tiny
+from tiny import fields as given_fields
 
 GRID = Grid(2, 3)
 
@@ -92,12 +93,11 @@ def test_maps_of_mixing_weights_are_those_of_each_layers_encoding():
     assert [(found.layer, found.groups) for found in mixing_maps(model)] == [(0, 1), (1, 4)]
 
 
+BIASES = [name for name, kind in ENCODINGS.items() if issubclass(kind, BiasEncoding) and given_fields(name) == {"bias"}]
+
+
 @pytest.mark.parametrize(
-    ("encoding", "joining"),
-    [
-        *((encoding, "default") for encoding in ("relative_bias", "alibi", "shaw", "bucketed_bias", "continuous_bias")),
-        ("relative_bias", "lape"),
-    ],
+    ("encoding", "joining"), [*((encoding, "default") for encoding in BIASES), ("relative_bias", "lape")]
 )
 def test_a_bias_of_some_heads_is_zero_for_the_others(encoding, joining):
     some, two = (
@@ -152,7 +152,7 @@ REFUSED = [
     ("learnable(layers=[1])", "default", "`layers` must be left out with joining 'default' and an absolute"),
     ("none(layers=[1])", "default", "none must not have the option 'layers'"),
     ("relative_bias(heads=[3])", "default", "`heads` must be different heads from 0 to 2, at least one"),
-    ("alibi(heads=[0, 0])", "default", "`heads` must be different heads"),
+    ("sandwich(heads=[0, 0])", "default", "`heads` must be different heads"),
     ("rope(heads=[0])", "default", "rope must not have the option 'heads'"),
     ("relative_bias(layers='x')", "default", "`layers` of encoding relative_bias must"),
 ]

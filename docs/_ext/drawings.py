@@ -82,7 +82,7 @@ def encoding() -> Figure:
     """Draw four kinds of encodings at the center token of 7 x 11 patches."""
     titles = {
         "sinusoidal_2d": "absolute: similarity\nof vectors",
-        "alibi": "bias: added to the\nlogits of attention",
+        "kerple": "bias: added to the\nlogits of attention",
         "rope": "rotary: similarity of equal\nqueries and keys, rotated",
         "peg": "from the tokens: reach\nof a convolution",
     }

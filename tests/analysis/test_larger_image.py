@@ -10,7 +10,7 @@ from graticule.analysis.larger_image import repeat_patches
 from graticule.grid import Grid
 
 #: Encodings whose repeated values make repeated tokens attend as the tokens that they repeat.
-ENCODINGS = ["none", "learnable", "sinusoidal_2d", "relative_bias", "alibi", "rope", "learnable + rope"]
+ENCODINGS = ["none", "learnable", "sinusoidal_2d", "relative_bias", "kerple", "rope", "learnable + rope"]
 
 
 def tiny(encoding, **kwargs):

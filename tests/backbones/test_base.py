@@ -53,7 +53,7 @@ def registered():
 @pytest.mark.usefixtures("registered")
 def test_it_passes_the_contract():
     check_backbone("own_tiny", compiled=False)
-    check_backbone("own_tiny", compiled=False, encoding="learnable + alibi", joining="lape")
+    check_backbone("own_tiny", compiled=False, encoding="learnable + sandwich", joining="lape")
 
 
 @pytest.mark.usefixtures("registered")

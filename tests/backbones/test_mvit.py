@@ -75,7 +75,7 @@ def test_a_decomposed_bias_of_pooled_tokens_is_the_product_with_the_vector_of_th
             torch.testing.assert_close(bias[0, :, i + 1, j + 1], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("encoding", ["decomposed", "relative_bias", "rope", "alibi", "shaw", "decomposed + log_n"])
+@pytest.mark.parametrize("encoding", ["decomposed", "relative_bias", "rope", "sandwich", "shaw", "decomposed + log_n"])
 @torch.no_grad()
 def test_the_attention_that_is_looked_at_is_that_of_the_layer(encoding):
     model = mvit(encoding, class_token=True)

@@ -6,13 +6,20 @@ import pytest
 import torch
 
 import graticule
-from graticule import Grid
-from graticule.encodings import Alibi
+from graticule import Crop, Grid
+from graticule.encodings import Alibi, layer_bias
 from graticule.encodings.alibi import slopes
+from graticule.layer_position import LowRank
 from graticule.surgery import fold
 from tiny import draw, images, spec, tiny
 
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)
+#: Distances of two patches, row and column apart.
+DISTANCES = {
+    "euclidean": math.hypot,
+    "manhattan": lambda dy, dx: abs(dy) + abs(dx),
+    "squared": lambda dy, dx: dy**2 + dx**2,
+}
 
 
 def test_eight_heads_halve_the_slope_from_a_half_on():
@@ -47,33 +54,74 @@ def test_a_text_loses_the_slope_times_the_number_of_tokens_between():
                 assert bias[head, i, j] == -abs(i - j) / 2 ** (head + 1)
 
 
-@pytest.mark.parametrize("grid", [BUILT, OTHER, Grid(1, 7), Grid(3, 4, prefix=2)], ids=str)
-def test_in_two_dimensions_the_distance_is_euclidean_and_prefix_tokens_are_left_out(grid):
-    bias = Alibi(BUILT, 3).double()(grid)
-    assert bias.shape == (3, grid.tokens, grid.tokens)
-    place = grid.coordinates().tolist()
-    for head, slope in enumerate(slopes(3)):
-        for i, p in enumerate(place):
-            for j, q in enumerate(place):
-                found = bias[head, grid.prefix + i, grid.prefix + j].item()
-                assert found == pytest.approx(-slope * math.dist(p, q), rel=1e-6)  # slopes are kept in float32
-    assert not bias[:, : grid.prefix].any() and not bias[:, :, : grid.prefix].any()
+def of_pairs(grid, slopes, distances):
+    """Return -slope * distance of every head and pair of patches, prefix tokens with zeros, by hand."""
+    place, prefix = grid.coordinates().tolist(), grid.prefix
+    bias = torch.zeros(len(slopes), grid.tokens, grid.tokens, dtype=torch.float64)
+    for head, (slope, distance) in enumerate(zip(slopes, distances, strict=True)):
+        for i, (y, x) in enumerate(place):
+            for j, (v, u) in enumerate(place):
+                bias[head, prefix + i, prefix + j] = -slope * distance(y - v, x - u)
+    return bias
 
 
-def test_nothing_is_learned_or_saved_and_the_grid_it_is_built_for_does_not_matter():
-    encoding = Alibi(BUILT, 3)
+@pytest.mark.parametrize("grid", [BUILT, OTHER, Grid(1, 7), Grid.of_text(5), Grid(3, 4, prefix=2)], ids=str)
+def test_the_bias_is_the_slope_times_the_distance_and_prefix_tokens_are_left_out(grid):
+    for name, distance in DISTANCES.items():
+        bias = Alibi(BUILT, 3, distance=name).double()(grid)
+        expected = of_pairs(grid, slopes(3), [distance] * 3)
+        torch.testing.assert_close(bias, expected, rtol=1e-6, atol=0, msg=name)  # slopes are kept in float32
+    rows, columns = lambda dy, dx: abs(dy), lambda dy, dx: abs(dx)
+    bias = Alibi(BUILT, 3, distance="axes").double()(grid)
+    expected = of_pairs(grid, [*slopes(2), *slopes(1)], [rows, rows, columns])
+    torch.testing.assert_close(bias, expected, rtol=1e-6, atol=0)
+
+
+def test_patches_of_twice_the_size_are_twice_as_far_apart():
+    bias = Alibi(BUILT, 3)
+    large = Grid(3, 4, 1, crop=Crop((6, 8), (0, 0, 6, 8)))
+    torch.testing.assert_close(bias(large), 2 * bias(Grid(3, 4, 1)))
+
+
+@pytest.mark.parametrize("distance", [*DISTANCES, "axes"])
+def test_nothing_is_learned_or_saved_and_the_grid_it_is_built_for_does_not_matter(distance):
+    encoding = Alibi(BUILT, 3, distance=distance)
     assert not list(encoding.parameters()) and not encoding.state_dict()
     asked = encoding(OTHER)
     encoding.set_grid(OTHER)
     assert encoding.grid == OTHER and "(4, 2)" in repr(encoding)
     assert torch.equal(encoding(OTHER), asked)
-    assert torch.equal(Alibi(OTHER, 3)(OTHER), asked)
+    assert torch.equal(Alibi(OTHER, 3, distance=distance)(OTHER), asked)
 
 
-def test_bfloat16_stays_bfloat16_and_agrees():
-    exact, rounded = Alibi(BUILT, 3)(BUILT), Alibi(BUILT, 3).bfloat16()(BUILT)
+@pytest.mark.parametrize("distance", [*DISTANCES, "axes"])
+def test_bfloat16_stays_bfloat16_and_agrees(distance):
+    encoding = Alibi(BUILT, 3, distance=distance)
+    exact, rounded = encoding(BUILT), encoding.bfloat16()(BUILT)
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), exact, rtol=2**-6, atol=0)
+
+
+@pytest.mark.parametrize("grid", [BUILT, OTHER, Grid(1, 7, prefix=2)], ids=str)
+def test_squared_distances_alone_have_four_factors(grid):
+    squared = Alibi(BUILT, 3, distance="squared").double()
+    factors = squared.low_rank(grid)
+    assert factors.rank == 4
+    torch.testing.assert_close(factors.table(), squared(grid), rtol=0, atol=1e-12)
+    assert all(Alibi(BUILT, 3, distance=d).low_rank(grid) is None for d in ("euclidean", "manhattan", "axes"))
+
+
+@pytest.mark.parametrize("encoding", ["alibi(distance='squared')", "alibi(distance='squared') + sandwich(channels=2)"])
+def test_a_model_computes_the_same_with_the_factors(encoding, monkeypatch):
+    model = draw(tiny(encoding)).double().eval()
+    x = images().double()
+    expected = model(x)
+    monkeypatch.setattr(layer_bias, "LOW_RANK_TOKENS", 1)
+    assert isinstance(model.position(model.grid)[0].bias, LowRank)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+    folded = fold(model)
+    assert isinstance(folded.position(model.grid)[0].bias, LowRank)
+    torch.testing.assert_close(folded(x), expected, rtol=0, atol=1e-12)
 
 
 def test_all_layers_share_one_bias_that_folds_into_one_constant():
@@ -101,5 +149,10 @@ def test_it_takes_the_first_layers_only_and_no_joining():
     ):
         with pytest.raises(ValueError, match=message):
             graticule.build_position(BUILT, dim=12, depth=3, num_heads=3, encoding="alibi", **kwargs)
-    with pytest.raises(ValueError, match="`num_heads` must be at least 1, got 0"):
-        Alibi(BUILT, 0)
+    for heads, distance, message in (
+        (0, "euclidean", "`num_heads` must be at least 1, got 0"),
+        (1, "axes", "`num_heads` must be at least 2 where `distance` is 'axes', got 1"),
+        (2, "chebyshev", "`distance` must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Alibi(BUILT, heads, distance=distance)

@@ -1,4 +1,4 @@
-"""Laws of the biases that are made to extrapolate: FIRE, KERPLE, Sandwich, and ALiBi's distances."""
+"""Laws of the biases that are made to extrapolate: FIRE, KERPLE and Sandwich."""
 
 import math
 
@@ -6,17 +6,12 @@ import pytest
 import torch
 
 from graticule import Grid
-from graticule.encodings import Alibi, Fire, Kerple, Sandwich, Sinusoidal1d
-from graticule.encodings.alibi import slopes
+from graticule.encodings import Fire, Kerple, Sandwich, Sinusoidal1d
 
 HEADS = 3
 BUILT = Grid(3, 5, prefix=2)
 GRIDS = [BUILT, Grid(4, 2, prefix=1), Grid(1, 6), Grid(6, 7)]
 KINDS = {
-    "alibi": lambda grid: Alibi(grid, HEADS),
-    "alibi, manhattan": lambda grid: Alibi(grid, HEADS, distance="manhattan"),
-    "alibi, squared": lambda grid: Alibi(grid, HEADS, distance="squared"),
-    "alibi, axes": lambda grid: Alibi(grid, HEADS, distance="axes"),
     "fire": lambda grid: Fire(grid, HEADS),
     "fire, axes": lambda grid: Fire(grid, HEADS, form="axes"),
     "kerple, log": lambda grid: Kerple(grid, HEADS),
@@ -98,22 +93,6 @@ def test_bfloat16_stays_bfloat16_and_agrees(name):
     torch.testing.assert_close(rounded.double(), exact, rtol=2**-5, atol=2**-5)
 
 
-def test_alibis_distances_by_hand():
-    grid = Grid(2, 3)
-    first, last = 0, 5  # (0, 0) and (1, 2)
-    for distance, values in {
-        "euclidean": [math.sqrt(5)] * 4,
-        "manhattan": [3] * 4,
-        "squared": [5] * 4,
-        "axes": [1, 1, 2, 2],
-    }.items():
-        slope = slopes(2) * 2 if distance == "axes" else slopes(4)
-        bias = Alibi(grid, 4, distance=distance).double()(grid)[:, first, last]
-        assert bias.tolist() == pytest.approx([-m * t for m, t in zip(slope, values, strict=True)], rel=1e-12)
-    rows = Alibi(grid, 3, distance="axes").double()(grid)[:, first, last]
-    assert rows.tolist() == pytest.approx([-slopes(2)[0], -slopes(2)[1], -2 * slopes(1)[0]])
-
-
 def test_kerple_by_hand():
     grid = Grid(2, 2)
     log, power = Kerple(grid, 1).double(), Kerple(grid, 1, kernel="power").double()
@@ -121,7 +100,7 @@ def test_kerple_by_hand():
         for encoding in (log, power):
             encoding.raw_r1.fill_(math.log(2))
         log.raw_r2.fill_(math.log(3))
-        power.raw_r2.fill_(0)  # a power of 1: ALiBi with a learned slope
+        power.raw_r2.fill_(0)  # a power of 1
     for to, distance in ((0, 0), (1, 1), (2, 1), (3, math.sqrt(2))):
         assert log(grid)[0, 0, to].item() == pytest.approx(-2 * math.log(1 + 3 * distance), abs=1e-14)
         assert power(grid)[0, 0, to].item() == pytest.approx(-2 * distance, abs=1e-14)
@@ -222,8 +201,6 @@ def test_the_first_tokens_of_a_text_do_not_depend_on_its_length():
 
 def test_what_is_refused():
     for build, message in (
-        (lambda: Alibi(BUILT, 1, distance="axes"), "`num_heads` must be at least 2 where `distance` is 'axes', got 1"),
-        (lambda: Alibi(BUILT, 2, distance="chebyshev"), "`distance` must be one of"),
         (lambda: Sandwich(BUILT, 2, channels=3), "`channels` must be a positive multiple of 2 .*, got 3"),
         (lambda: Sandwich(BUILT, 2, channels=0), "`channels` must be a positive multiple of 2 .*, got 0"),
         (lambda: Fire(BUILT, 2, form="axis"), "`form` must be one of"),

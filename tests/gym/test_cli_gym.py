@@ -22,8 +22,9 @@ def test_a_gym_prints_a_table_per_size_and_what_it_wrote(tmp_path, capsys):
     assert "1 of 2: border, encoding=none, seed 0: " in err and "2 of 2" in err
     assert "6 x 6 cells, as in training" in out and "8 x 8 cells, trained on 6 x 6" in out
     assert "encoding=peg" in out and f"wrote {tmp_path}/gym.csv, " in out
-    assert main(["gym", "--encoding", "alibi", "--tasks", "border", *options]) == 0  # a single choice by its options
-    assert read_profile(tmp_path / "gym.csv").choices == ["encoding=alibi", "encoding=none", "encoding=peg"]
+    # a single choice by its options
+    assert main(["gym", "--encoding", "sandwich", "--tasks", "border", *options]) == 0
+    assert read_profile(tmp_path / "gym.csv").choices == ["encoding=sandwich", "encoding=none", "encoding=peg"]
 
 
 def test_the_list_names_every_task(capsys):

@@ -9,18 +9,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import graticule
 from graticule import Grid
 from graticule.analysis import bias_maps
-from graticule.encodings import Alibi, Sandwich
+from graticule.encodings import Sandwich
 from graticule.encodings import layer_bias as biases
+from graticule.encodings.bias import squared_distance_factors
 from graticule.layer_position import LayerPosition, LowRank, bias_of
 from graticule.layers.attention import Attention
 from graticule.layers.causal_attention import CausalAttention
-from tiny import draw, images, spec, tiny
+from tiny import draw, images, tiny
 
 GRID, HEADS, DIM = Grid(3, 5, prefix=1), 3, 12
-FACTORED = {
-    "alibi": lambda: Alibi(GRID, HEADS, distance="squared"),
-    "sandwich": lambda: Sandwich(GRID, HEADS, channels=8),
-}
 
 
 def random_factors(rank=4, heads=HEADS):
@@ -36,17 +33,22 @@ def everywhere(monkeypatch):
     monkeypatch.setattr(biases, "LOW_RANK_TOKENS", 1)
 
 
-@pytest.mark.parametrize("name", FACTORED)
 @pytest.mark.parametrize("grid", [GRID, Grid(4, 2), Grid(1, 7, prefix=2)], ids=str)
-def test_the_factors_of_an_encoding_multiply_to_its_table(name, grid):
-    encoding = FACTORED[name]().double()
+def test_the_factors_of_an_encoding_multiply_to_its_table(grid):
+    encoding = Sandwich(GRID, HEADS, channels=8).double()
     factors = encoding.low_rank(grid)
-    assert factors.rank == {"alibi": 4, "sandwich": 17}[name]
+    assert factors.rank == 17
     torch.testing.assert_close(factors.table(), encoding(grid), rtol=0, atol=1e-12)
 
 
-def test_other_distances_have_no_few_factors():
-    assert all(Alibi(GRID, HEADS, distance=d).low_rank(GRID) is None for d in ("euclidean", "manhattan", "axes"))
+def test_the_factors_of_squared_distances_multiply_to_their_table():
+    for grid in (GRID, Grid(4, 2), Grid(1, 7, prefix=2)):
+        weights = torch.randn(HEADS, dtype=torch.float64)
+        squares = grid.offsets("cpu").double().square().sum(-1)
+        factors = squared_distance_factors(grid, weights)
+        table = grid.with_prefix_bias(weights[:, None, None] * squares)
+        assert factors.rank == 4
+        torch.testing.assert_close(factors.table(), table, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [Attention, CausalAttention])
@@ -95,15 +97,13 @@ def test_large_grids_of_few_channels_get_factors_and_others_a_table():
         assert first.bias is second.bias
         return type(first.bias)
 
-    assert kind("alibi(distance='squared')", 31) is torch.Tensor
-    assert kind("alibi(distance='squared')", 32) is LowRank
-    assert kind("alibi(distance='manhattan')", 32) is torch.Tensor
-    assert kind("sandwich", 32) is torch.Tensor
+    assert kind("sandwich(channels=6)", 31) is torch.Tensor
+    assert kind("sandwich(channels=6)", 32) is LowRank
+    assert kind("sandwich(channels=8)", 32) is torch.Tensor
 
 
-@pytest.mark.parametrize("encoding", ["alibi(distance='squared')", "alibi(distance='squared')+sandwich(channels=2)"])
-def test_a_model_computes_the_same_with_factors_and_folding_keeps_them(encoding, monkeypatch):
-    model = draw(tiny(encoding)).double().eval()
+def test_a_model_computes_the_same_with_factors_and_folding_keeps_them(monkeypatch):
+    model = draw(tiny("sandwich(channels=2)")).double().eval()
     x = images().double()
     expected = model(x)
     maps = bias_maps(model).bias
@@ -117,7 +117,7 @@ def test_a_model_computes_the_same_with_factors_and_folding_keeps_them(encoding,
 
 
 def test_with_sixteen_bits_attention_uses_the_table_of_factors_that_stay_wide(everywhere):
-    model = draw(tiny("alibi(distance='squared')")).eval()
+    model = draw(tiny("sandwich(channels=2)")).eval()
     low = copy.deepcopy(model).bfloat16()
     folded = graticule.fold(copy.deepcopy(model)).bfloat16()
     for each in (low, folded):
@@ -126,7 +126,7 @@ def test_with_sixteen_bits_attention_uses_the_table_of_factors_that_stay_wide(ev
     x = images().bfloat16()
     assert torch.equal(low(x), folded(x))
     attention, tokens = Attention(DIM, HEADS).bfloat16(), torch.randn(2, GRID.tokens, DIM).bfloat16()
-    factors = Alibi(GRID, HEADS, distance="squared").low_rank(GRID)
+    factors = squared_distance_factors(GRID, -torch.rand(HEADS))
     with_table = attention(tokens, LayerPosition(bias=factors.table()))
     assert torch.equal(attention(tokens, LayerPosition(bias=factors)), with_table)
     with torch.autocast("cpu", torch.bfloat16):
@@ -134,7 +134,7 @@ def test_with_sixteen_bits_attention_uses_the_table_of_factors_that_stay_wide(ev
 
 
 def test_a_model_with_factors_compiles_as_one_graph(everywhere):
-    model = draw(tiny(spec("alibi", distance="squared"))).eval()
+    model = draw(tiny("sandwich(channels=2)")).eval()
     x = images()
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), model(x))
@@ -142,7 +142,7 @@ def test_a_model_with_factors_compiles_as_one_graph(everywhere):
 
 def test_attention_with_factors_runs_in_the_fused_kernel():
     attention, x = Attention(DIM, HEADS), torch.randn(2, GRID.tokens, DIM)
-    factors = Alibi(GRID, HEADS, distance="squared").low_rank(GRID)
+    factors = squared_distance_factors(GRID, -torch.rand(HEADS))
     for kind in (attention, CausalAttention(DIM, HEADS)):
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.no_grad():  # an error if it cannot
             found = kind(x, LayerPosition(bias=factors))

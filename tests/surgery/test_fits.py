@@ -13,7 +13,7 @@ from torch import nn
 
 import graticule
 from graticule import Grid
-from graticule.encodings import Factorized, Fourier, Learnable, MlpBias, RelativeBias
+from graticule.encodings import ENCODINGS, BiasEncoding, Factorized, Fourier, Learnable, MlpBias, RelativeBias
 from graticule.encodings.fire import Fire
 from graticule.joining import Default, Scale, Shared
 from graticule.surgery import change_position
@@ -67,8 +67,8 @@ def assert_exact(model, old, x):
         (("learnable", "default"), ("learnable + peg", "default")),
         (("rope", "default"), ("rope_mixed", "default")),
         (("mlp_bias", "default"), ("relative_bias", "default")),
-        (("alibi", "default"), ("relative_bias", "default")),
-        (("alibi", "default"), ("fire", "default")),
+        (("sandwich", "default"), ("relative_bias", "default")),
+        (("kerple", "default"), ("fire", "default")),
         (("shared_relative_bias", "default"), ("relative_bias", "default")),
         (("learnable", "lape"), ("learnable", "lape")),
         (("mlp_bias", "default"), ("mlp_bias", "default")),
@@ -285,7 +285,7 @@ def test_a_fit_is_found_for_classes_that_extend_those_of_the_table():
     assert table_logits(None, GRID) is None
 
 
-# From LaPE back to the stream, and to FIRE, ALiBi and rotations
+# From LaPE back to the stream, and to FIRE, fixed biases and rotations
 
 
 def planted_streams(seed, layers=3):
@@ -368,11 +368,20 @@ def test_fire_of_two_axes_finds_its_own_last_layer_and_few_units_the_least_squar
     assert not fit_fire(Fire(Grid(1, 4), 2, causal=True), torch.zeros(2, 4, 4))
 
 
+def is_fixed(encoding):
+    """Return whether a bias has no parameters."""
+    return not list(graticule.build_position(GRID, dim=DIM, depth=1, num_heads=3, encoding=encoding).parameters())
+
+
+FIXED = [name for name, kind in ENCODINGS.items() if issubclass(kind, BiasEncoding) and is_fixed(name)]
+
+
+@pytest.mark.parametrize("encoding", FIXED)
 @torch.no_grad()
-def test_a_bias_that_is_alibis_is_kept_by_alibi(x):
-    model = draw(tiny("alibi", img_size=(24, 40))).double().eval()
+def test_a_fixed_bias_is_kept_where_it_comes_back_and_has_nothing_to_choose(encoding, x):
+    model = draw(tiny(encoding, img_size=(24, 40))).double().eval()
     before = model(x)
-    change_position(change_position(model, "relative_bias", images=x), "alibi", images=x)
+    change_position(change_position(model, "relative_bias", images=x), encoding, images=x)
     assert kept(model) == pytest.approx([1.0] * 3, abs=1e-9)
     assert "not fitted, as it has nothing to choose" in str(model.certificate)
     torch.testing.assert_close(model(x), before, rtol=0, atol=1e-9)

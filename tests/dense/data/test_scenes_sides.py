@@ -7,7 +7,7 @@ import graticule
 from graticule.data.scenes_sides import scenes_sides
 from graticule.tasks.pixel_scores import confusion, mean_iou
 
-ENCODINGS = ("learnable", "sinusoidal_2d", "rope", "relative_bias", "peg", "alibi")
+ENCODINGS = ("learnable", "sinusoidal_2d", "rope", "relative_bias", "peg", "kerple")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings import BiasPosition, JoinedPosition, NoPosition, SharedBiasPosition
-from graticule.encodings.alibi import Alibi
 from graticule.encodings.fire import Fire
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.grid import Grid
@@ -61,7 +60,7 @@ def start_at_zero(old: NoPosition, new: Any, before: Before) -> bool:
 def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool | str:
     encodings = [new.encoding] if isinstance(new, SharedBiasPosition) else list(new.encodings)
     groups = [list(new.joined)] if isinstance(new, SharedBiasPosition) else [[layer] for layer in new.joined]
-    if any(isinstance(encoding, Alibi) for encoding in encodings):
+    if not any(parameter.requires_grad for parameter in new.parameters()):
         return "as it has nothing to choose"
     fitted = True
     for encoding, layers in zip(encodings, groups, strict=True):
