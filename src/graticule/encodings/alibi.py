@@ -1,0 +1,93 @@
+"""ALiBi: a penalty on the attention logits that grows with the distance, with one slope per head."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from graticule.checks import checked
+from graticule.encodings.base import register_encoding
+from graticule.encodings.bias import BiasEncoding, squared_distance_factors
+from graticule.grid import Grid
+from graticule.layer_position import LowRank
+
+Distance = Literal["euclidean", "manhattan", "squared", "axes"]
+
+
+@register_encoding("alibi")
+class Alibi(BiasEncoding):
+    r"""Subtracts one slope per head times the distance from the attention logits; nothing is learned.
+
+    .. math:: b_{h, i, j} = -m_h |p_i - p_j|, \quad m_h = 2^{-8h / n}, \quad h = 1 \dots n
+
+    for n heads, n a power of two. For another number of heads they are the slopes of the largest power of two below,
+    then every other slope, from the first, of the power of two above, as in its code. The paper has it in one
+    dimension, for tokens that see those before them; on a grid of height 1 all distances but the squared one are
+    |i - j|. Prefix tokens get no bias. It is computed at any grid.
+
+    Distances in two dimensions, in patches:
+
+    - 'euclidean': of CROMA (Fuller et al., 2023), whose 2D-ALiBi has the same slopes.
+    - 'manhattan': |dy| + |dx|, so that the bias is the sum of one for rows and one for columns.
+    - 'squared': dy^2 + dx^2, as in an ablation of LookHere (Fuller et al., 2024), here with the slopes of ALiBi. On
+      large grids it costs four more channels per head instead of a table (`LowRank`).
+    - 'axes': |dy| in the first half of the heads, rounded up, and |dx| in the others; the slopes are those of half
+      the heads each. This is ours.
+
+    Reference: Train Short, Test Long (ALiBi, Press et al., 2022), section 3.
+
+    Args:
+        grid: the grid that the encoding is built for; nothing depends on it.
+        num_heads: h, at least 2 for 'axes'.
+        distance: 'euclidean', 'manhattan', 'squared' or 'axes'.
+    """
+
+    shared = True
+    crops = True
+
+    @checked
+    def __init__(self, grid: Grid, num_heads: int, distance: Distance = "euclidean") -> None:
+        super().__init__()
+        if num_heads < (2 if distance == "axes" else 1):
+            least = "at least 2 where `distance` is 'axes'" if distance == "axes" else "at least 1"
+            raise ValueError(f"`num_heads` must be {least}, got {num_heads}.")
+        self.grid = grid
+        self.num_heads = num_heads
+        self.distance = distance
+        self.rows = num_heads - num_heads // 2  # heads that see rows, for 'axes'
+        each = slopes(self.rows) + slopes(num_heads // 2) if distance == "axes" else slopes(num_heads)
+        self.register_buffer("slopes", torch.tensor(each), persistent=False)
+        self.slopes: Tensor
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the bias for `grid`, (num_heads, N, N), nowhere positive."""
+        wide = torch.promote_types(self.slopes.dtype, torch.float32)
+        offsets = grid.offsets(self.slopes.device).to(wide)
+        slope = -self.slopes[:, None, None]
+        if self.distance == "euclidean":
+            bias = slope * offsets.norm(dim=-1)
+        elif self.distance == "squared":
+            bias = slope * offsets.square().sum(-1)
+        elif self.distance == "manhattan":
+            bias = slope * offsets.abs().sum(-1)
+        else:
+            dy, dx = offsets.abs().unbind(-1)
+            bias = torch.cat([slope[: self.rows] * dy, slope[self.rows :] * dx])
+        return grid.with_prefix_bias(bias.to(self.slopes.dtype))
+
+    def low_rank(self, grid: Grid) -> LowRank | None:
+        """Return the bias of squared distances in two factors of four channels."""
+        return squared_distance_factors(grid, -self.slopes) if self.distance == "squared" else None
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, num_heads={self.num_heads}, distance={self.distance!r}"
+
+
+def slopes(num_heads: int) -> list[float]:
+    """Return m_h of every head, the steepest first for a power of two."""
+    below = 2 ** math.floor(math.log2(num_heads))
+    found = [2 ** (-8 * h / below) for h in range(1, below + 1)]
+    return found + [2 ** (-4 * h / below) for h in range(1, 2 * (num_heads - below), 2)]
