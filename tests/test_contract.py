@@ -1,4 +1,4 @@
-"""Every registered encoding and joining passes the public contract; what breaks a law is found."""
+"""Every registered encoding, joining and family passes the public contract; what breaks a law is found."""
 
 import pytest
 import torch
@@ -9,7 +9,9 @@ import graticule.testing
 from graticule import plugins
 from graticule.encodings import ENCODINGS, AbsoluteEncoding, BiasEncoding, MixingEncoding
 from graticule.joining import JOININGS
+from graticule.studies.matrix import SMALL
 from graticule.testing import check_backbone, check_encoding, check_joining
+from tiny import shallow
 
 #: Options that change nothing in a model of 15 patches, or change only how the same is computed.
 WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",)}
@@ -24,6 +26,21 @@ def test_every_encoding_passes_the_contract(encoding):
 @pytest.mark.parametrize("joining", JOININGS)
 def test_every_joining_passes_the_contract(joining):
     check_joining(joining, compiled=False)
+
+
+#: Families whose second block of a stage has other windows than the first; of the others one block is enough.
+ALTERNATING = ("Swin", "Swin V2", "Twins-SVT", "SAM", "Swin-MLP", "PosMLP")
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_every_family_passes_the_contract(family):
+    name, sizes = SMALL[family]
+    kwargs = {**sizes, **({} if family in ALTERNATING else shallow(family))}
+    side = kwargs.pop("img_size")
+    size = (side, side * 3 // 2)
+    if family in ("Swin", "Swin V2"):  # with windows that both stages still shift at another size
+        size, kwargs["window_size"] = (28, 36), 2
+    check_backbone(name, compiled=False, img_size=size, **kwargs)  # tests/backbones/test_compile.py compiles them
 
 
 def test_a_small_backbone_passes_the_contract_compiled():
