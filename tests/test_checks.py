@@ -127,17 +127,19 @@ def test_an_argument_that_cannot_be_is_refused_by_name(name):
 
 def test_a_model_that_is_larger_than_memory_is_refused_before_it_is_built():
     with pytest.raises(ValueError, match=r"`model` must be such that it fits into memory, .* GiB, got one of"):
-        create_model(MODEL, embed_dim=2**20, num_heads=1, depth=1)
+        create_model(MODEL, embed_dim=2**18, num_heads=1, depth=1)
 
 
 @pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "bucketed_bias", "sgu", "shaw"])
-def test_pairs_of_patches_that_are_larger_than_memory_are_refused_by_name(encoding):
+def test_pairs_of_patches_that_are_larger_than_memory_are_refused_by_name(encoding, monkeypatch):
+    monkeypatch.setattr(graticule.memory, "_MEMORY", 2**26)
+    monkeypatch.setattr(graticule.memory, "_SMALL", 2**24)
     model = "gmlp_nano_patch4_28" if encoding == "sgu" else MODEL
     if encoding == "shaw":  # which makes no pairs before there are queries
-        assert create_model(model, encoding=encoding, img_size=4 * 2**9).grid.patches == 2**18
+        assert create_model(model, encoding=encoding, img_size=4 * 2**6).grid.patches == 2**12
         return
     with pytest.raises(ValueError, match=r"`(grid|model)` must be such that .* fits into memory"):
-        create_model(model, encoding=encoding, img_size=4 * 2**9)
+        create_model(model, encoding=encoding, img_size=4 * 2**6)
 
 
 def test_a_large_model_that_fits_is_built_as_it_would_be_without_a_look_at_memory(monkeypatch):

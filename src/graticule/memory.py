@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from graticule.symbolic import holds
 
@@ -18,8 +22,6 @@ Model = TypeVar("Model", bound=nn.Module)
 
 #: Bytes up to which a model is built without a second look.
 _SMALL = 2**30
-#: Functions that make a tensor of a given size.
-_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
 
 
 def machine_memory() -> int | None:
@@ -63,9 +65,9 @@ def build_within_memory(build: Callable[[], Model]) -> Model:
         return build()
     before = torch.get_rng_state()
     try:
-        with _Limit():
+        with _limited():
             return build()
-    except _TooLarge:
+    except (_TooLarge, RuntimeError):  # a RuntimeError where a single tensor does not fit
         torch.set_rng_state(before)
     with torch.device("meta"):
         model = build()
@@ -78,18 +80,20 @@ class _TooLarge(Exception):
     """The tensors so far are more than a small model's."""
 
 
-class _Limit(TorchFunctionMode):
-    """Stops before tensors are made that are together larger than a small model's."""
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Stop this thread at the parameter or buffer with which a model becomes larger than a small one.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.size = 0
+    A module registers its parameters before it fills them.
+    """
+    size, thread = 0, threading.get_ident()
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function in _MAKERS:
-            given = args[0] if args and not isinstance(args[0], int) else args or kwargs.get("size", ())
-            self.size += 4 * math.prod(given) if isinstance(given, list | tuple) else 4
-            if self.size > _SMALL:
+    def count(module: nn.Module, name: str, tensor: Any) -> None:
+        nonlocal size
+        if isinstance(tensor, Tensor) and threading.get_ident() == thread:
+            size += tensor.numel() * tensor.element_size()
+            if size > _SMALL:
                 raise _TooLarge
-        return function(*args, **kwargs)
+
+    with register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count):
+        yield
