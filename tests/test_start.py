@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import graticule
-from graticule.cli import COMMANDS
+from forked import forked
+from graticule.cli import COMMANDS, main
 
 
 def run(code: str, **given: str) -> subprocess.CompletedProcess[str]:
@@ -82,8 +83,10 @@ def test_waiting_threads_spin_briefly_unless_the_user_chose_otherwise(given, fou
     assert done.stdout.strip() == found, done.stderr
 
 
-def test_nothing_of_lightnings_own_is_on_the_screen(tmp_path):
+def test_nothing_of_lightnings_own_is_on_the_screen(tmp_path, capfd):
     command = ["train", "digits_quick", "--quick", "--joining", "lape(layers=99)", "--output", str(tmp_path / "run")]
-    done = run(f"from graticule.cli import main; raise SystemExit(main({command}))")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "graticule: error: `layers` must be from 1 to the depth of the model, 6, got 99.\n"
+    process = forked(lambda: sys.exit(main(command)))
+    process.join(60)
+    out, err = capfd.readouterr()
+    assert (process.exitcode, out) == (1, "")
+    assert err == "graticule: error: `layers` must be from 1 to the depth of the model, 6, got 99.\n"
