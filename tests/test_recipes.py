@@ -32,6 +32,7 @@ from graticule.tasks.dense import DenseRecipe
 from graticule.tasks.distillation import Distillation
 from graticule.training import build_model, read_recipe, train
 from graticule.training.module import TrainingModule
+from tiny import without_memory
 
 FIGURES = yaml.safe_load((Path(__file__).parent / "parity" / "golden" / "figures.yaml").read_text())
 TABLE = FIGURES["lape_first_version"]["settings_table7"]
@@ -73,7 +74,7 @@ def _digits_are_unpacked_once():
 @functools.cache
 def model_of(recipe, classes=1000):
     """Build the model of a recipe without its numbers."""
-    with torch.device("meta"):
+    with without_memory():
         if isinstance(recipe, DenseRecipe):
             return build_model(recipe, class_names=("a", "b", "c"), channels=3)
         return build_model(recipe, num_classes=classes, channels=3)

@@ -9,7 +9,7 @@ from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
 
 import graticule
 from graticule import fold
-from tiny import count, draw, full_size
+from tiny import count, draw, full_size, without_memory
 
 SMALL = {"num_blocks": 2, "embed_dim": 16, "img_size": 64, "num_classes": 7}
 KINDS = {
@@ -64,7 +64,7 @@ def test_weights_go_out_under_timms_names(name):
 def test_full_sizes_have_timms_parameters_and_names():
     for name in NAMES:
         ours = full_size(name)
-        with torch.device("meta"):
+        with without_memory():
             theirs = timm.create_model(name)
         assert count(ours) == count(theirs) == graticule.backbones.MODELS[name].parameters, name
         shapes = {key: value.shape for key, value in theirs.state_dict().items()}
@@ -94,7 +94,7 @@ def draw_small(model):
 def test_layer_scales_start_as_timms():
     for name in ("resmlp_12_224", "resmlp_24_224", "resmlp_36_224"):
         ours = graticule.create_model(name, num_blocks=1, embed_dim=8, img_size=32, groups=2)
-        with torch.device("meta"):
+        with without_memory():
             block = timm.create_model(name).blocks[0]
         assert block.ls1.shape == (384,)
         expected = {"resmlp_12_224": 1e-4, "resmlp_24_224": 1e-5, "resmlp_36_224": 1e-6}[name]

@@ -11,7 +11,7 @@ from graticule.encodings import FoldedPosition, MixingPosition
 from graticule.encodings.sgu import resize_pairs
 from graticule.grid import resize_map
 from graticule.layers import mix_tokens
-from tiny import count, draw, spec
+from tiny import count, draw, spec, without_memory
 
 SIZES = {
     "img_size": 64,  # grids of 16, 8, 4 and 2 patches a side
@@ -478,7 +478,7 @@ def test_an_absolute_encoding_stands_before_the_first_stage_alone(absolute):
 
 def test_a_learnable_absolute_encoding_has_a_parameter_a_patch_and_channel_of_the_first_stage():
     assert count(posmlp("learnable+ggqpe")) - count(posmlp()) == 16 * 16 * 16
-    with torch.device("meta"):
+    with without_memory():
         plain, more = (graticule.create_model("posmlp_tiny_224", encoding=e) for e in ("ggqpe", "learnable+ggqpe"))
     assert count(more) - count(plain) == 56 * 56 * 96
 

@@ -16,7 +16,7 @@ from graticule import load_checkpoint, published_state_dict, transfer
 from graticule.encodings import DenseMixing, LearnableMixing, MixingPosition, QuadraticMixing
 from graticule.factory import build_position
 from graticule.grid import Grid
-from tiny import count, draw
+from tiny import count, draw, without_memory
 
 GOLDEN = Path(__file__).parent / "golden"
 COUNTS = json.loads((GOLDEN / "posmlp_counts.json").read_text())
@@ -70,7 +70,7 @@ rows = pytest.mark.parametrize("row", ROWS)
 @cache
 def on_meta(row):
     name, kwargs = ROWS[row]
-    with torch.device("meta"):
+    with without_memory():
         return graticule.create_model(name, **kwargs).eval().requires_grad_(False)
 
 
@@ -131,7 +131,7 @@ def test_a_block_takes_the_multiply_adds_of_appendix_4(encoding, extra):
     """Omega = 3/2 gamma d^2 N + 1/2 gamma d N^2, and s N^2 (a look-up, no product) or 5 s N^2 for the weights."""
     d, gamma, s, n = 16, 3, 4, 25
     sizes = {"img_size": 40, "patch_size": 8, "embed_dim": d, "mlp_ratio": gamma, "groups": s, "num_classes": 0}
-    with torch.device("meta"):
+    with without_memory():
         one, two = (
             graticule.create_model(GMLP, encoding=encoding, num_blocks=blocks, gate_norm=False, **sizes).eval()
             for blocks in (1, 2)
