@@ -2,13 +2,11 @@
 
 import pytest
 import timm
-import timm.models._registry as timm_registry
 import timm.optim
 import torch
 from torch import nn
 
 import graticule
-from graticule.backbones import registry
 from graticule.layers import Block
 from graticule.testing import check_backbone
 
@@ -38,16 +36,10 @@ class OwnBackbone(graticule.Backbone):
 
 
 @pytest.fixture(scope="module")
-def registered():
+def registered(forgotten):
     """Register the class for the tests of this module."""
     graticule.register_backbone("own_tiny", encoding="sinusoidal_2d")(OwnBackbone)
     graticule.register_backbone("own_deep", depth=4)(OwnBackbone)
-    yield
-    del registry.MODELS["own_tiny"], registry.MODELS["own_deep"], registry.CLASSES["OwnBackbone"]
-    for name in ("own_tiny", "own_deep", "OwnBackbone"):
-        del registry.default_cfgs[f"graticule_{name}"]
-        timm_registry._clear_model_entries(f"graticule_{name}")
-        del timm_registry._model_entrypoints[f"graticule_{name}"]
 
 
 @pytest.mark.usefixtures("registered")

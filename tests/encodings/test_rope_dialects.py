@@ -76,13 +76,12 @@ DIALECTS = [
     ),
     (RotaryEmbeddingDinoV3, {}, "rope(preset='dinov3')"),
     (RotaryEmbeddingDinoV3, {"rotate_half": False}, "rope(preset='dinov3', layout='interleaved')"),
-    (RotaryEmbeddingDinoV3, {"grid_indexing": "xy"}, "rope(preset='dinov3', order='xy')"),
     (RotaryEmbeddingDinoV3, {"normalize_coords": "min"}, "rope(preset='dinov3', coordinates='min')"),
     (RotaryEmbeddingDinoV3, {"normalize_coords": "max"}, "rope(preset='dinov3', coordinates='max')"),
     (RotaryEmbeddingDinoV3, {"grid_offset": 0.3}, "rope(preset='dinov3', offset=0.3)"),
     (
         RotaryEmbeddingDinoV3,
-        {"temperature": None, "min_period": 0.5, "max_period": 90.0},
+        {"min_period": 0.5, "max_period": 90.0},
         "rope(periods=(0.5, 90), coordinates='separate', layout='half')",
     ),
 ]
@@ -97,6 +96,17 @@ def test_every_dialect_is_timms_table_in_float64(shape, in_float64):
         assert table.dtype == torch.float64
         difference = (patches(build(text, grid)(grid)[0], grid) - table).abs().max().item()
         assert difference < 1e-10, (text, difference)
+
+
+@pytest.mark.parametrize("preset", Rope.presets)
+def test_the_other_order_of_the_axes_is_the_table_of_the_transposed_grid(preset):
+    def table(text, *shape):
+        return build(text, Grid(*shape))(Grid(*shape))[0].rotary.table.unflatten(0, shape)
+
+    rows_first, columns_first = (table(f"rope(preset='{preset}', order='{order}')", 3, 5) for order in ("yx", "xy"))
+    transposed = table(f"rope(preset='{preset}', order='yx')", 5, 3).transpose(0, 1)
+    torch.testing.assert_close(columns_first, transposed, rtol=0, atol=1e-12)
+    assert not torch.allclose(rows_first, columns_first)
 
 
 def test_the_dialects_differ_from_one_another():

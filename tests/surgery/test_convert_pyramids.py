@@ -89,15 +89,15 @@ def test_the_float32_outputs_are_the_same_to_five_digits(name):
 
 
 @pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")  # of timm's resampling
-@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swin_s3_tiny_224", "swinv2_tiny_window8_256"])
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
 @torch.no_grad()
 def test_a_swin_that_timm_set_to_another_size_is_converted_as_it_is(name):
-    """timm scales the windows with the grid: 24 x 16 patches have windows of 6 x 4, which are no squares."""
+    """24 x 16 patches have windows of 6 x 4, which are no squares."""
     theirs = timms(name)
-    theirs.set_input_size(img_size=(96, 64))
+    theirs.set_input_size(img_size=(96, 64), window_size=(6, 4))
     exact(theirs)
     ours = graticule.convert(theirs)
-    assert ours.windows[0] == (6, theirs.layers[0].blocks[0].window_size[1])
+    assert ours.windows[0] == (6, 4)
     x = images(96, 64, dtype=torch.float64)
     assert_same(ours(x), theirs(x))
     assert torch.equal(graticule.to_timm(ours)(x), theirs(x))
@@ -107,11 +107,23 @@ def test_a_swin_that_timm_set_to_another_size_is_converted_as_it_is(name):
 def test_a_converted_swin_at_another_size_is_timms_set_to_it():
     theirs = timms("swin_tiny_patch4_window7_224")
     ours = graticule.convert(theirs)
-    theirs.set_input_size(img_size=(96, 64), window_size=4)
+    theirs.set_input_size(img_size=(96, 64), window_size=(4, 4))
     ours.set_input_size((96, 64))
     x = images(96, 64, dtype=torch.float64)
     assert_same(ours(x), theirs(x))
     assert_same(graticule.to_timm(ours)(x), theirs(x))
+
+
+@torch.no_grad()
+def test_a_swin_with_other_windows_in_every_stage_goes_back_at_another_size():
+    sizes = {**SWIN, "depths": (2, 2, 2), "num_heads": (2, 4, 8), "window_size": (4, 2, 4)}
+    theirs = timm.create_model("swin_s3_tiny_224", num_classes=5, **sizes).double().eval()
+    ours = graticule.convert(theirs)
+    ours.set_input_size((96, 64))
+    back = graticule.to_timm(ours)
+    assert [stage.blocks[0].window_size for stage in back.layers] == [*ours.windows] == [(4, 4), (2, 2), (4, 4)]
+    x = images(96, 64, dtype=torch.float64)
+    assert_same(back(x), ours(x))
 
 
 @torch.no_grad()

@@ -150,7 +150,7 @@ class Decomposed(BiasEncoding):
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, head_dim={self.head_dim}, scaled={self.scaled}"
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: torch.compile of PyTorch 2.11 cannot read the fields then
 class DecomposedBias:
     """The bias of `grid`, made by `encoding`, as a function of the scaled queries."""
 

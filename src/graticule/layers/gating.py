@@ -85,7 +85,9 @@ def _product(x: Tensor, mixing: Mixing, bias: Tensor | None) -> Tensor:
         return result
     weights = cast("Tensor", mixing.weights if isinstance(mixing, Displacements) else mixing).to(x.dtype)
     # one copy puts samples and windows next to each other, which makes one large product per group
-    columns = x.unflatten(-1, (len(weights), -1)).permute(5, 2, 4, 0, 1, 3, 6).contiguous().flatten(3).flatten(1, 2)
+    # flat in between: PyTorch 2.11 does not merge dimensions while it exports if their strides contain a free batch
+    columns = x.unflatten(-1, (len(weights), -1)).permute(5, 2, 4, 0, 1, 3, 6).contiguous().flatten()
+    columns = columns.unflatten(0, (len(weights), shape[2] * shape[4], -1))
     y = weights @ columns if bias is None else torch.baddbmm(bias[..., None].to(x.dtype), weights, columns)
     y = y.unflatten(-1, (shape[0], shape[1], shape[3], -1)).unflatten(1, (shape[2], shape[4]))
     result = y.permute(3, 4, 1, 5, 2, 0, 6)  # not copied

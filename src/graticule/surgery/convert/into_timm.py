@@ -94,9 +94,13 @@ def _resize(there: Any, model: Backbone) -> None:
                 f"`model` must have the image size of timm's, {size[0]} x {size[1]}, which {type(there).__name__} "
                 f"cannot change, got {model.img_size[0]} x {model.img_size[1]}."
             )
-        windows: Any = getattr(model, "windows", None)  # timm would scale them with the image
-        more = {} if windows is None else {"window_size": list(windows)}
+        windows: Any = getattr(model, "windows", ())  # timm would scale them with the image
+        more = {"window_size": windows[0]} if windows else {}
         there.set_input_size(img_size=model.img_size, **more)
+        for index, window in enumerate(windows):  # before 1.0.31, timm takes no window for each stage
+            stage = there.layers[index]
+            if stage.blocks[0].window_size != window:
+                stage.set_input_size(stage.input_resolution, window)
     if there.num_classes != model.num_classes or there.global_pool != model.global_pool:
         there.reset_classifier(model.num_classes, model.global_pool)
 
