@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.backbones import Backbone
 from graticule.checks import checked
+from graticule.grid import Grid
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,24 @@ def _resize(there: Any, model: Backbone) -> None:
                 f"`model` must have the image size of timm's, {size[0]} x {size[1]}, which {type(there).__name__} "
                 f"cannot change, got {model.img_size[0]} x {model.img_size[1]}."
             )
-        windows: Any = getattr(model, "windows", ())  # timm would scale them with the image
-        more = {"window_size": windows[0]} if windows else {}
-        there.set_input_size(img_size=model.img_size, **more)
-        for index, window in enumerate(windows):  # before 1.0.31, timm takes no window for each stage
-            stage = there.layers[index]
-            if stage.blocks[0].window_size != window:
-                stage.set_input_size(stage.input_resolution, window)
+        windows: Any = getattr(model, "windows", None)
+        if windows is None:
+            there.set_input_size(img_size=model.img_size)
+        else:
+            _resize_windows(there, model, windows)
     if there.num_classes != model.num_classes or there.global_pool != model.global_pool:
         there.reset_classifier(model.num_classes, model.global_pool)
+
+
+def _resize_windows(there: Any, model: Backbone, windows: Sequence[tuple[int, int]]) -> None:
+    """Give timm's Swin the image size and the windows of ours.
+
+    Its own `set_input_size` would scale the windows with the image, and before timm 1.0.31 it takes one for all stages.
+    """
+    there.patch_embed.set_input_size(img_size=model.img_size)
+    grids = Grid(*there.patch_embed.grid_size).pyramid(len(windows), pad=True)
+    for stage, grid, window in zip(there.layers, [grids[0], *grids[:-1]], windows, strict=True):
+        stage.set_input_size(grid.shape, window)  # the grid before its patch merging
 
 
 def _put(model: nn.Module, name: str, value: Tensor, trained: bool) -> None:
