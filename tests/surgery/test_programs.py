@@ -8,6 +8,8 @@ import torch
 from torch.export import load
 
 import graticule
+from graticule import Grid
+from graticule.encodings import GlobalFilters
 from graticule.studies.matrix import build
 from graticule.surgery import export as export_function
 from graticule.surgery.export_sizes import Sizes
@@ -41,29 +43,51 @@ def assert_same(program, model, *shapes):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "joining"),
+    ("family", "encoding", "joining"),
     [
-        # a table that is resampled, a bias over displacements, a rotation by ratios of sizes, one kept at its own size
-        ("learnable(resampler='bicubic(antialias=False, offset=0.1)') + relative_bias + rope(scaling='yarn')", "lape"),
+        # a table and a norm over keys that are resampled, each in its own way, a rotation by ratios of sizes
+        (
+            "ViT, DeiT",
+            "learnable(resampler='bicubic(antialias=False, offset=0.1)') + relative_bias(resampler='area') "
+            "+ rope(scaling='yarn')",
+            "lape",
+        ),
         # a formula, biases that are functions of queries, keys and weights, coordinates relative to the grid
-        ("sinusoidal_2d + irpe(on='qkv') + rope(coordinates='max')", "default"),
-        ("fourier + shaw + log_n", "default"),
-        ("relative_bias(resampler='area')", "lape"),  # a norm over keys, resampled as a map
+        ("CaiT", "sinusoidal_2d + irpe(on='qkv') + shaw + rope(coordinates='max') + log_n", "default"),
     ],
 )
-def test_a_program_with_free_sides_is_right_at_every_size(encoding, joining):
-    model = draw(tiny(encoding, joining, depth=1)).eval()
+def test_a_program_with_free_sides_is_right_at_every_size(family, encoding, joining):
+    model = draw(build(family, encoding, joining, depth=1, patch_size=8)).eval()
     assert_same(traced(model, *EVERY), model, (1, 32, 32), (3, 16, 24), (2, 48, 16))
 
 
-@pytest.mark.parametrize("encoding", ["sgu", "ggqpe"])
-def test_weights_that_mix_tokens_are_made_for_every_size(encoding):
-    model = draw(build("gMLP", encoding, num_blocks=1)).eval()
+def test_weights_that_mix_tokens_are_made_for_every_size():
+    model = draw(build("gMLP", "sgu(layers=[0]) + ggqpe(layers=[1])")).eval()
     assert_same(traced(model, "height", "width"), model, (1, 32, 32), (1, 48, 80))
 
 
+class OfGrid(torch.nn.Module):
+    """An encoding as a program of the sides of an image of one pixel per patch."""
+
+    def __init__(self, encoding):
+        super().__init__()
+        self.encoding = encoding
+
+    def forward(self, image):
+        return self.encoding(Grid(*image.shape))
+
+
+@torch.no_grad()
+def test_a_global_filter_is_made_for_every_size():
+    model = OfGrid(GlobalFilters(Grid(4, 6), 2))
+    sides = {side: torch.export.Dim(name, min=2, max=64) for side, name in enumerate(("height", "width"))}
+    program = torch.export.export(model, (torch.zeros(3, 5),), dynamic_shapes=(sides,)).module()
+    for size in ((2, 2), (2, 7), (4, 6)):
+        torch.testing.assert_close(program(torch.zeros(size)), model(torch.zeros(size)), rtol=0, atol=1e-6)
+
+
 def test_one_side_can_be_free_alone():
-    model = draw(tiny("learnable", "lape", depth=1)).eval()
+    model = draw(tiny("fourier", "lape", depth=1)).eval()
     program = traced(model, "width", size=(24, 32))
     assert_same(program, model, (1, 24, 32), (1, 24, 72))
     with pytest.raises(AssertionError, match="Guard failed"):
@@ -89,6 +113,10 @@ def test_free_sides_are_multiples_of_whole_windows_in_every_stage():
     sizes = Sizes.of(Subject.of(build("Swin")), (32, 32), ["height", "width"])
     assert sizes.step == (32, 32)  # windows of 4 patches of 8 pixels in the last stage
     assert str(sizes).endswith("height 96 to 8192 in steps of 32, width 96 to 8192 in steps of 32")
+    # windows of 2 patches of 8 pixels in the last stage, and of 2 patches of 16 in every other layer
+    for family, step in (("Twins-SVT", 16), ("SAM", 32)):
+        found = Sizes.of(Subject.of(build(family)), build(family).img_size, ["height", "width"])
+        assert found.step == (step, step), family
 
 
 # What is in a program
@@ -134,7 +162,7 @@ def test_maps_of_blocks_are_outputs_too(lape, tmp_path):
 def test_weights_in_8_bits_halve_the_file_at_least_and_their_accuracy_is_measured(tmp_path):
     model = draw(tiny("learnable", depth=1, embed_dim=192)).eval()
     labels = torch.randint(0, 5, (4,))
-    wide = export_function(model, tmp_path / "wide.pt2")
+    wide = export_function(model, tmp_path / "wide.safetensors")
     small = export_function(model, tmp_path / "small.pt2", int8=True, batches=[(images(batch=4), labels)])
     assert small.size < wide.size / 2  # the patch embedding is not among the linear layers
     assert 0 < small.error < 0.1

@@ -185,7 +185,7 @@ class TalkingHeadsAttention(Attention):
 
 def _mixed_heads(projection: nn.Module, x: Tensor) -> Tensor:
     """Mix the heads of x: (B, h, N, M)."""
-    y: Tensor = projection(x.movedim(1, -1))
+    y: Tensor = projection(x.movedim(1, -1).contiguous())
     return y.movedim(-1, 1)
 
 

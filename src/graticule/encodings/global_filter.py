@@ -55,8 +55,8 @@ class GlobalFilter(MixingEncoding):
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
         kernel = torch.fft.irfft2(torch.view_as_complex(wide.contiguous()).permute(2, 0, 1), s=grid.shape)
         table = kernel.flip(1, 2)  # k[-d] for the displacements d from (1 - H, 1 - W) to (0, 0)
-        table = torch.cat([table, table[:, :-1]], 1)
-        return Displacements(torch.cat([table, table[:, :, :-1]], 2).to(weight.dtype), softmax=False)
+        table = torch.cat([table, table], 1)[:, :-1]  # no slice of H - 1 rows: of 1, it would fix H in a program
+        return Displacements(torch.cat([table, table], 2)[:, :, :-1].to(weight.dtype), softmax=False)
 
     def set_grid(self, grid: Grid) -> None:
         """Resample the filters for `grid`."""

@@ -245,7 +245,8 @@ def _run_traced(traced: torch.export.ExportedProgram, images: Tensor, sizes: Siz
             return list(run(images))
     except (AssertionError, RuntimeError) as error:
         said = str(error).strip().splitlines()[0]
+        rule = "left out, or not both 'batch' and sides," if "batch" in sizes.free else "left out or 'batch'"
         raise ValueError(
-            f"`dynamic` must be left out or 'batch' with this model, which a program computes for one size only: "
+            f"`dynamic` must be {rule} with this model, of which a program cannot compute all of these sizes: "
             f"images of {images.shape[-2]} x {images.shape[-1]} are not taken where {sizes} were to be ({said[:200]})."
         ) from error

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.backbones import Backbone, HubModel, MultiscaleVisionTransformer
 from graticule.encodings import MixingPosition, Position
+from graticule.grid import Windows
 from graticule.surgery.attach_hooks import AttachedPosition
 from graticule.surgery.fold import fold, unfold
 from graticule.surgery.resize import resize
@@ -104,7 +105,7 @@ class Subject:
     @property
     def least(self) -> int:
         """Return the fewest steps of a free side: an axis of length 1 would be fixed, in any of the maps."""
-        if self.backbone is not None and self.backbone.grid.windows:
+        if any(window != (1, 1) for window in self._windows):
             return 3  # one whole window beside the parts that a shift leaves
         coarsest = max(getattr(self.model, "strides", (1,)))
         return max(2, coarsest // min(self.step) + 1)
@@ -122,14 +123,29 @@ class Subject:
         """Return (height, width) in pixels of which free sides are multiples: whole windows in every stage."""
         if self.backbone is None:
             return self.patch
-        model = self.backbone
-        windows = model.grid.windows or ((1, 1),) * len(model.depths)
-        last = len(model.depths) - 1
+        last = len(self.backbone.depths) - 1
+        windows = self._windows
         height, width = (
             math.lcm(self.divisor, *((side >> (last - stage)) * window[axis] for stage, window in enumerate(windows)))
-            for axis, side in enumerate(model.coarsest_patch)
+            for axis, side in enumerate(self.backbone.coarsest_patch)
         )
         return height, width
+
+    @property
+    def _windows(self) -> list[Size]:
+        """Return (rows, columns) of which each stage is to have multiples; (1, 1) of one without windows."""
+        model = self.backbone
+        if model is None:
+            return []
+        grids = model.position_grids(model.grid)
+        found: list[Size] = []
+        for stage, depth in enumerate(model.depths):
+            seen = [model.where(stage, index, grids[stage])[0] for index in range(depth)]
+            shapes: list[Size] = [each.window.shape for each in seen if isinstance(each, Windows)]
+            if model.grid.windows:
+                shapes.append(model.grid.windows[stage])
+            found.append((math.lcm(*(rows for rows, _ in shapes)), math.lcm(*(columns for _, columns in shapes))))
+        return found
 
     @property
     def _attached(self) -> AttachedPosition:
