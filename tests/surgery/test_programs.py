@@ -100,15 +100,6 @@ def test_the_smallest_size_is_one_that_the_model_takes():
     assert Sizes.of(Subject.of(tiny("peg", depth=2)), (32, 32), ["height", "width"]).least == 2
 
 
-def test_windows_of_a_free_height_are_computed_by_onnx_runtime(tmp_path):
-    """Of one stage and one block, as tracing shifted windows takes about a minute."""
-    model = build("Swin", window_size=2, depths=(1,), num_heads=(1,), img_size=16).eval()
-    exported = export_function(model, tmp_path / "model.onnx", dynamic=["height"])
-    heights = {one.size[0] for one in exported.compared}
-    assert len(heights) > 1 and {one.size[1] for one in exported.compared} == {16}
-    assert exported.error < 1e-5
-
-
 def test_free_sides_are_multiples_of_whole_windows_in_every_stage():
     sizes = Sizes.of(Subject.of(build("Swin")), (32, 32), ["height", "width"])
     assert sizes.step == (32, 32)  # windows of 4 patches of 8 pixels in the last stage
@@ -142,9 +133,11 @@ def test_the_graph_of_a_folded_model_has_no_norm_of_position_and_no_resizing(lap
 
 
 def test_an_onnx_file_takes_images_of_any_size(tmp_path):
-    model = draw(tiny("learnable + relative_bias", "lape", depth=1)).eval()
+    """Of windows, in one stage and one block, as tracing shifted windows takes about a minute."""
+    sizes = {"window_size": 2, "depths": (1,), "num_heads": (1,), "img_size": 16}
+    model = draw(build("Swin", "learnable + relative_bias", "lape", **sizes)).eval()
     exported = export_function(model, tmp_path / "model.onnx", dynamic=EVERY)
-    assert [one.size for one in exported.compared] == [(32, 32), (16, 24), (40, 16)]
+    assert len({one.size for one in exported.compared}) == 3
     assert [one.batch for one in exported.compared] == [1, 2, 3]
     assert exported.error < 1e-5 and "Resize" not in exported.operators
 
