@@ -34,7 +34,8 @@ def parse(kind: Any, name: str, arguments: list[str]) -> Any:
     if asked := {"-h", "--help", "--help-all"} & set(arguments):
         print(help_page(kind, name, every="--help-all" in asked))
         raise SystemExit(0)
-    _check_order(kind, name, arguments)
+    if arguments[:1] and arguments[0].startswith("--"):  # else what the command is about comes first
+        _check_order(kind, name, arguments)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -90,6 +91,8 @@ def _check_order(kind: Any, name: str, arguments: Sequence[str]) -> None:
     Raises:
         ValueError: with the order that works.
     """
+    if not any("Positional" in str(field.type) for field in dataclasses.fields(kind)):
+        return
     options = options_of(kind)
     many = {one.name for one in options if one.many and not one.positional}
     single = {one.name for one in options if one.metavar and not one.many}
