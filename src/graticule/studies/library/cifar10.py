@@ -22,7 +22,8 @@ def study() -> Study:
         controls="'default, std 1' controls for the amplitude of the table.",
         follows="LaPE (Yu et al., 2023), Table 2",
         limits="A fifth of the data and a tenth of the paper's epochs; '5,000 images' is ViT-Lite-2/4 on a tenth of "
-        "the data for 20 epochs, tested on 2,000 images. On a CPU the recipe's 16-mixed becomes bf16-mixed.",
+        "the data for 20 epochs, tested on 2,000 images. On a CPU the recipe's 16-mixed becomes bf16-mixed. "
+        "The kept runs read JPEG copies of the published pictures.",
         folder="CIFAR10",
         seconds={**dict.fromkeys(models, 900.0), "5,000 images": 450.0},
     )
