@@ -36,15 +36,18 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _autograd_without_threads():
+def _no_pretended_gpu():
     """Start autograd before anything is compiled or exported, so that tests can fork.
 
     Without a GPU, PyTorch's fake tensors register one that does nothing. If it is there at the first backward pass,
     autograd starts a thread for it, and the backward pass of every forked process fails.
     """
+    import lightning  # noqa: F401
     import torch
 
     torch.ones((), requires_grad=True).backward()
+    if not torch.cuda.is_available():  # Lightning sets it, and fake tensors then look for a driver at every operation
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from graticule.analysis import attention_maps, position_correlations, translatio
 from graticule.checks import check, checked
 from graticule.encodings import BucketedBias, Learnable, Peg, RelativeBias, ShawBias, Sinusoidal2d
 from graticule.layers import Attention
+from in_turn import in_turn
 from tiny import images, tiny
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -119,7 +120,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@in_turn("name", REFUSED)
 def test_an_argument_that_cannot_be_is_refused_by_name(name):
     with pytest.raises((ValueError, TypeError), match=f"^`{name.partition(' ')[0]}`"):
         REFUSED[name]()

@@ -11,6 +11,7 @@ from graticule.cli import COMMANDS
 from graticule.commands.completion import command_options
 from graticule.commands.help import help_text, options_of
 from graticule.commands.options import parse
+from in_turn import in_turn
 
 HELPS = [[name, "--help"] for name in COMMANDS if name != "train"] + [
     ["train", "digits_quick", "--help"],
@@ -21,7 +22,7 @@ HELPS = [[name, "--help"] for name in COMMANDS if name != "train"] + [
 ]
 
 
-@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
+@in_turn("arguments", HELPS)
 def test_help_fits_a_screen_of_80_columns_and_begins_with_usage_and_examples(capsys, arguments):
     code, out, err = run_command(capsys, *arguments)
     lines = out.splitlines()
@@ -31,7 +32,7 @@ def test_help_fits_a_screen_of_80_columns_and_begins_with_usage_and_examples(cap
         assert f"{lines[2]} ".startswith(f"  graticule {arguments[0]} "), "no example"
 
 
-@pytest.mark.parametrize("arguments", HELPS[:-2], ids=" ".join)
+@in_turn("arguments", HELPS[:-2])
 def test_help_gives_every_option_one_default_and_no_none(capsys, arguments):
     code, out, _ = run_command(capsys, *arguments[:-1], "--help-all")
     text = " ".join(out.split())  # as it is without line ends
@@ -44,7 +45,7 @@ def examples(name: str) -> list[str]:
     return [line.strip() for line in help_text(name).splitlines() if line.startswith(f"  graticule {name}")]
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "train"])
+@in_turn("name", [name for name in COMMANDS if name != "train"])
 def test_the_examples_in_the_help_have_options_that_the_command_has(name):
     for example in examples(name):
         parse(command_options(name), name, shlex.split(example.partition(" > ")[0], comments=True)[2:])

@@ -11,6 +11,7 @@ from graticule import Crop, Grid
 from graticule.encodings import ENCODINGS, AbsoluteEncoding, RotaryEncoding, TokenMixing
 from graticule.layer_position import bias_of
 from graticule.rotation import BlockRotation, PairRotation, PolarRotation
+from in_turn import in_turn
 
 BUILT, WHOLE = Grid(4, 5, 1), Grid(6, 8, 1)
 #: A crop of whole patches, and the tokens of the whole image that it has.
@@ -73,8 +74,8 @@ def test_positional_attention_is_over_the_patches_of_the_crop():
     torch.testing.assert_close(part.gate, whole.gate[:, TOKENS], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("encoding", CROPPED)
-@pytest.mark.parametrize("built", [BUILT, WHOLE], ids=["another grid", "the whole grid"])
+@in_turn("encoding", CROPPED)
+@in_turn("built", [BUILT, WHOLE])
 def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding, built):
     position = build(encoding, built)
     queries = torch.randn(2, HEADS, WHOLE.tokens, DIM // HEADS, dtype=torch.float64)
@@ -117,7 +118,7 @@ def test_a_crop_between_patches_is_evaluated_there():
         torch.testing.assert_close(row, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("encoding", [name for name in CROPPED if not name.endswith("1d")])
+@in_turn("encoding", [name for name in CROPPED if not name.endswith("1d")])
 def test_displacements_do_not_depend_on_where_a_crop_begins(encoding):
     if issubclass(ENCODINGS[encoding], AbsoluteEncoding):
         return

@@ -49,6 +49,7 @@ from graticule.layers.gating import mix_tokens
 from graticule.studies.matrix import SMALL, build
 from graticule.tasks import Recipe, TextRecipe, set_windows
 from graticule.training import build_model, cost, read_recipe
+from in_turn import in_turn
 from tiny import count, draw, having
 
 GATED = ("gMLP", "PosMLP", "MLP-Mixer", "ResMLP", "GFNet", "Swin-MLP")
@@ -88,8 +89,13 @@ CHOICES |= {
     "CeiT": OF_ATTENTION,
 }
 CASES = [(family, *choice) for family in SMALL for choice in CHOICES[family]]
-every = pytest.mark.parametrize(("family", "encoding", "joining"), CASES)
 family_alone = pytest.mark.parametrize("family", SMALL)
+
+
+def every(test: Any) -> Any:
+    """Test every family with its encodings and joinings."""
+    return family_alone(in_turn(("encoding", "joining"), lambda family: CHOICES[family])(test))
+
 
 #: (function, families or encodings) -> what the refusal says. Everything else must give a result.
 REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {

@@ -28,6 +28,7 @@ from graticule.encodings import (
 )
 from graticule.joining import JOININGS, Lape, Unshared
 from graticule.token_mlp import TokenMlp
+from in_turn import in_turn
 from tiny import DEPTH, DIM, TOKENS, count, images, spec, takes, tiny
 
 GRID = Grid(4, 4, prefix=1)
@@ -39,7 +40,7 @@ def build(encoding="learnable", joining="default", **kwargs):
     return build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=joining, **kwargs)
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@in_turn("encoding", ENCODINGS)
 def test_a_pair_is_built_or_refused_with_a_reason(encoding):
     flat = Grid(4, 4)
     mixes = issubclass(ENCODINGS[encoding], TokenMixing)

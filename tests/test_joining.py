@@ -24,6 +24,7 @@ from graticule.joining import (
 from graticule.layer_position import bias_of
 from graticule.rotation import PairRotation
 from graticule.specs import Spec
+from in_turn import in_turn
 from tiny import PAIRS, spec, tiny
 
 DEPTH, TOKENS, DIM = 4, 7, 6
@@ -166,7 +167,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(("encoding", "joining"), PARTS)
+@in_turn(("encoding", "joining"), PARTS)
 def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding, joining):
     whole, part = (
         build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=spec(joining, **options))

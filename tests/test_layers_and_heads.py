@@ -10,6 +10,7 @@ from commands import run_command
 from graticule import Grid, LayerPosition, build_position
 from graticule.encodings import ENCODINGS, BiasEncoding
 from graticule.layer_position import bias_of
+from in_turn import in_turn
 from tiny import draw, images, tiny
 from tiny import fields as given_fields
 
@@ -49,7 +50,7 @@ OPTIONAL = [
 ]
 
 
-@pytest.mark.parametrize("encoding", OPTIONAL)
+@in_turn("encoding", OPTIONAL)
 def test_layers_as_an_option_is_layers_of_the_joining(encoding):
     torch.manual_seed(0)
     option = given(f"{encoding}(layers=[0, 2])")

@@ -18,6 +18,7 @@ from graticule.backbones.ceit import ClassAttentionOfLayers, LocallyEnhancedFeed
 from graticule.backbones.compact import CompactBlock, ConvolutionalTokenizer
 from graticule.backbones.t2t import TokenPerformer, TokensToToken, TokenTransformer
 from graticule.layer_position import LayerPosition
+from in_turn import in_turn
 from tiny import count, draw, gradients, images, spec
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -281,9 +282,9 @@ def test_sequence_pooling_comes_and_goes_with_the_classifier():
 # Compact transformers
 
 
-@pytest.mark.parametrize("kernel", [1, 3, 4, 5, 7])
-@pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize(("stride", "padding"), [(None, None), (1, 1), (2, 0), (3, 2), (2, 3)])
+@in_turn("kernel", [1, 3, 4, 5, 7])
+@in_turn("layers", [1, 2, 3])
+@in_turn(("stride", "padding"), [(None, None), (1, 1), (2, 0), (3, 2), (2, 3)])
 @torch.no_grad()
 def test_the_grid_of_convolutions_is_that_of_their_output(kernel, layers, stride, padding):
     tokenizer = ConvolutionalTokenizer((64, 64), (kernel, kernel), 3, 4, layers, stride, padding)

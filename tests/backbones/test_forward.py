@@ -10,6 +10,7 @@ from torch import nn
 
 import graticule
 from graticule.backbones import VisionTransformer
+from in_turn import in_turn
 from tiny import CLASSES, COVER, DEPTH, DIM, PAIRS, draw, gradients, images, spec, tiny
 
 choices = pytest.mark.parametrize(("encoding", "joining"), COVER)
@@ -155,7 +156,7 @@ def test_without_position_the_logits_do_not_see_the_order_of_the_patches(pool):
     torch.testing.assert_close(model(shuffled(x, torch.randperm(16))), model(x), rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize(("encoding", "joining"), [pair for pair in PAIRS if pair[0] not in ("none", "log_n")])
+@in_turn(("encoding", "joining"), [pair for pair in PAIRS if pair[0] not in ("none", "log_n")])
 def test_with_position_the_logits_see_the_order_of_the_patches(encoding, joining):
     model = draw(tiny(encoding, joining, global_pool="avg")).double().eval()
     x = images(dtype=torch.float64)

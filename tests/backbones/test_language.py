@@ -11,6 +11,7 @@ import graticule
 from graticule import LayerPosition, build_position
 from graticule.backbones import LanguageModel
 from graticule.encodings import ENCODINGS, TokenMixing
+from in_turn import in_turn
 from tiny import CHOICES, ENCODERS, PAIRS, count, draw, fields, without_memory
 
 WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
@@ -26,7 +27,7 @@ TEXTS = [
     ("sinusoidal_1d+rope_1d+bucketed_bias", "shared"),
     ("learnable+bucketed_bias", "lape_sharing"),
 ]
-every = pytest.mark.parametrize(("encoding", "joining"), TEXTS)
+every = in_turn(("encoding", "joining"), TEXTS)
 
 
 def small(encoding="learnable", joining="default", **kwargs):
@@ -46,7 +47,7 @@ def has_table(encoding, joining):
     return bool(small(encoding, joining).position.resampled_encodings())
 
 
-@pytest.mark.parametrize("encoding", graticule.list_encodings())
+@in_turn("encoding", graticule.list_encodings())
 def test_every_encoding_that_does_not_look_ahead_is_taken_with_every_joining(encoding):
     for joining in graticule.list_joinings():
         if encoding not in CONDITIONAL and (encoding, joining) in PAIRS:

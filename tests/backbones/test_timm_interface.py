@@ -14,9 +14,10 @@ from torch import nn
 import graticule
 from graticule import fold
 from graticule.backbones import MODELS, registry
+from in_turn import in_turn
 from tiny import CLASSES, COVER, DEPTH, SIZE, draw, full_size, gradients, images, spec, tiny
 
-choices = pytest.mark.parametrize(("encoding", "joining"), COVER)
+choices = in_turn(("encoding", "joining"), COVER)
 
 
 def test_timm_knows_every_model_by_its_prefix():
@@ -56,9 +57,7 @@ def test_models_are_listed_by_pattern():
     assert graticule.list_models("nothing") == []
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in graticule.list_models() if timm.is_model(name) and "pvt" not in name]
-)
+@in_turn("name", [name for name in graticule.list_models() if timm.is_model(name) and "pvt" not in name])
 def test_the_data_configuration_is_that_of_timms_model_of_the_name(name):
     ours = resolve_model_data_config(full_size(name))
     theirs = resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
@@ -154,7 +153,7 @@ def decaying(model):
 
 
 @choices
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+@in_turn("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_nothing_that_says_where_tokens_are_decays(name, encoding, joining):
     model = tiny(encoding, joining, name)
     excluded = model.no_weight_decay()

@@ -17,6 +17,7 @@ from graticule.data import (
     training_transform,
 )
 from graticule.data.sampling import TensorImages, TransformedImages
+from in_turn import in_turn
 
 INFO = DatasetInfo("cifar10", ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
 AUGMENTATION = Augmentation(
@@ -135,9 +136,9 @@ def steps_of(processes):
     ]
 
 
-@pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize(("world_size", "parts"), SHARES)
-@pytest.mark.parametrize("length", [60, 64, 71])
+@in_turn("drop_last", [True, False])
+@in_turn(("world_size", "parts"), SHARES)
+@in_turn("length", [60, 64, 71])
 def test_a_step_has_the_same_images_however_many_share_it(length, world_size, parts, drop_last):
     (alone,) = orders(length, 12, 1, 1, drop_last=drop_last)
     together = orders(length, 12, world_size, parts, drop_last=drop_last)
@@ -199,9 +200,9 @@ def test_batches_that_cannot_be_split_are_refused():
         EpochSampler(10, 0, repeats=0)
 
 
-@pytest.mark.parametrize("length", [1, 10, 11, 12])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("held", [True, False])
+@in_turn("length", [1, 10, 11, 12])
+@in_turn("world_size", [1, 2, 3])
+@in_turn("held", [True, False])
 def test_evaluation_counts_every_image_once_and_gives_all_processes_as_many(length, world_size, held):
     pixels = np.arange(length, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 2), np.uint8)
     kind = TensorImages if held else TransformedImages

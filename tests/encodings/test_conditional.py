@@ -8,15 +8,16 @@ from torch.nn.utils import prune
 
 from graticule import Grid
 from graticule.encodings import ConvolutionalProjection, Peg, QueryKeyPeg
+from in_turn import in_turn
 
 DIM, BATCH = 6, 2
 PADDINGS = ("zeros", "circular", "replicate", "reflect", "none")
 MODES = {"zeros": "constant", "circular": "circular", "replicate": "replicate", "reflect": "reflect"}
 GRIDS = [Grid(3, 5), Grid(4, 3, prefix=1), Grid(3, 4, prefix=2)]
 
-paddings = pytest.mark.parametrize("padding", PADDINGS)
-grids = pytest.mark.parametrize("grid", GRIDS, ids=str)
-forms = pytest.mark.parametrize("convolution", ["depthwise", "separable", "dense"])
+paddings = in_turn("padding", PADDINGS)
+grids = in_turn("grid", GRIDS)
+forms = in_turn("convolution", ["depthwise", "separable", "dense"])
 
 
 @torch.no_grad()
@@ -81,7 +82,7 @@ def assert_near(actual, expected, atol=1e-12):
 @grids
 @paddings
 @forms
-@pytest.mark.parametrize("bias", [True, False])
+@in_turn("bias", [True, False])
 def test_a_peg_is_the_tokens_and_a_convolution_of_their_map(grid, padding, convolution, bias):
     peg = drawn(Peg(DIM, 3, convolution, padding=padding, bias=bias)).double()
     x = tokens(grid)
@@ -167,7 +168,7 @@ def test_without_padding_the_border_gets_no_encoding_and_the_inside_does():
 
 @grids
 @paddings
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@in_turn("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_prefix_tokens_pass_bit_for_bit(grid, padding, dtype):
     peg, x = drawn(Peg(DIM, padding=padding)).to(dtype), tokens(grid, dtype)
     y = peg(x, grid)
@@ -187,7 +188,7 @@ def test_prefix_tokens_are_seen_by_no_patch(grid, padding):
 
 @paddings
 @forms
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@in_turn("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_peg_of_zeros_is_the_identity_bit_for_bit(padding, convolution, dtype):
     peg, grid = Peg(DIM, 3, convolution, padding=padding).to(dtype), Grid(3, 5, prefix=1)
     for parameter in peg.parameters():
@@ -501,9 +502,9 @@ def drawn_projection(*args, **kwargs):
 
 
 @grids
-@pytest.mark.parametrize("padding", PADDINGS[:-1])
-@pytest.mark.parametrize("kernel", [1, 3, 5])
-@pytest.mark.parametrize("bias", [True, False])
+@in_turn("padding", PADDINGS[:-1])
+@in_turn("kernel", [1, 3, 5])
+@in_turn("bias", [True, False])
 def test_a_convolutional_projection_is_three_convolutions_and_nothing_added(grid, padding, kernel, bias):
     projection, x = drawn_projection(kernel, padding, bias), tokens(grid)
     made = projection(x, grid)

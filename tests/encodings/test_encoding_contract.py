@@ -7,6 +7,7 @@ import torch
 
 from graticule import Grid
 from graticule.encodings import BucketedBias, Learnable, NormalizedBias, RelativeBias, Sinusoidal1d, Sinusoidal2d
+from in_turn import in_turn
 
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)
 DIM, HEADS = 12, 3
@@ -22,7 +23,7 @@ ENCODINGS = {
 ABSOLUTE = ("learnable", "sinusoidal_1d", "sinusoidal_2d")
 LEARNED = ("learnable", "relative_bias", "normalized_bias")
 
-every = pytest.mark.parametrize("name", ENCODINGS)
+every = in_turn("name", ENCODINGS)
 learned = pytest.mark.parametrize("name", LEARNED)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from graticule import Grid
 from graticule.encodings import Fire, Kerple, Sandwich, Sinusoidal1d
+from in_turn import in_turn
 
 HEADS = 3
 BUILT = Grid(3, 5, prefix=2)
@@ -22,7 +23,7 @@ KINDS = {
 DECAYING = [name for name in KINDS if not name.startswith("fire")]
 #: Those whose bias is the same in both directions and on both axes.
 ISOTROPIC = [name for name in KINDS if "axes" not in name]
-every = pytest.mark.parametrize("name", KINDS)
+every = in_turn("name", KINDS)
 
 
 def built(name, grid=BUILT):
@@ -31,7 +32,7 @@ def built(name, grid=BUILT):
 
 
 @every
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@in_turn("grid", GRIDS)
 def test_the_bias_of_two_patches_depends_on_their_displacement_and_prefix_tokens_get_none(name, grid):
     bias = built(name)(grid)
     assert bias.shape == (HEADS, grid.tokens, grid.tokens) and bias.isfinite().all()

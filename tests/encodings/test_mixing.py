@@ -11,12 +11,13 @@ from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, Quadrat
 from graticule.encodings.sgu import resize_pairs
 from graticule.grid import Grid
 from graticule.layers import mix_tokens
+from in_turn import in_turn
 
 GRIDS = [Grid(3, 4), Grid(4, 3), Grid(1, 5), Grid(5, 5)]
 FORMS = ["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"]
 #: Those that Eq. 5 gives.
 PRINTED = ["alpha", "gamma", "gamma_gamma_t"]
-grids = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: f"{grid.height}x{grid.width}")
+grids = in_turn("grid", GRIDS)
 BUILDERS = {
     "sgu": DenseMixing,
     "lrpe": LearnableMixing,
@@ -24,7 +25,7 @@ BUILDERS = {
     "lrpe_m": lambda grid: MixingSum(DenseMixing(grid), LearnableMixing(grid)),
     **{form: partial(QuadraticMixing, groups=3, form=form) for form in FORMS},
 }
-every = pytest.mark.parametrize("name", BUILDERS)
+every = in_turn("name", BUILDERS)
 
 
 def drawn(encoding):

@@ -10,12 +10,13 @@ from graticule.displacement import displacement_index
 from graticule.encodings import LearnableMixing, QuadraticMixing
 from graticule.grid import Grid
 from graticule.layers import mix_tokens
+from in_turn import in_turn
 
 GRIDS = [Grid(3, 4), Grid(4, 3), Grid(1, 5), Grid(6, 2), Grid(2, 7)]
 FORMS = ["alpha", "gamma", "gamma_gamma_t"]
-grids = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: f"{grid.height}x{grid.width}")
-forms = pytest.mark.parametrize("form", FORMS)
-roads = pytest.mark.parametrize("road", ["matrix", "displacement"])
+grids = in_turn("grid", GRIDS)
+forms = in_turn("form", FORMS)
+roads = in_turn("road", ["matrix", "displacement"])
 SHIFTS = [(0, 0), (2, 0), (0, -3), (-1, 2), (2, 3), (-2, -3)]
 
 
@@ -91,7 +92,7 @@ def equation_5(encoding, grid, g):
 
 @grids
 @forms
-@pytest.mark.parametrize("shift", [True, False])
+@in_turn("shift", [True, False])
 def test_weights_are_equation_5_written_with_loops(grid, form, shift):
     encoding = drawn(QuadraticMixing(grid, 3, form, shift)).requires_grad_(False)
     weights = encoding(grid)
@@ -119,7 +120,7 @@ def test_the_first_number_of_a_centre_is_the_column_and_the_second_the_row():
 
 @grids
 @forms
-@pytest.mark.parametrize("groups", [1, 4])
+@in_turn("groups", [1, 4])
 def test_rows_sum_to_one_and_no_weight_is_negative(grid, form, groups):
     weights = drawn(QuadraticMixing(grid, groups, form))(grid)
     torch.testing.assert_close(weights.sum(-1), torch.ones(groups, grid.patches, dtype=torch.float64))
@@ -138,8 +139,8 @@ def test_what_is_the_same_everywhere_stays_as_it_is(form, road):
 
 
 @roads
-@pytest.mark.parametrize("shift", SHIFTS)
-@pytest.mark.parametrize("groups", [1, 3])
+@in_turn("shift", SHIFTS)
+@in_turn("groups", [1, 3])
 def test_with_a_table_the_output_moves_with_what_is_seen(road, shift, groups):
     grid = Grid(7, 10)
     encoding = drawn(LearnableMixing(grid, groups))

@@ -10,6 +10,7 @@ from graticule.studies.gym import TASKS, build_task
 from graticule.studies.gym.base import ListedTask, generators
 from graticule.studies.gym.marks import CELL, DISTRACTORS, glyphs, paint
 from graticule.studies.gym.pairs import displacements, shifted
+from in_turn import in_turn
 
 EVERY = [(name, surface) for name, kind in TASKS.items() for surface in kind.surfaces]
 LISTED = [(name, surface) for name, surface in EVERY if issubclass(TASKS[name], ListedTask)]
@@ -21,8 +22,8 @@ def shares(labels, weights):
     return torch.zeros(int(labels.max()) + 1, dtype=torch.float64).index_add(0, labels, weights)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(("name", "surface"), EVERY)
+@in_turn("grid", GRIDS)
+@in_turn(("name", "surface"), EVERY)
 def test_a_model_made_by_hand_from_coordinates_solves_every_task(name, surface, grid):
     task = build_task(f"{name}(density=0.3)", grid, surface)
     examples = task.sample(200, *generators(0, "test"))
@@ -30,8 +31,8 @@ def test_a_model_made_by_hand_from_coordinates_solves_every_task(name, surface, 
     assert task.answer.score(answers, examples.target) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(("name", "surface"), LISTED)
+@in_turn("grid", GRIDS)
+@in_turn(("name", "surface"), LISTED)
 def test_every_answer_is_equally_probable_and_every_mark_has_a_cell_of_its_own(name, surface, grid):
     task = build_task(name, grid, surface)
     cells, target, weights = task.arrangements()

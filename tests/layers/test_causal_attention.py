@@ -7,6 +7,7 @@ from torch import nn
 from graticule import LayerPosition
 from graticule.layers import Attention, CausalAttention, KeyValueCache
 from graticule.rotation import PairRotation
+from in_turn import in_turn
 
 B, N, D, HEADS = 2, 7, 24, 3
 F64 = torch.float64
@@ -26,7 +27,7 @@ POSITIONS = {
 }
 POSITIONS["all"] = POSITIONS["bias"].merge(POSITIONS["rotary"]).merge(POSITIONS["function"])
 
-positions = pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
+positions = in_turn("position", POSITIONS.values())
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_the_weights_are_those_of_the_pass_and_upper_triangular(attention, x, po
 
 
 @positions
-@pytest.mark.parametrize("token", range(N))
+@in_turn("token", range(N))
 def test_changing_a_token_changes_nothing_before_it(attention, x, position, token):
     before = attention(x, position)
     x = x.clone()
@@ -75,7 +76,7 @@ def test_changing_a_token_changes_nothing_before_it(attention, x, position, toke
 
 
 @positions
-@pytest.mark.parametrize("chunks", [(7,), (1,) * 7, (4, 1, 1, 1), (2, 3, 2), (1, 6)])
+@in_turn("chunks", [(7,), (1,) * 7, (4, 1, 1, 1), (2, 3, 2), (1, 6)])
 def test_with_a_cache_any_number_of_tokens_at_a_time_is_the_same(attention, x, position, chunks):
     cache, found, start = KeyValueCache(N), [], 0
     for count in chunks:

@@ -1,0 +1,38 @@
+"""Many small cases in one test, where pytest would take longer for a test of each than the cases themselves do."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def in_turn(names: str | tuple[str, ...], cases: Sequence[Any] | Callable[[Any], Sequence[Any]]) -> Any:
+    """Call a test for all cases, each from the same seed, as `pytest.mark.parametrize` does in a test of each.
+
+    A failure names its case. `cases` may be a function of another parameter of the test.
+    """
+    filled = (names,) if isinstance(names, str) else names
+    of = next(iter(inspect.signature(cases).parameters)) if callable(cases) else None
+
+    def decorate(test: Any) -> Any:
+        @functools.wraps(test)
+        def together(**given: Any) -> None:
+            found = cases(given[of]) if callable(cases) else cases
+            assert found
+            for case in found:
+                values = dict(zip(filled, (case,) if isinstance(names, str) else case, strict=True))
+                torch.default_generator.manual_seed(0)
+                try:
+                    test(**given, **values)
+                except BaseException as error:
+                    error.add_note("where " + ", ".join(f"{name} is {value!r}" for name, value in values.items()))
+                    raise
+
+        signature = inspect.signature(test)
+        left = [one for name, one in signature.parameters.items() if name not in filled]
+        together.__signature__ = signature.replace(parameters=left)
+        return together
+
+    return decorate
