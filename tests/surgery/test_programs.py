@@ -34,9 +34,10 @@ def traced(model, *free, size=None):
 
 @torch.no_grad()
 def assert_same(program, model, *shapes):
+    run = program.module()
     for batch, height, width in shapes:
         x = torch.randn(batch, model.in_chans, height, width)
-        torch.testing.assert_close(program.module()(x)[0], model(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run(x)[0], model(x), rtol=1e-5, atol=1e-5)
 
 
 # The sizes of a program
