@@ -2,8 +2,13 @@
 
 import re
 import shlex
+import warnings
 from pathlib import Path
 
+import onnxruntime
+import torch
+
+import graticule
 from graticule.cli import main
 
 DOCS = Path(__file__).parents[1]
@@ -32,8 +37,33 @@ def test_the_first_five_minutes_go_as_the_page_says(tmp_path, monkeypatch, capsy
 
 def test_an_exported_file_is_served_without_graticule(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    import graticule
-
     names = {"graticule": graticule}
     exec(block("export", "serve"), names)
     assert names["logits"].shape == (4, 10)
+
+
+def test_models_are_exported_and_published_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    code = re.findall(r"^```python\n(.*?)^```", page("export"), flags=re.DOTALL | re.MULTILINE)  # of export.md
+    assert code
+    for each in code:
+        exec(compile(each, "export.md", "exec"), names)
+    files = {path.name for path in (tmp_path / "published").iterdir()}
+    assert files == {"README.md", "config.json", "model.safetensors"}
+
+
+def test_a_segmenter_is_a_program_of_onnx_for_any_height_and_width(tmp_path):
+    model = graticule.create_segmenter(
+        "deit_tiny_patch16_224", 3, "segmenter_mask(depth=1)", img_size=64, embed_dim=16, depth=1, num_heads=2
+    ).eval()
+    names = {"torch": torch, "model": model}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(block("dense_models", "continued"), names)
+        torch.onnx.export(names["program"], dynamo=True, verbose=False).save(tmp_path / "segmenter.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "segmenter.onnx", providers=["CPUExecutionProvider"])
+    for height, width in ((96, 64), (64, 64), (32, 160)):
+        image = torch.randn(1, 3, height, width)
+        (found,) = session.run(None, {session.get_inputs()[0].name: image.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), model(image), rtol=1e-4, atol=1e-5)

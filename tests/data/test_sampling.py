@@ -223,10 +223,10 @@ def test_evaluation_counts_every_image_once_and_gives_all_processes_as_many(leng
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12's, of a process with threads
-@pytest.mark.parametrize("skipped", [0, 1, 3])
+@pytest.mark.parametrize("skipped", [0, 3])
 def test_two_processes_with_two_workers_each_see_every_image_once_an_epoch(skipped):
     data = images()
-    for epoch in range(3):
+    for epoch in range(2):
         seen = []
         for order in orders(12, 4, 2, 1):
             order.sampler.set_epoch(epoch)
