@@ -133,12 +133,13 @@ def test_the_graph_of_a_folded_model_has_no_norm_of_position_and_no_resizing(lap
     assert exported.milliseconds > 0 and exported.unfolded_milliseconds > 0
 
 
-def test_an_onnx_file_takes_images_of_any_size(tmp_path):
+def test_an_onnx_file_takes_images_of_any_height(tmp_path):
     """Of windows, in one stage and one block, as tracing shifted windows takes about a minute."""
     sizes = {"window_size": 2, "depths": (1,), "num_heads": (1,), "img_size": 16}
     model = draw(build("Swin", "learnable + relative_bias", "lape", **sizes)).eval()
-    exported = export_function(model, tmp_path / "model.onnx", dynamic=EVERY)
-    assert len({one.size for one in exported.compared}) == 3
+    exported = export_function(model, tmp_path / "model.onnx", dynamic=["batch", "height"])
+    heights = {one.size[0] for one in exported.compared}
+    assert len(heights) > 1 and {one.size[1] for one in exported.compared} == {16}
     assert [one.batch for one in exported.compared] == [1, 2, 3]
     assert exported.error < 1e-5 and "Resize" not in exported.operators
 
