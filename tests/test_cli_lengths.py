@@ -9,6 +9,8 @@ from graticule.tasks import Recipe, TextRecipe
 from graticule.training import Run, train
 from text_commands import spoiled_after_first_epoch
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 #: 4 windows of 16 held-out tokens.
 SHORT = {"model": "lm_nano", "model_kwargs": ("depth=1",), "context": 16, "limit_train": 16, "limit_test": 4}
 SHORT |= {"batch_size": 8, "epochs": 2, "accelerator": "cpu"}

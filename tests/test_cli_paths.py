@@ -15,6 +15,8 @@ from graticule.recipes import load_recipe
 from graticule.tasks import Classification, Recipe
 from graticule.training import Run, train
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 
 def short(**options) -> Recipe:
     fixed = {"limit_train": 20, "limit_test": 20, "batch_size": 20, "epochs": 1, "accelerator": "cpu"}

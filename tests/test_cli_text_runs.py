@@ -19,6 +19,8 @@ from graticule.training.checkpoints import saved_checkpoints
 from graticule.training.devices import load_weights
 from text_commands import short_recipe, spoiled_after_first_epoch, write_text_folder
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Run:

@@ -22,6 +22,8 @@ from graticule.data import DatasetInfo
 from graticule.data.pictures import Pictures
 from graticule.grid import Grid
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 
 def audited(model, images, size=(32, 32), **kwargs):
     return audit(model, {size: images}, progress=False, timed=False, **kwargs)

@@ -10,6 +10,8 @@ from graticule.cli import main
 from graticule.studies.gym import TASKS, read_profile
 from graticule.studies.gym.page import page_text
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -18,6 +18,8 @@ from graticule.studies.gym.sheet import task_sheet
 from graticule.studies.gym.tasks import build_task
 from graticule.studies.gym.training import build_model
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 FEW = GymRecipe(steps=2, batch_size=4, test=8)
 CHOICES = {name: dataclasses.replace(FEW, encoding=name) for name in ("none", "peg")}
 

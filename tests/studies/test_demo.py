@@ -3,9 +3,13 @@
 import json
 import re
 
+import pytest
+
 import graticule.studies.demo as module
 from graticule.metric import TOP1
 from graticule.studies.comparison import supported_decimals
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 
 def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path, monkeypatch):

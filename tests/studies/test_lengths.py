@@ -9,6 +9,8 @@ from graticule.studies import Lengths, compare, lengths
 from graticule.tasks import Recipe, TextRecipe, evaluate_text
 from text_commands import spoiled_after_first_epoch
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 FOUND = Lengths(
     seeds=(0, 1, 2),
     trained_at={"a": 128, "b": 256},

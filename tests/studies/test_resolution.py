@@ -7,6 +7,8 @@ import pytest
 from graticule.studies import Resolutions, compare, resolutions
 from graticule.tasks import Recipe, evaluate
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 FOUND = Resolutions(
     seeds=(0, 1, 2),
     trained_at=(28, 28),

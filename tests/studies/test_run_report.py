@@ -10,6 +10,8 @@ from commands import run_command
 from graticule.tasks import Recipe
 from graticule.training import train
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

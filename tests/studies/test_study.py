@@ -17,6 +17,8 @@ from graticule.studies.study_runs import _at_sizes
 from graticule.studies.study_table import Row, read_table, recipe_hash, write_table
 from graticule.training import Run
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 TINY = {
     "model_kwargs": ("depth=1", "embed_dim=8", "num_heads=1"),
     "limit_train": 20,

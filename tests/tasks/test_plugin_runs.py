@@ -16,6 +16,8 @@ from graticule.cli import main
 from graticule.encodings import ENCODINGS
 from graticule.training import Run, train
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 FILE = Path(__file__).parents[2] / "docs" / "my_methods.py"
 
 

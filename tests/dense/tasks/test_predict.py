@@ -15,6 +15,8 @@ from graticule.tasks import Recipe
 from graticule.training import train
 from graticule.training.prediction import Found, Prediction, above, image_ids
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
