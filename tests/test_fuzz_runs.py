@@ -56,7 +56,7 @@ def places(values: Any, path: tuple = ()) -> list[tuple]:
 
 @st.composite
 def changed(draw: Any, values: Any) -> Any:
-    """Replace a value somewhere in `values`, remove it, or give it a neighbour."""
+    """Replace a value somewhere in `values`, remove it, or give it a neighbor."""
     *way, last = draw(st.sampled_from([place for place in places(values) if place]))
     values = copy.deepcopy(values)
     within = values

@@ -221,7 +221,7 @@ def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
     ],
 )
 def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape, window, shift):
-    """Two tokens share a window if they do on the rolled map and were neighbours before; each has its place in it."""
+    """Two tokens share a window if they do on the rolled map and were neighbors before; each has its place in it."""
     grid, step = Grid(*shape), Grid(*window)
     found = torch.zeros(*shape, dtype=torch.int64)  # window
     place = torch.full((*shape, 2), -1)

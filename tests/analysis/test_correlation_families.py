@@ -62,7 +62,7 @@ def layer_norm(x, norm):
 
 
 def swin_merged(model, table, grid):
-    """A table (N, D) through the patch merging of the second stage: 2 x 2 neighbours, a norm, a projection."""
+    """A table (N, D) through the patch merging of the second stage: 2 x 2 neighbors, a norm, a projection."""
     merge = model.layers[1].downsample
     image = F.pad(table.T.unflatten(-1, grid.shape), (0, grid.width % 2, 0, grid.height % 2))
     four = [image[:, y::2, x::2] for x in (0, 1) for y in (0, 1)]

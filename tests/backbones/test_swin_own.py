@@ -251,7 +251,7 @@ TILED = pytest.mark.parametrize(
 
 @TILED
 @torch.no_grad()
-def test_tokens_that_were_no_neighbours_before_the_roll_do_not_see_each_other(grid, window, shift):
+def test_tokens_that_were_no_neighbors_before_the_roll_do_not_see_each_other(grid, window, shift):
     """Two tokens of a window see each other exactly if a window at their place in the image would hold both."""
     attention, x, position, windows = window_attention(grid, window, shift)
     weights = attention.weights(x, position, windows)
@@ -353,7 +353,7 @@ def test_windows_of_no_patch_are_refused_and_nothing_is_changed():
 
 
 def by_hand(merging, table, grid):
-    """Merge a table (N, D) of `grid` as Swin merges patches: four neighbours, column by column, norm, projection."""
+    """Merge a table (N, D) of `grid` as Swin merges patches: four neighbors, column by column, norm, projection."""
     height, width = grid.shape
     map_ = F.pad(table.unflatten(0, grid.shape), (0, 0, 0, width % 2, 0, height % 2))
     four = torch.cat([map_[0::2, 0::2], map_[1::2, 0::2], map_[0::2, 1::2], map_[1::2, 1::2]], -1)

@@ -216,7 +216,7 @@ def test_with_a_border_it_is_so_inside_and_not_at_the_border(kernel, padding):
     moved = as_tokens(as_map(x, grid).roll((1, 2), (2, 3)), x, grid)
     off = (as_map(peg(moved, grid), grid) - as_map(peg(x, grid), grid).roll((1, 2), (2, 3))).abs().amax((0, 1))
     inside = torch.zeros(9, 11, dtype=torch.bool)
-    inside[margin + 1 : -margin, margin + 2 : -margin] = True  # whole neighbourhood before and after
+    inside[margin + 1 : -margin, margin + 2 : -margin] = True  # whole neighborhood before and after
     assert off[inside].max() < 1e-12
     first = margin if padding == "none" else 0  # the first row and column that get an encoding
     assert off[first, margin:-margin].min() > 1e-3

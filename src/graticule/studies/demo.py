@@ -153,7 +153,7 @@ def _report(
     report.text(
         "Top: the cosine similarity of every pair of positions as a layer's attention sees them (Eq. 12); bottom: that "
         "of the center with every position. Locality is the mean distance that a token would look over if it looked "
-        "where the cosine is positive; two-dimensionality is 1 where vertical and horizontal neighbours count alike; "
+        "where the cosine is positive; two-dimensionality is 1 where vertical and horizontal neighbors count alike; "
         "the range of locality over the layers is a share of that of a uniform map, and is compared with untrained "
         f"models of the same shape. Seed {comparison.seeds[0]}, last epoch."
     )
