@@ -247,6 +247,14 @@ def test_every_study_of_the_package_can_be_planned_and_tests_what_it_has():
         assert StudyReport(name, one, []).cost(), name
 
 
+def test_a_finding_is_confirmed_by_the_same_recipes_with_other_seeds():
+    found, confirmed = load_study("amplitude"), load_study("lape_zoom")
+    assert not set(found.seeds) & set(confirmed.seeds)
+    hashes = {recipe_hash(recipe) for recipe in found.recipes().values()}
+    assert {recipe_hash(recipe) for recipe in confirmed.recipes().values()} < hashes
+    assert (confirmed.endpoint.at, confirmed.endpoint.minus) == ("zoom 40", "trained")
+
+
 def test_what_is_wrong_in_a_study_is_said_before_any_work(tmp_path):
     wrong = [
         (lambda: study(seeds=(1, 1)), "`choices`, `variants` and `seeds` must not be empty, nor seeds twice"),
