@@ -4,22 +4,25 @@
 
 It reads the tables in docs/data and writes docs/claims.md. A claim is tested by a contrast: a weighted sum of scores of
 the same seed, such as a choice less another one, whose mean over seeds is tested against zero. p is adjusted by Holm's
-method for all claims of the page that are tested. Where there are no data, the verdict is "not run", with the command.
+method for all claims of the page that are tested: the page is read as a whole. Where there are no data, the verdict is
+"not run", with the command.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from claims_of_papers import CLAIMS, Claim
+from scipy import stats
 
 from graticule.files import write_text
 from graticule.metric import METRICS
 from graticule.studies.gym.profile import read_profile
-from graticule.studies.significance import LEVEL, PairedTest, format_p, holm, paired_test
+from graticule.studies.significance import LEVEL, PairedTest, conclusion, format_p, holm, paired_test, uncorrected
 from graticule.studies.study import TRAINED
 from graticule.studies.study_table import read_table
 from graticule.studies.tables import markdown
@@ -63,24 +66,48 @@ def contrasts(claim: Claim, scores: Scores) -> list[float]:
     return [sum(weight * by[seed] for weight, by in parts) for seed in seeds]
 
 
-def verdict(claim: Claim, test: PairedTest | None, adjusted: float | None, count: int) -> str:
-    """Say what the data say of a claim."""
-    if claim.verdict or not count:
+def verdict(claim: Claim, test: PairedTest | None, adjusted: float | None, seeds: int, tests: int) -> str:
+    """Say what the data say of a claim.
+
+    Args:
+        claim: of a paper.
+        test: of its contrast.
+        adjusted: p of the test, adjusted for all tests of the page.
+        seeds: that the contrast has.
+        tests: of the page.
+    """
+    if claim.verdict or not seeds:
         return claim.verdict or "not run"
     if test is None or adjusted is None:
-        return "no test"
+        return "no test: one seed" if seeds == 1 else "no test: the same difference in all seeds"
+    shown = conclusion(test, adjusted, tests)
     if claim.equal:
-        return "no difference within error" if adjusted >= LEVEL else "not so at this size"
-    if adjusted >= LEVEL:
-        return "not seen: no difference within error"
-    return "supported at this size" if test.difference > 0 else "the opposite at this size"
+        shown = f"undecided: a difference, {shown}" if shown == uncorrected(tests) else shown
+        return "not so at this size" if adjusted < LEVEL else shown
+    if adjusted < LEVEL:
+        return "supported at this size" if test.difference > 0 else "the opposite at this size"
+    opposite = "the opposite, " if test.difference < 0 and shown == uncorrected(tests) else ""
+    return f"not seen: {opposite}{shown}"
+
+
+def made(tests: Sequence[PairedTest | None]) -> int:
+    """Return how many tests could be made."""
+    return sum(test is not None for test in tests)
+
+
+def tests_of(
+    claims: Sequence[Claim], tables: Mapping[str, Scores]
+) -> tuple[list[list[float]], list[PairedTest | None]]:
+    """Return the contrasts of every claim, and their tests against zero."""
+    values = [contrasts(claim, tables.get(claim.data, {})) for claim in claims]
+    return values, [paired_test(found, [0.0] * len(found)) if found else None for found in values]
 
 
 def rows_of(claims: Sequence[Claim], tables: Mapping[str, Scores]) -> list[tuple[str, ...]]:
     """Return a header and a row per claim."""
-    values = [contrasts(claim, tables.get(claim.data, {})) for claim in claims]
-    tests = [paired_test(found, [0.0] * len(found)) if found else None for found in values]
+    values, tests = tests_of(claims, tables)
     adjusted = holm([None if test is None else test.p for test in tests])
+    count = made(tests)
     rows: list[tuple[str, ...]] = [("paper", "claim", "our test", "result", "verdict", "command")]
     for claim, found, test, p in zip(claims, values, tests, adjusted, strict=True):
         result = ""
@@ -90,7 +117,7 @@ def rows_of(claims: Sequence[Claim], tables: Mapping[str, Scores]) -> list[tuple
             )
         elif found:
             result = f"{sum(found) / len(found):+.2f}, {len(found)} seed{'s' * (len(found) > 1)}"
-        said = verdict(claim, test, p, len(found))
+        said = verdict(claim, test, p, len(found), count)
         command = f"`{claim.command}`" if claim.command else ""
         rows.append((f"{claim.paper}, {claim.where}", claim.text, claim.tested, result, said, command))
     return rows
@@ -98,12 +125,10 @@ def rows_of(claims: Sequence[Claim], tables: Mapping[str, Scores]) -> list[tuple
 
 def page(claims: Sequence[Claim], folder: Path = DOCS / "data") -> str:
     """Return docs/claims.md."""
-    rows = rows_of(claims, {name: scores_of(name, folder) for name in {claim.data for claim in claims if claim.data}})
-    counts: dict[str, int] = {}
-    for row in rows[1:]:
-        kind = row[4].partition(":")[0]
-        counts[kind] = counts.get(kind, 0) + 1
-    summary = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items(), key=lambda pair: -pair[1]))
+    tables = {name: scores_of(name, folder) for name in {claim.data for claim in claims if claim.data}}
+    rows, count = rows_of(claims, tables), made(tests_of(claims, tables)[1])
+    kinds = Counter(row[4].replace(f" after correction for {count} tests", "") for row in rows[1:])
+    summary = "; ".join(f"{number} {kind}" for kind, number in kinds.most_common())
     return "\n\n".join(
         [
             "# What we know",
@@ -112,6 +137,7 @@ def page(claims: Sequence[Claim], folder: Path = DOCS / "data") -> str:
             "seeds, the 95 % interval of a paired t-test, and p adjusted by Holm's method for all tests of this "
             "page. A verdict is about models and data of this size: small models, digits, minutes of training. "
             "'Not seen' does not mean that there is no effect. 'Exact' means that a test of the code proves it.",
+            correction(count),
             f"{len(claims)} claims: {summary}.",
             markdown(rows),
             "Scores at 'zoom 40' and 'canvas 40' are those of weights trained on images of 20 x 20 pixels without "
@@ -120,6 +146,23 @@ def page(claims: Sequence[Claim], folder: Path = DOCS / "data") -> str:
             "Scores of `graticule gym` are the share of the way from chance to a perfect answer, in percent.",
             "Written by `python benchmarks/claims.py` from docs/data; see [results](results.md) for the studies.",
         ]
+    )
+
+
+def correction(tests: int) -> str:
+    """Say for which tests p is adjusted, why for these, and what that leaves of few seeds."""
+    if not tests:
+        return "No claim is tested yet."
+    least = LEVEL / tests
+    errors = {seeds: f"{stats.t.isf(least / 2, seeds - 1):.1f}" for seeds in (3, 5)}
+    return (
+        f"The {tests} tests are one family, not one per paper, since the page is read as a whole: of all verdicts "
+        "'supported' and 'the opposite' together, the chance that any is an accident of the seeds is at most 5 %. The "
+        "tables of the studies adjust for the tests of one study, so a difference may be beyond chance there and not "
+        "here. The intervals are not adjusted. 'No difference within error' is said where the interval contains zero, "
+        "'not significant after correction' where it does not and p is nevertheless 0.05 or more. With few seeds that "
+        f"is common: the smallest p of the page must be below {least:.5f} before it is adjusted, so the mean must be "
+        f"{errors[3]} standard errors from zero with 3 seeds, and {errors[5]} with 5."
     )
 
 

@@ -164,6 +164,15 @@ def test_no_difference_within_error_is_said_as_such_and_one_beyond_chance_too():
     assert report.markdown().count("no difference within error") == 1
 
 
+def test_a_difference_that_only_the_correction_hides_is_said_as_such():
+    values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 73.0], "c": [70.0, 71.5, 70.5]}
+    text = (report := StudyReport("x", study(), rows(values))).markdown()
+    assert report.findings()[1][4:] == ("+0.23 to +3.10", "+1.6", "0.038", "0.075", said := report.findings()[1][-1])
+    assert said == "not significant after correction for 2 tests" and f": {said}." in report.sentences()[0]
+    assert "where one excludes zero and the adjusted p is 0.05 or more, the runs do not decide." in text
+    assert "where one excludes zero" not in StudyReport("x", study(tests=(("c", "a"),)), rows(values)).markdown()
+
+
 def test_an_endpoint_may_be_the_difference_of_two_scores_of_a_run():
     small, large = (
         rows({"a": [90.0, 80.0], "b": [90.0, 90.0]}),

@@ -74,13 +74,40 @@ def test_a_claim_gets_its_verdict_from_the_contrast_of_its_scores(tmp_path):
         "not seen: no difference within error",
         "no difference within error",
         "not so at this size",
-        "no test",  # the same difference in all
+        "no test: the same difference in all seeds",
         "not run",
         "cannot be tested here",
     ]
     assert found[0][3].startswith("+20.03 (") and found[0][3].endswith("3 seeds, p < 0.001")
     assert found[0][2] == "b (trained) - a (trained)"
-    assert "8 claims: not run 1" not in claims.page(asked, tmp_path) and "| P, 8 |" in claims.page(asked, tmp_path)
+    page = claims.page(asked, tmp_path)
+    assert "8 claims: 1 supported at this size; 1 the opposite at this size; " in page and "| P, 8 |" in page
+
+
+def test_a_claim_whose_interval_excludes_zero_is_not_said_to_agree_with_no_difference(tmp_path):
+    scores = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 73.0], "c": [71.0, 73.0, 74.0]}
+    write_table(tmp_path / "study_x.csv", rows(scores))
+    asked = [
+        Claim("P", "1", "b is better", data="x", contrast=difference("b", "a")),
+        Claim("P", "2", "a is better", data="x", contrast=difference("a", "b")),
+        Claim("P", "3", "b is equal", data="x", contrast=difference("b", "a"), equal=True),
+        Claim("P", "4", "c is better", data="x", contrast=difference("c", "a")),
+    ]
+    found = claims.rows_of(asked, {"x": claims.scores_of("x", tmp_path)})[1:]
+    # b - a = 1, 2, 2: p = 0.038, and 0.151 times 4; c - a = 1, 2, 3: p = 0.074
+    assert [row[3].partition(" (")[0] + row[4] for row in found] == [
+        "+1.67not seen: not significant after correction for 4 tests",
+        "-1.67not seen: the opposite, not significant after correction for 4 tests",
+        "+1.67undecided: a difference, not significant after correction for 4 tests",
+        "+2.00not seen: no difference within error",
+    ]
+    page = claims.page(asked, tmp_path)
+    assert "4 claims: 1 not seen: not significant; " in page
+    # 0.05 / 4, two-sided, of t with 2 and 4 degrees of freedom
+    assert (
+        "must be below 0.01250 before" in page and "8.9 standard errors from zero with 3 seeds, and 4.3 with 5" in page
+    )
+    assert claims.correction(0) == "No claim is tested yet."
 
 
 def test_scores_of_the_extrapolation_benchmark_are_those_of_the_plain_encodings(tmp_path):

@@ -77,16 +77,14 @@ class Comparison:
     def verdict(self) -> list[str]:
         """Say for each choice what the numbers show against the first, at 5 percent over all; then how it is tested."""
         first, *names = self.scores
-        said = []
+        said, count = [], sum(p is not None for p in self.tests)
         for name, test, p in zip(names, self._paired, holm(self.tests), strict=True):
             difference = fmean(self.scores[name]) - fmean(self.scores[first])
             if math.isfinite(difference):
-                said.append(
-                    f"{name} against {first}: {difference:+.{self.decimals}f}, {finding(test, p, self.decimals)}."
-                )
+                shown = finding(test, p, self.decimals, count)
+                said.append(f"{name} against {first}: {difference:+.{self.decimals}f}, {shown}.")
             else:
                 said.append(f"{name} against {first}: a score is not a finite number.")
-        count = sum(p is not None for p in self.tests)
         return [*said, f"{holm_note(count)}."] if names else said
 
 

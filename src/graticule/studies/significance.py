@@ -79,14 +79,34 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return [None if p is None else next(rest) for p in values]
 
 
-def finding(test: PairedTest | None, adjusted: float | None, decimals: int) -> str:
-    """Say what a test shows, given its p adjusted for all tests of its family."""
+def conclusion(test: PairedTest, adjusted: float, tests: int) -> str:
+    """Say what a test shows, in a few words.
+
+    Where the 95 % interval excludes zero but the adjusted p is not below 5 %, the data neither show a difference nor
+    agree with none, and that is what is said.
+
+    Args:
+        test: one of a family.
+        adjusted: its p adjusted for all tests of the family.
+        tests: how many these are.
+    """
+    if adjusted < LEVEL:
+        return "a difference beyond chance"
+    return "no difference within error" if test.p >= LEVEL else uncorrected(tests)
+
+
+def uncorrected(tests: int) -> str:
+    """Say of a test that its p is below 5 % only before it is adjusted for all `tests` of its family."""
+    return f"not significant after correction for {tests} tests"
+
+
+def finding(test: PairedTest | None, adjusted: float | None, decimals: int, tests: int) -> str:
+    """Say what a test shows, given its p adjusted for all `tests` of its family."""
     if test is None or adjusted is None:
         return "not tested (too few seeds, or the same difference in all)"
     interval = f"95 % interval {test.low:+.{decimals}f} to {test.high:+.{decimals}f}"
-    said = "a difference beyond chance" if adjusted < LEVEL else "no difference within error"
     p = format_p(adjusted)
-    return f"{interval}, p {p if p.startswith('<') else f'= {p}'}: {said}"
+    return f"{interval}, p {p if p.startswith('<') else f'= {p}'}: {conclusion(test, adjusted, tests)}"
 
 
 def format_p(p: float | None) -> str:

@@ -12,7 +12,7 @@ from graticule.files import write_text
 from graticule.metric import METRICS
 from graticule.studies.comparison import format_seconds
 from graticule.studies.latex import latex_table
-from graticule.studies.significance import LEVEL, PairedTest, finding, format_p, holm, paired_test
+from graticule.studies.significance import LEVEL, PairedTest, conclusion, finding, format_p, holm, paired_test
 from graticule.studies.study import TRAINED, Study
 from graticule.studies.study_table import Row
 from graticule.studies.tables import Rows, markdown
@@ -135,14 +135,16 @@ class StudyReport:
         rows: Rows = [
             ("choice", "against", "seeds", "difference", "95 % interval", "Hedges' g", "p", "p (Holm)", "finding")
         ]
-        for one in self.tests():
+        tests = self.tests()
+        count = _made(tests)
+        for one in tests:
             if not one.seeds:
                 continue
             test, name = one.test, f"{one.choice}, {one.variant}" if one.variant else one.choice
-            if test is None:
+            if test is None or one.adjusted is None:
                 rows.append((name, one.reference, str(one.seeds), "-", "-", "-", "-", "-", "not tested"))
                 continue
-            said = "a difference beyond chance" if one.supported else "no difference within error"
+            said = conclusion(test, one.adjusted, count)
             interval = f"{test.low:+.2f} to {test.high:+.2f}"
             p = (format_p(test.p), format_p(one.adjusted))
             effect = "-" if test.effect is None else f"{test.effect:+.1f}"
@@ -152,11 +154,13 @@ class StudyReport:
 
     def sentences(self) -> list[str]:
         """Say what each test shows, a sentence each."""
+        tests = self.tests()
+        count = _made(tests)
         return [
             f"{one.choice} against {one.reference}{f', {one.variant}' if one.variant else ''}: "
             + (f"{one.test.difference:+.2f}, " if one.test else "")
-            + f"{finding(one.test, one.adjusted, 2)}."
-            for one in self.tests()
+            + f"{finding(one.test, one.adjusted, 2, count)}."
+            for one in tests
             if one.seeds
         ]
 
@@ -175,12 +179,18 @@ class StudyReport:
         for metric in self.study.described:
             text += [f"{_title(metric)}:", markdown(self.means(metric))]
         if len(rows := self.findings()) > 1:
-            count = sum(one.test is not None for one in self.tests())
-            text += [
+            tests = self.tests()
+            count = _made(tests)
+            said = (
                 f"Endpoint, fixed before the runs: {self.endpoint}. p is that of a paired t-test over seeds, then "
-                f"adjusted by Holm's method for {count} test{'s' * (count != 1)}.",
-                markdown(rows),
-            ]
+                f"adjusted by Holm's method for {count} test{'s' * (count != 1)}."
+            )
+            if any(one.test is not None and one.test.p < LEVEL and not one.supported for one in tests):
+                said += (
+                    " The intervals are not adjusted: where one excludes zero and the adjusted p is 0.05 or more, the "
+                    "runs do not decide."
+                )
+            text += [said, markdown(rows)]
         if figure:
             text.append(f"![{self.endpoint} of every choice and seed]({figure})")
         if study.limits:
@@ -243,6 +253,11 @@ def insert(page: Path, name: str, text: str) -> bool:
     if replaced != found:
         write_text(page, replaced)
     return True
+
+
+def _made(tests: Iterable[Tested]) -> int:
+    """Return how many tests could be made."""
+    return sum(one.test is not None for one in tests)
 
 
 def _less(values: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
