@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from graticule.checks import printable
+from graticule.commands.stopping import STOPPED, run_resumable
 from graticule.names import known_name
 from graticule.plugins import load_named_plugins
 from graticule.terminal import red
@@ -64,13 +65,16 @@ completes commands and options.
 An error is one line; GRATICULE_DEBUG=1 shows its traceback.
 """
 
+#: Those that, called again, resume what they began.
+RESUMABLE = {"compare", "study", "gym", "demo"}
 
 #: The exit code of a process whose reader has closed the pipe, as `head` does.
 NO_READER = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 1 for an error that is reported, 2 for a bad option, 130 if stopped.
+    """Run a command; returns the exit code: 0, 1 for an error that is reported, 2 for a bad option, 130 if stopped,
+    75 if a signal of a cluster stopped what can be resumed.
 
     It is 141 if the reader of the output has closed the pipe.
     """
@@ -84,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ngraticule: stopped.", file=sys.stderr)
-        return 130
+        return STOPPED
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _unread():
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
@@ -122,6 +126,8 @@ def _run(arguments: list[str]) -> int:
     _share_cores()
     arguments = load_named_plugins(arguments)
     command = import_module(f"graticule.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
+    if arguments[0] in RESUMABLE:
+        return run_resumable(command.run, arguments[1:])
     code: int = command.run(arguments[1:])
     return code
 

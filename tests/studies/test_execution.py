@@ -3,6 +3,8 @@
 import contextlib
 import gc
 import json
+import signal
+import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 
@@ -11,6 +13,7 @@ import submitit
 from distributed import Client
 
 import graticule.studies.execution as module
+from forked import forked
 from graticule.files import locked
 from graticule.studies import compare, executor_of, plan, slurm_script, train_runs
 from graticule.studies.execution import ATTEMPTS, OUTPUT, train_job
@@ -169,6 +172,26 @@ def _free_after(times):
         yield next(count, None) is None
 
     return lock
+
+
+def test_a_process_that_takes_another_run_after_it_was_stopped_is_stopped_again(tmp_path, monkeypatch):
+    def two_runs():
+        signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        (tmp_path / "begun").touch()
+        time.sleep(60)
+
+    monkeypatch.setattr("graticule.studies.execution.LocalProcesses", lambda count: Idle())
+    with pytest.raises(KeyboardInterrupt), executor_of("local:1", tmp_path):
+        process = forked(two_runs)
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert process.exitcode == -signal.SIGTERM
+
+
+class Idle:
+    def close(self):
+        pass
 
 
 def test_finished_runs_are_not_submitted(here):

@@ -10,8 +10,10 @@ from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
 from forked import forked, run_command
 from graticule.cli import main
+from graticule.metric import TOP1
 from graticule.training import Interrupted, Preempted, Run, train
-from graticule.training.checkpoints import saved_checkpoints
+from graticule.training.checkpoints import Checkpoints, saved_checkpoints
+from graticule.training.interruption import handling_signals
 from graticule.training.module import TrainingModule
 
 #: Everything that draws random numbers or has its own state: two epochs of three steps of two micro-batches.
@@ -196,3 +198,45 @@ def test_an_error_gives_the_handlers_back_too(tmp_path, monkeypatch):
 
 def test_preempted_is_a_kind_of_interrupted():
     assert issubclass(Preempted, Interrupted)  # who catches the one catches the other
+
+
+@pytest.mark.parametrize(
+    "command", ["demo", "compare digits_quick --choices encoding=peg", "gym --choices encoding=peg", "study amplitude"]
+)
+def test_a_command_of_many_runs_says_in_one_line_that_it_was_stopped_and_resumes(
+    tmp_path, monkeypatch, capsys, command
+):
+    name, *rest = command.split()
+    arguments = [name, *rest, "--output", str(tmp_path)]
+    home = {"demo": "studies.demo.demo", "gym": "studies.gym.gym", "study": "studies.study_runs.run_study"}
+    work, resumes = home.get(name, f"studies.{name}"), "the same command resumes it."
+    for stop, code, said in (
+        (raising(Preempted), 75, "graticule: stopped on a signal"),  # a run has saved its checkpoint
+        (lambda *_, **__: signal_itself(), 75, "graticule: stopped on a signal"),  # between two runs
+        (raising(Interrupted), 130, "graticule: stopped"),
+        (raising(KeyboardInterrupt), 130, "graticule: stopped"),
+    ):
+        monkeypatch.setattr(f"graticule.{work}", stop)
+        assert main(arguments) == code, stop
+        assert capsys.readouterr().err.strip() == f"{said}; {resumes}"
+
+
+def raising(kind):
+    def stop(*arguments, **options):
+        raise kind
+
+    return stop
+
+
+def test_a_signal_at_the_very_end_of_a_run_stops_what_would_train_the_next(tmp_path):
+    saver = Checkpoints(tmp_path, 1, None, TOP1)
+    ended = []
+    with pytest.raises(Preempted), handling_signals(_preempt), saver.listening():
+        saver._at_once = False
+        signal_itself()
+        ended.append(True)
+    assert ended == [True]
+
+
+def _preempt(number, frame):
+    raise Preempted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -92,7 +91,7 @@ def run(arguments: list[str]) -> int:
         train_part,
     )
     from graticule.tasks import check_crop, check_lengths, check_sizes
-    from graticule.training import Interrupted, build_model, task_of
+    from graticule.training import build_model, task_of
 
     check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)
     sizes = parse_sizes(options.sizes)
@@ -114,20 +113,16 @@ def run(arguments: list[str]) -> int:
         columns, *rows = planned_rows(plan(choices, options.seeds, folder))
         output.give(output.table(columns, rows))
         return 0
-    try:
-        with executor_of(options.on, folder) as executor:
-            if part is not None:
-                left = train_part(choices, options.seeds, folder, part, replace=options.replace, executor=executor)
-                if left:
-                    print(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
-                    return 0
-            command = shlex.join(["graticule", "compare", *arguments])
-            comparison = compare(
-                choices, options.seeds, folder, command=command, replace=options.replace, executor=executor
-            )
-    except Interrupted:
-        print("stopped; the same command resumes the comparison.", file=sys.stderr)
-        return 130
+    with executor_of(options.on, folder) as executor:
+        if part is not None:
+            left = train_part(choices, options.seeds, folder, part, replace=options.replace, executor=executor)
+            if left:
+                print(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
+                return 0
+        command = shlex.join(["graticule", "compare", *arguments])
+        comparison = compare(
+            choices, options.seeds, folder, command=command, replace=options.replace, executor=executor
+        )
     output.table(comparison.columns, comparison.rows())
     output.say(*comparison.verdict())
     given = {"comparison": read_json(folder / "comparison.json")}

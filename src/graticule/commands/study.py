@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,7 +99,6 @@ def run(arguments: list[str]) -> int:
     from graticule.studies.study_report import StudyReport
     from graticule.studies.study_runs import missing_runs, run_study, write_report
     from graticule.studies.study_table import read_table
-    from graticule.training import Interrupted
 
     given = {"quick": options.quick, "data_root": options.data_root}
     if options.dry_run and options.on.startswith("slurm"):
@@ -116,13 +114,9 @@ def run(arguments: list[str]) -> int:
         output.give({"runs": records, "kept": kept, "cost": cost})
         return 0
     if not options.report:
-        try:
-            with executor_of(options.on, folder) as executor:
-                progress = not options.json
-                left = run_study(part_of_it, folder, table, part=part, executor=executor, progress=progress, **given)
-        except Interrupted:
-            print("stopped; the same command resumes the study.", file=sys.stderr)
-            return 130
+        with executor_of(options.on, folder) as executor:
+            progress = not options.json
+            left = run_study(part_of_it, folder, table, part=part, executor=executor, progress=progress, **given)
         if left:
             output.say(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
             output.give({"runs_left": left})

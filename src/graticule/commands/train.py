@@ -15,6 +15,7 @@ import tyro
 
 from graticule.checks import printable
 from graticule.commands.options import output_folder, parse
+from graticule.commands.stopping import STOPPED, requeue_code
 from graticule.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -41,9 +42,6 @@ command then resumes it. Several machines: the same command on each, by torchrun
 or SLURM.
 """
 
-#: What a scheduler takes for "try again": EX_TEMPFAIL of sysexits.h.
-REQUEUE = 75
-
 
 def run(arguments: list[str]) -> int:
     """Train a recipe, or resume a run."""
@@ -58,7 +56,7 @@ def run(arguments: list[str]) -> int:
             names = textwrap.fill(", ".join(recipes), 78, initial_indent="  ", subsequent_indent="  ")
             print(f"recipes (--help-all says what they are):\n{names}")
         return 0 if arguments else 2
-    requeue = _requeue_code()
+    requeue = requeue_code()
     resumed = arguments[0].partition("=")[0] == "--resume"
     recipe, folder, resume = _resumed(arguments) if resumed else _started(arguments)
 
@@ -76,11 +74,10 @@ def run(arguments: list[str]) -> int:
         if isinstance(reason, Preempted):
             if not rank:
                 print(f"saved and stopped on a signal; resume with: {again}", file=sys.stderr)
-            # where Lightning started a process, one that fails would let it kill the first before that one has ended
-            return 0 if int(os.environ.get("LOCAL_RANK", 0)) else requeue
+            return requeue
         if not rank:
             print(f"stopped; resume with: {again}", file=sys.stderr)
-        return 130
+        return STOPPED
     if getattr(rank_zero_only, "rank", 0):  # the first process prints the results
         return 0
     result, shown = run.result(), printable(str(run.folder))
@@ -189,10 +186,3 @@ def _shared(folder: Path) -> Path:
     if "GRATICULE_RUN" in os.environ:
         return Path(os.environ["GRATICULE_RUN"])
     raise ValueError("`--output` must be given where several processes were started from outside, got none.")
-
-
-def _requeue_code() -> int:
-    given = os.environ.get("GRATICULE_REQUEUE_CODE", str(REQUEUE))
-    if not given.isdecimal() or int(given) > 255:
-        raise ValueError(f"`GRATICULE_REQUEUE_CODE` must be an exit code from 0 to 255, got {given!r}.")
-    return int(given)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -123,8 +125,7 @@ def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
         try:
             yield pool
         except BaseException:
-            for process in active_children():
-                process.terminate()  # on SIGTERM a run saves a checkpoint
+            _terminate(active_children())
             raise
         finally:
             pool.close()
@@ -146,6 +147,14 @@ def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
             "`on` must be here, local:N (processes of one thread each), dask:ADDRESS, or slurm with options of "
             f"submitit, as slurm(timeout_min=240, slurm_partition='gpu'), got {on!r}."
         )
+
+
+def _terminate(processes: Sequence[BaseProcess]) -> None:
+    """Stop processes: on SIGTERM a run saves a checkpoint; if its process then starts another run, it gets one more."""
+    while alive := [process for process in processes if process.is_alive()]:
+        for process in alive:
+            process.terminate()
+        wait([process.sentinel for process in alive], timeout=_POLL)
 
 
 class LocalProcesses:

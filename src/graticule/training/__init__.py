@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from graticule.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from graticule.training.checkpoints import Interrupted, Preempted
     from graticule.training.evaluation import Evaluated, Evaluation, HeldOut, HeldOutEvaluation, Table
+    from graticule.training.interruption import Interrupted, Preempted
     from graticule.training.loop import train
     from graticule.training.opening import load
     from graticule.training.recipe import TrainingRecipe
@@ -42,8 +42,8 @@ _HOMES = {
     "Evaluation": "evaluation",
     "HeldOut": "evaluation",
     "HeldOutEvaluation": "evaluation",
-    "Interrupted": "checkpoints",
-    "Preempted": "checkpoints",
+    "Interrupted": "interruption",
+    "Preempted": "interruption",
     "Run": "run",
     "Table": "evaluation",
     "Task": "task",

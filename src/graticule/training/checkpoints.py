@@ -23,24 +23,16 @@ from typing_extensions import TypedDict
 from graticule.checkpoints import read_checkpoint
 from graticule.files import write_json, write_whole
 from graticule.metric import Metric
+from graticule.training.interruption import SIGNALS, Preempted, handling_signals
 from graticule.typed import read_typed
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
-_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 
 
 class _Pointer(TypedDict):
     """The fields of best.json beside the score."""
 
     checkpoint: str
-
-
-class Interrupted(Exception):
-    """Training was stopped; the run can be resumed."""
-
-
-class Preempted(Interrupted):
-    """The machine is taken away (SIGTERM, or SIGUSR1 as SLURM sends it); a checkpoint was saved first."""
 
 
 class WholeFileCheckpoints(TorchCheckpointIO):
@@ -97,7 +89,7 @@ class Checkpoints(Checkpoint):
         self.metric = metric
         self.best = metric.worst
         self.best_name: str | None = None
-        self._signalled = False
+        self._signalled: int | None = None
         self._listening = False
         self._at_once = True
 
@@ -124,29 +116,27 @@ class Checkpoints(Checkpoint):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen to the signals within the block, and restore their handlers after it; in the main thread only."""
-        try:
-            before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-        except ValueError:  # another thread: there is nothing to listen with
-            yield
-            return
-        self._listening = True
-        try:
-            yield
-        finally:
-            self._listening = False
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        """Listen to the signals within the block, in the main thread only.
+
+        One that comes when the run is about to end does not stop it; the handler of before gets it after the block.
+        """
+        with handling_signals(self._note) as self._listening:
+            try:
+                yield
+            finally:
+                self._listening = False
+        if self._signalled is not None and callable(handler := signal.getsignal(self._signalled)):
+            handler(self._signalled, None)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listen instead of Lightning, which would stop without saving."""
         self._at_once = False
         if self._listening:
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 signal.signal(number, self._note)
 
     def _note(self, number: int, frame: Any) -> None:
-        self._signalled = True
+        self._signalled = number
         if self._at_once:  # there is nothing to save yet
             raise Preempted
 
@@ -177,8 +167,8 @@ class Checkpoints(Checkpoint):
     def _agreed(self, trainer: L.Trainer) -> bool:
         """Return whether a signal came to any of the processes."""
         if trainer.world_size == 1:
-            return self._signalled
-        noted = torch.tensor(int(self._signalled), device=trainer.strategy.root_device)
+            return self._signalled is not None
+        noted = torch.tensor(int(self._signalled is not None), device=trainer.strategy.root_device)
         return bool(trainer.strategy.reduce(noted, reduce_op="max"))
 
     @staticmethod

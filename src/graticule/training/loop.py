@@ -26,12 +26,12 @@ from graticule.files import locked, write_json
 from graticule.training.callbacks import History, Progress
 from graticule.training.checkpoints import (
     Checkpoints,
-    Interrupted,
     WholeFileCheckpoints,
     remove_leftovers,
     saved_checkpoints,
 )
 from graticule.training.devices import build_strategy, check_trainer, read_rest
+from graticule.training.interruption import Interrupted
 from graticule.training.module import ShardedModule, TrainingModule
 from graticule.training.recipe import TrainingRecipe
 from graticule.training.run import Run
