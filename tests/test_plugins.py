@@ -26,7 +26,7 @@ def methods(my_methods):
 
 def test_it_is_imported_once(methods):
     assert graticule.load_plugin(str(FILE)) is methods
-    assert plugins.registered_plugins()[FILE.name] == plugins._hash(FILE)
+    assert plugins.registered_plugins()[FILE.resolve()] == plugins._hash(FILE)
     assert plugins.source_of(methods.RandomFourier) == FILE
     assert plugins.source_of(graticule.AbsoluteEncoding) is None
 
@@ -144,6 +144,29 @@ def test_a_corrected_plugin_can_be_loaded_again(tmp_path):
         assert plugins.missing_plugins({"again.py": "0"}) == ([], ["again.py"])
     finally:
         del ENCODINGS._classes["again"]
+
+
+def test_plugins_of_one_name_in_two_folders_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "_registered", {})
+    body = (
+        "import graticule\nfrom graticule.encodings.base import NoEncoding\n"
+        "@graticule.register_encoding('of_{0}')\nclass Own(NoEncoding):\n    home = '{0}'\n"
+    )
+    try:
+        classes = []
+        for folder in ("left", "right"):
+            (tmp_path / folder).mkdir()
+            (file := tmp_path / folder / "methods.py").write_text(body.format(folder))
+            classes.append(graticule.load_plugin(file).Own)
+        digests = [plugins._hash(tmp_path / folder / "methods.py") for folder in ("left", "right")]
+        both = {"left/methods.py": digests[0], "right/methods.py": digests[1]}
+        assert plugins.plugins_of(classes) == both and plugins.missing_plugins(both) == ([], [])
+        assert [plugins.plugins_of([one]) for one in classes] == [{"methods.py": digest} for digest in digests]
+        assert plugins.missing_plugins({"methods.py": digests[0]}) == ([], [])  # the later one does not hide it
+        assert plugins.missing_plugins({"other/methods.py": "0", "": "0"}) == (["other/methods.py", ""], [])
+    finally:
+        for folder in ("left", "right"):
+            ENCODINGS._classes.pop(f"of_{folder}", None)
 
 
 def test_an_installed_entry_point_is_loaded_only_by_name(monkeypatch):

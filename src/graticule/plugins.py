@@ -18,8 +18,8 @@ GROUP = "graticule.plugins"
 Definition = Callable[..., Any]
 #: The plugins that were loaded, by resolved path or entry point, in their order.
 _loaded: list[str] = []
-#: Name of the file of every plugin that registered something -> its SHA-256 when it did.
-_registered: dict[str, str] = {}
+#: File of every plugin that registered something -> its SHA-256 when it did.
+_registered: dict[Path, str] = {}
 
 
 def load_plugin(name: str | Path) -> ModuleType:
@@ -103,7 +103,7 @@ def register_once(kind: str, name: str, given: Definition, known: Definition | N
         place = source_of(known) or known.__module__
         raise ValueError(f"`name` must be new, got {name!r}, which is the {kind} {known.__qualname__} of {place}.")
     if (file := source_of(given)) is not None:
-        _registered[file.name] = _hash(file)
+        _registered[file] = _hash(file)
 
 
 def source_of(definition: Definition) -> Path | None:
@@ -114,25 +114,42 @@ def source_of(definition: Definition) -> Path | None:
         file = inspect.getsourcefile(definition)
     except (TypeError, OSError):  # typed into a console
         return None
-    return None if file is None or not Path(file).is_file() else Path(file)
+    return None if file is None or not Path(file).is_file() else Path(file).resolve()
 
 
-def registered_plugins() -> dict[str, str]:
-    """Return the name of the file of every plugin that registered something, and its SHA-256 when it did."""
+def registered_plugins() -> dict[Path, str]:
+    """Return the file of every plugin that registered something, and its SHA-256 when it did."""
     return dict(_registered)
 
 
 def plugins_of(classes: Iterable[Definition]) -> dict[str, str]:
-    """Return the name of the file, and its SHA-256, of those classes that are not of the package."""
-    files = {file.name: file for file in map(source_of, classes) if file is not None}
-    return {name: _registered.get(name, _hash(file)) for name, file in sorted(files.items())}
+    """Return the plugins that define classes: the name of the file, and its SHA-256 when it registered something.
+
+    Files of one name in several folders have the folders before their names that tell them apart.
+    """
+    files = {file for file in map(source_of, classes) if file in _registered}
+    return {_short_name(file, files): _registered[file] for file in sorted(files)}
 
 
 def missing_plugins(recorded: dict[str, str]) -> tuple[list[str], list[str]]:
     """Return which of the recorded plugins are not loaded, and which are but have changed since."""
-    missing = [name for name in recorded if name not in _registered]
-    changed = [name for name, digest in recorded.items() if name in _registered and _registered[name] != digest]
-    return missing, changed
+    known = {name: {digest for file, digest in _registered.items() if _ends_with(file, name)} for name in recorded}
+    changed = [name for name, digest in recorded.items() if known[name] and digest not in known[name]]
+    return [name for name in recorded if not known[name]], changed
+
+
+def _short_name(file: Path, others: Iterable[Path]) -> str:
+    """Return the last parts of a path, as few as no other path ends with."""
+    for count in range(1, len(file.parts)):
+        name = Path(*file.parts[-count:]).as_posix()
+        if not any(_ends_with(other, name) for other in others if other != file):
+            return name
+    return str(file)
+
+
+def _ends_with(file: Path, name: str) -> bool:
+    parts = Path(name).parts
+    return file.parts[-len(parts) :] == parts
 
 
 def _entry_point(name: str) -> ModuleType:

@@ -1,5 +1,7 @@
 """Opening a trained model from its files."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from short_runs import short
@@ -81,9 +83,10 @@ def test_the_plugin_of_a_run_is_imported_if_it_is_named(run, tmp_path, monkeypat
     with pytest.raises(ValueError, match=r"needs the plugin my_methods\.py"):
         graticule.load(folder)
     imported = []
+    registered = dict.fromkeys([Path(file)], *trained.plugins.values())
     monkeypatch.setattr(
         "graticule.training.opening.load_plugin",
-        lambda name: imported.append(name) or plugins._registered.update(trained.plugins),
+        lambda name: imported.append(name) or plugins._registered.update(registered),
     )
     model = graticule.load(folder, plugin=file)
     assert imported == [file] and type(model.position.encodings[0]).__name__ == "RandomFourier"

@@ -71,7 +71,7 @@ def test_a_run_is_resumed_bit_for_bit_and_not_with_a_changed_plugin(run, tmp_pat
     recipe = run.recipe()
     whole = train(recipe, tmp_path / "whole", progress=False)
     part = stopped(recipe, tmp_path / "part", 7)
-    changed = {FILE.name: "0" * 64}
+    changed = {FILE: "0" * 64}
     with monkeypatch.context() as patch:
         patch.setattr(plugins, "_registered", changed)
         with pytest.raises(ValueError, match=r"cannot be resumed: its plugin my_methods\.py has changed"):

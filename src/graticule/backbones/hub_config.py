@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from graticule.backbones.arguments import OF_TIMM
 from graticule.names import known_name
-from graticule.plugins import plugins_of, registered_plugins
+from graticule.plugins import plugins_of
 
 PREFIX = "graticule_"
 #: Arguments that a config.json must not set, beside those of timm: their values are functions and classes.
@@ -157,8 +157,7 @@ def words_of(model: nn.Module, backbone: Any) -> dict[str, Any]:
 def used_by(modules: Iterable[nn.Module]) -> dict[str, Any]:
     """Return the resamplers of modules, and the plugins that their classes are of."""
     modules = list(modules)
-    plugins = plugins_of({type(module) for module in modules})
     return {
         "resamplers": sorted({str(module.resampler) for module in modules if hasattr(module, "resampler")}),
-        "plugins": {file: digest for file, digest in plugins.items() if file in registered_plugins()},
+        "plugins": plugins_of({type(module) for module in modules}),
     }
