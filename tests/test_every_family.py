@@ -200,6 +200,13 @@ def test_an_image_of_another_shape_is_classified_whatever_stands_beside_it(famil
 
 @every
 @torch.no_grad()
+def test_no_images_have_no_logits(family, encoding, joining):
+    model = held(family, encoding, joining)
+    assert model(images(model, batch=0)).shape == (0, CLASSES)
+
+
+@every
+@torch.no_grad()
 def test_the_intermediates_are_those_that_the_model_goes_through(family, encoding, joining):
     model = held(family, encoding, joining)
     x = images(model, wider=2)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from graticule.grid import Grid, Windows
 from graticule.layer_position import LayerPosition
 from graticule.layers import GatedBlock, GatingUnit, mix_tokens
 
@@ -25,6 +26,13 @@ def test_every_group_of_channels_is_mixed_by_weights_of_its_own(groups):
     x, weights = torch.randn(2, 6, 8, dtype=torch.float64), torch.randn(groups, 6, 6, dtype=torch.float64)
     bias = torch.randn(6, dtype=torch.float64)
     torch.testing.assert_close(mix_tokens(x, weights, bias), naive(x, weights, bias), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("windows", [None, Windows(Grid(3, 5), Grid(2, 2), (1, 1))])
+def test_an_empty_batch_is_mixed_to_an_empty_batch(windows):
+    tokens = 15 if windows is None else 4
+    mixed = mix_tokens(torch.rand(0, 15, 6), torch.rand(2, tokens, tokens), torch.rand(tokens), windows)
+    assert mixed.shape == (0, 15, 6)
 
 
 def test_groups_do_not_mix_channels():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, cast, get_args
 
@@ -51,7 +52,8 @@ def _mixed(x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows | No
         row = []
         for tile in strip:
             part = tokens[:, tile.rows, tile.columns]
-            part = part.unflatten(2, (-1, tile.part.width)).unflatten(1, (-1, tile.part.height))
+            down, across = tile.count
+            part = part.unflatten(2, (across, tile.part.width)).unflatten(1, (down, tile.part.height))
             y = _product(part, *_weights_of(tile, windows.window, mixing, bias))
             # the copy is made here, and not by `flatten`, whose search for a view takes minutes where sizes are symbols
             row.append(y.contiguous().flatten(3, 4).flatten(1, 2))  # (B, rows, columns, groups, c)
@@ -75,10 +77,14 @@ def _weights_of(tile: Tile, window: Grid, mixing: Mixing, bias: Tensor | None) -
 
 
 def _product(x: Tensor, mixing: Mixing, bias: Tensor | None) -> Tensor:
-    """Mix the tokens of windows x: (B, rows, h, columns, w, C) in each of them; returns (..., groups, C / groups)."""
+    """Mix the tokens of windows x: (B, rows, h, columns, w, C) in each of them; returns (..., groups, C / groups).
+
+    No size of a shape is left open as -1: an empty batch would not determine it.
+    """
     shape = x.shape[:5]
     if isinstance(mixing, TokenMlp) or (isinstance(mixing, Displacements) and mixing.weights is None):
-        y = mixing.mix(x.transpose(2, 3).flatten(3, 4).flatten(0, 2)).unflatten(-1, (mixing.groups, -1))
+        y = mixing.mix(x.transpose(2, 3).flatten(3, 4).flatten(0, 2))
+        y = y.unflatten(-1, (mixing.groups, y.shape[-1] // mixing.groups))
         y = y if bias is None else y + torch.atleast_2d(bias).mT[..., None].to(x.dtype)
         y = y.unflatten(1, (shape[2], shape[4])).unflatten(0, (shape[0], shape[1], shape[3]))
         result: Tensor = y.transpose(2, 3)
@@ -86,10 +92,11 @@ def _product(x: Tensor, mixing: Mixing, bias: Tensor | None) -> Tensor:
     weights = cast("Tensor", mixing.weights if isinstance(mixing, Displacements) else mixing).to(x.dtype)
     # one copy puts samples and windows next to each other, which makes one large product per group
     # flat in between: PyTorch 2.11 does not merge dimensions while it exports if their strides contain a free batch
-    columns = x.unflatten(-1, (len(weights), -1)).permute(5, 2, 4, 0, 1, 3, 6).contiguous().flatten()
-    columns = columns.unflatten(0, (len(weights), shape[2] * shape[4], -1))
+    samples = (shape[0], shape[1], shape[3], x.shape[5] // len(weights))  # B, rows, columns, C / groups
+    columns = x.unflatten(-1, (len(weights), samples[-1])).permute(5, 2, 4, 0, 1, 3, 6).contiguous().flatten()
+    columns = columns.unflatten(0, (len(weights), shape[2] * shape[4], math.prod(samples)))
     y = weights @ columns if bias is None else torch.baddbmm(bias[..., None].to(x.dtype), weights, columns)
-    y = y.unflatten(-1, (shape[0], shape[1], shape[3], -1)).unflatten(1, (shape[2], shape[4]))
+    y = y.unflatten(-1, samples).unflatten(1, (shape[2], shape[4]))
     result = y.permute(3, 4, 1, 5, 2, 0, 6)  # not copied
     return result
 
