@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from graticule.data.encoded import LARGEST, decode
+from graticule.data.encoded import LARGEST, decode, stated_size
 from graticule.data.folder import stay_inside
 from graticule.data.images import DatasetInfo
 from graticule.files import read_bytes
@@ -78,6 +78,14 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
     @abstractmethod
     def place(self, index: int) -> Path:
         """Return what an image is called in messages."""
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Return the (height, width) in the header of the file `place(index)`; None if it is no image that is there."""
+        path = self.place(index)
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return stated_size(file)
 
     @property
     def skipped(self) -> list[Path]:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from graticule.data import own  # noqa: F401 - registers the data sets of the package
+from graticule.data.aspects import stated_sizes
 from graticule.data.dense import DenseImages, DenseInfo, Target
 from graticule.data.dense_augmentation import DenseAugmentation
 from graticule.data.dense_transforms import DenseTransform, Evaluation, Training, plain
@@ -112,15 +113,25 @@ class DenseModule:
         """Return which images make up the batches of one of `world_size` processes.
 
         Raises:
-            ValueError: if a batch cannot be split across so many processes and micro-batches, or there is none.
+            ValueError: if a batch cannot be split across so many processes and micro-batches, or there is none, or
+                images are grouped by shape whose sizes are not known.
         """
-        chosen = self.indices["train"]
-        sizes = self.images["train"].sizes
-        sampler = EpochSampler(len(chosen), self.seed)
-        if self.by_shape and sizes is not None:
-            tall = sizes[chosen][:, 1] <= sizes[chosen][:, 0]
-            sampler = GroupSampler(tall.astype(np.int64), self.batch_size, self.seed)
+        sampler = EpochSampler(len(self.indices["train"]), self.seed)
+        if self.by_shape:
+            height, width = self._train_sizes().T
+            sampler = GroupSampler((width <= height).astype(np.int64), self.batch_size, self.seed)
         return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
+
+    def _train_sizes(self) -> np.ndarray:
+        """Return (height, width) of the training images, (n, 2), from their headers if the data set has no list."""
+        images, chosen = self.images["train"], self.indices["train"]
+        sizes = stated_sizes(Subset(images, chosen.tolist())) if images.sizes is None else images.sizes[chosen]
+        if (sizes == 1).all():
+            raise ValueError(
+                "`by_shape` must be False where the sizes of images are not known, got True; give "
+                f"{type(images).__name__} the attribute `sizes`, (n, 2), or files as its `place`."
+            )
+        return sizes
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of images and truths, in an order of their own each epoch."""

@@ -7,6 +7,7 @@ from dense_files import VOC_XML, picture, write_masks, write_voc
 from PIL import Image
 
 from graticule.data import load_dataset
+from graticule.data.dense_module import DenseModule
 from graticule.data.mask_folder import CAMVID, ade20k, camvid, mask_folder
 from graticule.data.voc import CLASSES, voc_detection, voc_segmentation
 
@@ -85,6 +86,19 @@ def test_boxes_of_pascal_voc_count_from_zero_and_difficult_objects_are_evaluated
     ]
     target = voc_detection("test", root)[0][0][1]
     assert target["boxes"].tolist()[1] == [0, 0, 40, 24] and target["iscrowd"].tolist() == [False, True]
+
+
+def test_images_whose_sizes_no_list_has_are_grouped_by_the_headers_of_their_files(tmp_path):
+    root = write_voc(tmp_path)
+    for name, (height, width) in {"c": (40, 24), "d": (30, 30)}.items():
+        picture(0, height, width).save(root / "JPEGImages" / f"{name}.jpg")
+        (root / "Annotations" / f"{name}.xml").write_text(VOC_XML)
+    (root / "ImageSets" / "Main" / "train.txt").write_text("a\nc\nb\nd\n")
+    data = DenseModule("voc_detection", truth=("boxes",), root=root, size=(24, 40), batch_size=2, by_shape=True)
+    assert data.train_order().sampler.groups.tolist() == [0, 1, 0, 1]  # wide, tall or square
+    data.images["train"].place = lambda index: root / "nowhere.jpg"
+    with pytest.raises(ValueError, match="`by_shape` must be False where the sizes of images are not known, got True"):
+        data.train_order()
 
 
 def test_masks_of_pascal_voc_are_the_indices_of_their_palette(tmp_path):
