@@ -17,7 +17,9 @@ def known_name(argument: str, name: str, known: Collection[str]) -> str:
         return name
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    shown = list(known) if len(known) <= 30 else [*(near or list(known)[:30]), "..."]
+    quoted = repr if any("," in one for one in known) else str  # a name with a comma would read as two
+    shown = [quoted(one) for one in (known if len(known) <= 30 else near or list(known)[:30])]
+    shown += ["..."] * (len(known) > 30)
     raise ValueError(f"`{argument}` must be one of {', '.join(shown)}; got {name!r}{hint}")
 
 

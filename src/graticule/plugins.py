@@ -22,10 +22,14 @@ _loaded: list[str] = []
 _registered: dict[Path, str] = {}
 
 
-def load_plugin(name: str | Path) -> ModuleType:
+def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
     """Import a plugin, a file such as `my_methods.py` or an entry point, which registers its classes and recipes.
 
     It is imported once. Nothing is imported that the user did not name.
+
+    Args:
+        name: the file or entry point.
+        kind: what messages call it.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -52,10 +56,34 @@ def load_plugin(name: str | Path) -> ModuleType:
         exec(compile(path.read_bytes(), str(path.resolve()), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise ValueError(f"the plugin {path} cannot be imported: {_where(error, path)}") from error
+        raise ValueError(f"the {kind} {path} cannot be imported: {_where(error, path)}") from error
     if str(path.resolve()) not in _loaded:
         _loaded.append(str(path.resolve()))
     return module
+
+
+def call_file(path: Path, function: str) -> Any:
+    """Import a Python file of the user as a plugin, and return what its function of this name returns.
+
+    It is None if the file has no such function. Other processes need the file only if it registers something.
+
+    Args:
+        path: of an existing file.
+        function: the name, which is also what messages call the file, as 'recipe'.
+
+    Raises:
+        ValueError: if the code raises, with the line.
+    """
+    registered, loaded = dict(_registered), list(_loaded)
+    build = getattr(load_plugin(path, function), function, None)
+    if _registered == registered:
+        _loaded[:] = loaded
+    try:
+        return build() if callable(build) else None
+    except ValueError:  # which says in words what must be changed
+        raise
+    except Exception as error:
+        raise ValueError(f"{function}() of {path} cannot be called: {_where(error, path)}") from error
 
 
 def loaded_plugins() -> list[str]:

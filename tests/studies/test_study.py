@@ -9,10 +9,12 @@ import shutil
 import pytest
 
 from commands import run_command
+from graticule import plugins
+from graticule.names import known_name
+from graticule.recipe_registry import RECIPES
 from graticule.recipes import load_recipe
 from graticule.studies import Endpoint, Study, StudyReport, list_studies, load_study, run_study, write_report
 from graticule.studies.significance import paired_test
-from graticule.studies.study_report import insert
 from graticule.studies.study_runs import _at_sizes
 from graticule.studies.study_table import Row, read_table, recipe_hash, write_table
 from graticule.training import Run
@@ -95,7 +97,8 @@ def test_the_table_has_a_row_for_every_score_of_every_run_and_says_where_it_is_f
 
 
 def test_crops_are_measured_at_sizes_up_to_that_of_the_training(done):
-    crops = dataclasses.replace(SMALL, sizes=((28, 28), (20, 20), (32, 36)), modes=("crop",))
+    sizes = ((28, 28), (20, 20), (32, 36))
+    crops = dataclasses.replace(SMALL, sizes=sizes, modes=("crop",), endpoint=Endpoint(at="crop 20"))
     run = Run.open(done[0] / "none" / "seed-0")
     found = [(metric, at, value) for metric, at, value in _at_sizes(crops, run) if metric == "top1"]
     assert [at for _, at, _ in found] == ["crop 28", "crop 20"]
@@ -178,7 +181,9 @@ def test_an_endpoint_may_be_the_difference_of_two_scores_of_a_run():
         rows({"a": [90.0, 80.0], "b": [90.0, 90.0]}),
         rows({"a": [50.0, 45.0], "b": [70.0, 80.0]}, at="zoom 40"),
     )
-    report = StudyReport("x", study(endpoint=Endpoint(at="zoom 40", minus="trained")), [*small, *large])
+    report = StudyReport(
+        "x", study(sizes=((40, 40),), endpoint=Endpoint(at="zoom 40", minus="trained")), [*small, *large]
+    )
     assert report.endpoints() == {("a", ""): {0: -40.0, 1: -35.0}, ("b", ""): {0: -20.0, 1: -10.0}}
     assert report.means()[0] == ("choice", "seeds", "parameters", "trained", "zoom 40")
     assert report.means()[1] == ("a", "2", "10", "85.00 ± 7.07", "47.50 ± 3.54")
@@ -238,8 +243,7 @@ def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path)
     assert "| none | 2 | " in text and "(figures/study_small.png)" in text
     write_report("small", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
     assert page.read_text() == text
-    assert not insert(page, "other", "x")
-    with pytest.raises(ValueError, match="`docs` must have a page with the markers <!-- study other -->"):
+    with pytest.raises(ValueError, match=r"`docs` must have a page \(.md\) with the markers <!-- study other -->"):
         write_report("other", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
 
 
@@ -271,6 +275,16 @@ def test_what_is_wrong_in_a_study_is_said_before_any_work(tmp_path):
         (lambda: study(without=(("d", ""),)), "`without` must be one of a, b, c; got 'd'"),
         (lambda: study(without=(("a", "pvt"),)), "`without` must be one of .*; got 'pvt'"),
         (lambda: study(seconds=0), "`seconds` must be the time of a run, more than 0, got 0"),
+        (lambda: study(choices=["a", "b"]), "`choices` must be a valid dictionary"),
+        (lambda: study(sizes=(28, 40)), r"`sizes\[0\]` must be a valid tuple, got 28"),
+        (lambda: study(modes=("zom",)), r"`modes\[0\]` must be 'zoom', 'canvas' or 'crop', got 'zom'"),
+        (lambda: study(tests=(("b", "a", "c"),)), r"`tests\[0\]` .*at most 2 items"),
+        (lambda: study(endpoint=Endpoint(at="zoom 40")), "`endpoint` must be one of trained; got 'zoom 40'"),
+        (
+            lambda: study(sizes=((28, 28), (32, 36)), endpoint=Endpoint(at="trained", minus="zoom 32")),
+            "`endpoint` must be one of trained, zoom 28, zoom 32x36; got 'zoom 32'",
+        ),
+        (lambda: study(endpoint=Endpoint(metric="top5")).recipes(), "`endpoint` must be one of top1; got 'top5'"),
         (lambda: study(base={"epoch": 3}).recipes(), "`choices` must be one of .*; got 'epoch'; did you mean 'epochs'"),
         (lambda: load_study("amplitud"), "`study` must be one of .*; got 'amplitud'; did you mean 'amplitude'"),
     ]
@@ -284,6 +298,38 @@ def test_what_is_wrong_in_a_study_is_said_before_any_work(tmp_path):
     (tmp_path / "bad.csv").write_text((tmp_path / "bad.csv").read_text().replace(",10,", ",many,"))
     with pytest.raises(ValueError, match=r"bad.csv must be the table of a study: .*'many'"):
         read_table(tmp_path / "bad.csv")
+
+
+def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path):
+    file = tmp_path / "mine.py"
+    wrong = {
+        "def study()\n    return 1\n": r"the study .*mine.py cannot be imported: expected ':' in line 1\.",
+        "\nimport no_such_module\n": r"the study .*mine.py cannot be imported: .*no_such_module', in line 2\.",
+        "def study():\n    return 1 / 0\n": r"study\(\) of .*mine.py cannot be called: ZeroDivisionError: .* line 2\.",
+        "STUDY = 1\n": r"mine.py must have a function `study\(\)` that returns a graticule.studies.Study\.",
+    }
+    for text, said in wrong.items():
+        file.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            load_study(str(file))
+
+
+def test_a_file_of_a_study_is_imported_elsewhere_only_if_it_registers_something(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "_loaded", [])
+    monkeypatch.setattr(plugins, "_registered", dict(plugins.registered_plugins()))
+    file, registers = tmp_path / "study_alone.py", tmp_path / "study_with_recipe.py"
+    file.write_text(FILE)
+    recipe = "@graticule.register_recipe('of_this_file', about='nothing')\ndef recipe():\n    pass\n"
+    registers.write_text(f"{FILE}\nimport graticule\n\n{recipe}")
+    for _ in range(2):
+        assert load_study(str(file)).question == load_study(str(registers)).question == "Does it run from a file?"
+        assert plugins.loaded_plugins() == [str(registers.resolve())]
+    RECIPES.pop("of_this_file")
+
+
+def test_a_name_with_a_comma_is_quoted_among_the_known_ones():
+    with pytest.raises(ValueError, match="`choices` must be one of 'default', 'default, std 1'; got 'std 1'"):
+        known_name("choices", "std 1", ("default", "default, std 1"))
 
 
 def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tmp_path, monkeypatch):
@@ -316,7 +362,11 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
     [
         (["amplitud"], "did you mean 'amplitude'"),
         (["mine.py"], "`study` must be a name or a Python file, got 'mine.py', which does not exist"),
-        (["amplitude", "--choices", "std 2"], "`choices` must be one of std 0.02"),
+        (
+            ["amplitude", "--choices", "std 2"],
+            "`choices` must be one of 'std 0.02', 'std 0.2', 'std 1', 'std 0.02, LaPE'",
+        ),
+        (["amplitude", "--docs", "here"], "`docs` must have a page (.md) with the markers <!-- study amplitude -->"),
         (["amplitude", "--part", "3/2"], "`part` must be K/N"),
         (["amplitude", "--report"], "has no results yet"),
         (["amplitude", "--quick", "--docs", "docs"], "`docs` must be left out with --quick"),

@@ -97,9 +97,11 @@ def run(arguments: list[str]) -> int:
 
     from graticule.studies import executor_of, planned_rows, slurm_script
     from graticule.studies.study_report import StudyReport
-    from graticule.studies.study_runs import missing_runs, run_study, write_report
+    from graticule.studies.study_runs import missing_runs, report_pages, run_study, write_report
     from graticule.studies.study_table import read_table
 
+    if options.docs is not None:
+        report_pages(name, options.docs)  # before any work
     given = {"quick": options.quick, "data_root": options.data_root}
     if options.dry_run and options.on.startswith("slurm"):
         print(slurm_script(options.on, folder))

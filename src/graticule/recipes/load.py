@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pkgutil
-import runpy
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graticule.names import is_path, known_name
+from graticule.plugins import call_file
 from graticule.recipe_registry import RECIPES, RegisteredRecipe
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def load_recipe(name: str) -> TrainingRecipe:
     or its recipe.json. Anything else is a name, even if a file or folder is called so.
 
     Raises:
-        ValueError: for an unknown name, with the nearest ones, or a file without `recipe()`.
+        ValueError: for an unknown name, with the nearest ones, or a file that raises or is without `recipe()`.
         FileNotFoundError: for a path that does not exist.
     """
     if (Path(name).name == "recipe.json" or is_path(name)) and not name.endswith(".py"):
@@ -65,8 +64,4 @@ def _by_name(name: str) -> object:
 def _from_file(path: Path) -> object:
     if not path.is_file():
         raise FileNotFoundError(f"`recipe` must be a name or a Python file, got {str(path)!r}, which does not exist.")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # the file can import its neighbors, as a script can
-    build = runpy.run_path(str(path)).get("recipe")
-    return build() if callable(build) else None
+    return call_file(path, "recipe")

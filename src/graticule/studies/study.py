@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pkgutil
-import runpy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graticule.names import known_name
+from graticule.plugins import call_file
+from graticule.typed import Seed, Side, check_fields
 
 #: A score of a run: its metric, at what it was measured, and its value.
 Measured = tuple[str, str, float]
@@ -70,8 +71,8 @@ class Study:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     without: tuple[tuple[str, str], ...] = ()
     base: Mapping[str, Any] = field(default_factory=dict)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    sizes: tuple[tuple[int, int], ...] = ()
+    seeds: tuple[Seed, ...] = (0, 1, 2, 3, 4)
+    sizes: tuple[tuple[Side, Side], ...] = ()
     modes: tuple[Literal["zoom", "canvas", "crop"], ...] = ("zoom",)
     tests: tuple[tuple[str, str], ...] = ()
     endpoint: Endpoint = field(default_factory=Endpoint)
@@ -84,6 +85,7 @@ class Study:
     interactions: tuple[tuple[str, str, str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.choices or not self.variants or not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(
                 f"`choices`, `variants` and `seeds` must not be empty, nor seeds twice, got {list(self.choices)}, "
@@ -97,6 +99,11 @@ class Study:
             known_name("without", variant, self.variants)
         if any(self.seconds_of(variant) <= 0 for variant in self.variants):
             raise ValueError(f"`seconds` must be the time of a run, more than 0, got {self.seconds}.")
+        for at in (self.endpoint.at, self.endpoint.minus) if self.measure is None else ():
+            if at is not None:
+                known_name(
+                    "endpoint", at, [TRAINED, *(place(mode, size) for mode in self.modes for size in self.sizes)]
+                )
 
     def seconds_of(self, variant: str) -> float:
         """Return the estimated wall time of a run of a variant, on one core."""
@@ -131,6 +138,10 @@ class Study:
         from graticule.recipes import load_recipe
 
         base = load_recipe(self.recipe)
+        if self.endpoint.metric is not None and self.measure is None:
+            known_name(
+                "endpoint", self.endpoint.metric, dict.fromkeys((base.metric.key, *("top1", "loss") * bool(self.sizes)))
+            )
         fields = {one.name for one in dataclasses.fields(base)}
         found: dict[str, Any] = {}
         for name, (choice, variant) in self.cells.items():
@@ -144,6 +155,12 @@ class Study:
         return found
 
 
+def place(mode: str, size: tuple[int, int]) -> str:
+    """Name a size, (height, width), and what becomes of the images there: 'canvas 40', 'zoom 32x36'."""
+    height, width = size
+    return f"{mode} {height}" + (f"x{width}" if width != height else "")
+
+
 def list_studies() -> dict[str, str]:
     """List the studies of the package: name -> its question; without importing PyTorch."""
     return {name: load_study(name).question for name in _names()}
@@ -153,17 +170,16 @@ def load_study(name: str) -> Study:
     """Load a study by its name, or from a Python file with a function `study()`.
 
     Raises:
-        ValueError: for an unknown name, or a file without such a function.
+        ValueError: for an unknown name, or a file that raises or is without such a function.
         FileNotFoundError: for a file that does not exist.
     """
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise FileNotFoundError(f"`study` must be a name or a Python file, got {name!r}, which does not exist.")
-        build = runpy.run_path(name).get("study")
+        found = call_file(Path(name), "study")
     else:
         known_name("study", name, _names())
-        build = import_module(f"graticule.studies.library.{name}").study
-    found = build() if callable(build) else None
+        found = import_module(f"graticule.studies.library.{name}").study()
     if not isinstance(found, Study):
         raise ValueError(f"{name} must have a function `study()` that returns a graticule.studies.Study.")
     return found

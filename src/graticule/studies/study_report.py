@@ -239,20 +239,28 @@ class StudyReport:
         return {name: list(values[cell].values()) for name, cell in self.study.cells.items() if values.get(cell)}
 
 
-def insert(page: Path, name: str, text: str) -> bool:
-    """Replace what stands between the markers of a study in a page by `text`; returns whether it has them.
+def markers(name: str) -> tuple[str, str]:
+    """Return the markers in a page between which the text of a study stands."""
+    return f"<!-- study {name} -->", f"<!-- end of study {name} -->"
 
-    The markers are `<!-- study NAME -->` and `<!-- end of study NAME -->`.
-    """
-    begin, end = f"<!-- study {name} -->", f"<!-- end of study {name} -->"
+
+def has_markers(page: Path, name: str) -> bool:
+    """Return whether a page has the markers of a study."""
+    return _between(name).search(page.read_text(encoding="utf-8")) is not None
+
+
+def insert(page: Path, name: str, text: str) -> None:
+    """Replace what stands between the `markers` of a study in a page by `text`."""
+    begin, end = markers(name)
     found = page.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", flags=re.DOTALL)
-    if not pattern.search(found):
-        return False
-    replaced = pattern.sub(lambda _: f"{begin}\n\n{text}\n\n{end}", found)
+    replaced = _between(name).sub(lambda _: f"{begin}\n\n{text}\n\n{end}", found)
     if replaced != found:
         write_text(page, replaced)
-    return True
+
+
+def _between(name: str) -> re.Pattern[str]:
+    begin, end = map(re.escape, markers(name))
+    return re.compile(f"{begin}.*?{end}", flags=re.DOTALL)
 
 
 def _made(tests: Iterable[Tested]) -> int:

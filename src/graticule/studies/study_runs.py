@@ -10,8 +10,8 @@ from graticule.analysis import save_figure, save_figures, score_plot
 from graticule.files import write_text
 from graticule.studies.comparison_runs import PlannedRun, check_choices, plan
 from graticule.studies.execution import Submits, train_runs
-from graticule.studies.study import TRAINED, Measured, Study
-from graticule.studies.study_report import StudyReport, insert
+from graticule.studies.study import TRAINED, Measured, Study, place
+from graticule.studies.study_report import StudyReport, has_markers, insert, markers
 from graticule.studies.study_table import Row, origin, read_table, recipe_hash, write_table
 from graticule.tasks import check_sizes, evaluate
 from graticule.training import Run
@@ -106,12 +106,26 @@ def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[Ro
     return [Row(metric=metric, at=at, value=value, **common) for metric, at, value in scores]
 
 
+def report_pages(name: str, docs: Path) -> list[Path]:
+    """List the pages of `docs` that have the markers of a study.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    begin, end = markers(name)
+    pages = [page for page in sorted(docs.glob("*.md")) if has_markers(page, name)]
+    if not pages:
+        raise ValueError(f"`docs` must have a page (.md) with the markers {begin} and {end}, got {str(docs)!r}.")
+    return pages
+
+
 def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path | None = None) -> list[Path]:
     """Write text, LaTeX and figure of a study from its table into `folder`, or into the pages of `docs`.
 
     Raises:
         ValueError: if no page of `docs` has the markers of the study.
     """
+    pages = [] if docs is None else report_pages(name, docs)
     report = StudyReport(name, study, read_table(table))
     written: list[Path] = []
     shown: str | None = None
@@ -126,12 +140,8 @@ def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path 
     if docs is None:
         written.append(write_text(folder / f"study_{name}.md", text + "\n"))
         return [*written, write_text(folder / f"study_{name}.tex", report.latex())] if report.rows else written
-    pages = [page for page in sorted(docs.glob("*.md")) if insert(page, name, text)]
-    if not pages:
-        raise ValueError(
-            f"`docs` must have a page with the markers <!-- study {name} --> and <!-- end of study {name} -->, got "
-            f"{str(docs)!r}."
-        )
+    for page in pages:
+        insert(page, name, text)
     return [*written, *pages]
 
 
@@ -144,9 +154,8 @@ def _at_sizes(study: Study, run: Run) -> Iterator[Measured]:
     for mode in study.modes:
         sizes = [size for size in study.sizes if mode != "crop" or _fits(size, data.size)]
         for score in evaluate(model, data, sizes, mode=mode, measure_cost=False, progress=False):
-            at = f"{mode} {score.size[0]}" + (f"x{score.size[1]}" if score.size[1] != score.size[0] else "")
-            yield "top1", at, score.top1
-            yield "loss", at, round(score.loss, 5)
+            yield "top1", place(mode, score.size), score.top1
+            yield "loss", place(mode, score.size), round(score.loss, 5)
 
 
 def _fits(size: tuple[int, int], whole: tuple[int, int]) -> bool:
