@@ -16,6 +16,7 @@ from graticule import Grid
 from graticule.encodings import ENCODINGS, BiasEncoding, Factorized, Fourier, Learnable, MlpBias, RelativeBias
 from graticule.encodings.fire import Fire
 from graticule.joining import Default, Scale, Shared
+from graticule.studies.matrix import build
 from graticule.surgery import change_position
 from graticule.surgery.fits import FITS, table_contributions
 from graticule.surgery.fits.biases import displacement_means, rotated_logits, table_logits
@@ -250,6 +251,19 @@ def test_stages_of_a_pyramid_are_fitted_one_by_one():
     assert_exact(change_position(model, "relative_bias", images=x), before, x)
     assert [fit.stage for fit in model.certificate.fits] == [0, 1]
     assert [share.layer for share in model.certificate.shares] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("family", ["SAM", "MViTv2"])
+@torch.no_grad()
+def test_positions_of_windows_and_of_pooled_tokens_are_fitted_beside_those_of_all_tokens(family):
+    model = draw(build(family, "learnable + alibi")).double().eval()
+    x = images(*model.img_size, dtype=torch.float64)
+    before = model(x)
+    assert_exact(change_position(model, "learnable + relative_bias", images=x), before, x)
+    biases = [share.term for share in model.certificate.shares].count("bias")
+    assert biases == sum(model.depths)
+    table = change_position(model, "learnable").certificate  # without the bias, the table is taken out of its sum
+    assert [fit.fitted for fit in table.fits] == [True] and kept(model).count(1.0) == len(kept(model)) - biases
 
 
 @torch.no_grad()

@@ -129,8 +129,12 @@ def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _place(name: str) -> str:
-    """Name a parameter of a position without the encodings it is combined with and the norm it goes through."""
-    name = re.sub(r"^(position\.(?:stages\.\d+\.)?)parts\.\d+\.", r"\1", name)
+    """Name a parameter of a position without the encodings it is combined with and the norm it goes through.
+
+    What SAM adds to all tokens is in `whole`, and MViTv2 in `tokens`.
+    """
+    name = re.sub(r"^(position\.(?:stages\.\d+\.)?)(?:whole|tokens)\.", r"\1", name)
+    name = re.sub(r"^(position\.(?:stages\.\d+\.)?(?:windowed\.|pairs\.\d+\.)?)parts\.\d+\.", r"\1", name)
     return re.sub(r"^(position\.(?:.*\.)?encodings\.\d+)\.bias\.", r"\1.", name)
 
 

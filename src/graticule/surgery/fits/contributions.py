@@ -63,16 +63,15 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
     sums: list[_Sums | None] = []
     hooks = []
     first = 0
-    for stage, depth in enumerate(model.depths):
+    for blocks in stage_blocks(model):
         table = given[first].pre
-        for index in range(depth):
-            block: Any = model.block(stage, index)
+        for block in blocks:
             one = None
             if table is not None and is_pre_norm(block):
                 one = _Sums(table, block)
                 hooks.append(block.norm1.register_forward_hook(partial(_record, one)))
             sums.append(one)
-        first += depth
+        first += len(blocks)
     try:
         for batch in images.split(_BATCH):
             model.forward_features(batch)
@@ -80,6 +79,13 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
         for hook in hooks:
             hook.remove()
     return [None if one is None else one.contribution() for one in sums]
+
+
+def stage_blocks(model: Backbone) -> list[list[Any]]:
+    """Return the blocks of each stage of the position: those that tokens of one grid enter."""
+    blocks = [model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
+    entered = model.entered_stages()
+    return [[block for at, block in zip(entered, blocks, strict=True) if at == stage] for stage in sorted(set(entered))]
 
 
 def is_pre_norm(block: nn.Module) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from graticule.backbones import Backbone
+from graticule.backbones.sam import WindowedPosition
 from graticule.encodings import (
     BiasPosition,
     CombinedPosition,
@@ -20,6 +21,7 @@ from graticule.encodings import (
     RotaryPosition,
     SharedBiasPosition,
 )
+from graticule.encodings.pooled import PooledPosition
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 from graticule.surgery.fits.contributions import Contribution
@@ -95,7 +97,7 @@ def fit_position(model: Backbone, old: Position, before: Sequence[Before]) -> li
         before: what each stage had.
     """
     found = []
-    for stage, ((was, now), state) in enumerate(zip(_stages(old, model.position), before, strict=True)):
+    for stage, was, now, state in _states(old, model.position, before):
         for part in _parts(now):
             former = _counterpart(part, _parts(was), _parts(now))
             former = NoPosition(len(state.given)) if former is None else former
@@ -107,11 +109,26 @@ def fit_position(model: Backbone, old: Position, before: Sequence[Before]) -> li
     return found
 
 
-def _stages(old: Position, new: Position) -> Iterator[tuple[Position, Position]]:
-    if isinstance(old, PyramidPosition) and isinstance(new, PyramidPosition):
-        yield from zip(cast("Any", old.stages), cast("Any", new.stages), strict=True)
-    else:
-        yield old, new
+def _states(old: Position, new: Position, before: Sequence[Before]) -> Iterator[tuple[int, Position, Position, Before]]:
+    """Go through the positions of all grids: the index of the stage, the old one, the new one, what there was."""
+    pyramids = isinstance(old, PyramidPosition) and isinstance(new, PyramidPosition)
+    pairs = zip(cast("Any", old).stages, cast("Any", new).stages, strict=True) if pyramids else [(old, new)]
+    for stage, ((was, now), state) in enumerate(zip(pairs, before, strict=True)):
+        if isinstance(was, WindowedPosition):
+            yield stage, was.whole, now.whole, replace(state, given=was.whole(state.grid))
+            yield stage, was.windowed, now.windowed, _of_pairs(was.windowed, was.window)
+        elif isinstance(was, PooledPosition):
+            yield stage, was.tokens, now.tokens, state
+            for layers, one, other in zip(was.layers, cast("Any", was.pairs), now.pairs, strict=True):
+                yield stage, one, other, _of_pairs(one, state.grid.pooled(was.pooling[layers[0]].finer))
+        else:
+            yield stage, was, now, state
+
+
+def _of_pairs(position: Position, grid: Grid) -> Before:
+    """Return what a position for pairs of tokens gave layers, to which no table contributed."""
+    given = position(grid)
+    return Before(grid, given, [None] * len(given))
 
 
 def _parts(position: Position) -> list[Position]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from graticule.backbones import Backbone
 from graticule.layer_position import LayerPosition
-from graticule.surgery.fits.contributions import is_pre_norm
+from graticule.surgery.fits.contributions import is_pre_norm, stage_blocks
 
 #: Images that are kept, at most: each layer keeps their tokens.
 _IMAGES = 8
@@ -96,15 +95,15 @@ def inner_streams(model: Backbone, images: Tensor, given: Sequence[LayerPosition
     """
     found: list[Streams | None] = []
     handles, first = [], 0
-    for stage, depth in enumerate(model.depths):
+    for blocks in stage_blocks(model):
+        depth = len(blocks)
         table = next((one.inner for one in given[first : first + depth] if one.inner is not None), None)
         if table is None:
             found.append(None)
             first += depth
             continue
         streams = Streams([None] * depth, [])
-        for index in range(depth):
-            block: Any = model.block(stage, index)
+        for index, block in enumerate(blocks):
             if not (is_pre_norm(block) and isinstance(block.norm1, nn.LayerNorm)):
                 continue
             zeros, inner = torch.zeros_like(table), given[first + index].inner
