@@ -20,6 +20,9 @@ from torch import Tensor, nn
 import graticule
 from commands import run_command
 from graticule.model_checks import CHECKS, inspect_model
+from graticule.model_checks.sizes import sizes
+from graticule.model_checks.subject import NotApplicable, Subject
+from graticule.studies.matrix import build
 from graticule.testing import check_model
 
 PROCESS_WIDE: dict[object, Tensor] = {}
@@ -230,6 +233,15 @@ def test_set_input_size_that_leaves_something_behind_is_found():
     assert outcomes(Resized(), skip=only)["sizes"][0] == "passed"
     kind, said = outcomes(Resized("way back"), skip=only)["sizes"]
     assert kind == "failed" and "set_input_size there and back must restore the result" in said
+
+
+def test_models_with_windows_are_checked_at_another_size():
+    for model in (build("Swin", img_size=28, window_size=2), build("Swin-MLP")):
+        subject = Subject.of(model, None, None).drawn()
+        assert sizes(subject, subject).startswith("other sizes in a forward pass, there and back")
+    one_window = Subject.of(build("Swin"), None, None)
+    with pytest.raises(NotApplicable, match="the model changes its windows"):  # its second stage begins to shift
+        one_window.at((16, 16))
 
 
 def test_the_model_and_the_random_state_are_left_as_they_are():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones import Backbone
+from graticule.grid import Windows
 from graticule.model_checks.recording import Recording, record
 
 Size = tuple[int, int]
@@ -125,7 +126,15 @@ class Subject:
         return other
 
     def _windows(self) -> list[Any]:
-        """Return the windows of all modules, in their order, None where a window is the whole grid."""
+        """Return the windows of all modules, in their order, None where a window is the whole grid.
+
+        Of a model of this library, whether each block shifts its windows: Swin does where there are several.
+        """
+        if isinstance(self.model, Backbone):
+            grids = enumerate(self.model.position_grids(self.model.grid_at(self.image)))
+            each = [(stage, index, at) for stage, at in grids for index in range(self.model.depths[stage])]
+            seen = [one for stage, index, at in each for one in self.model.where(stage, index, at)]
+            return [any(one.shift) for one in seen if isinstance(one, Windows)]
         sides = [getattr(one, "window_size", None) for one in self.model.modules()]
         return [side if _pair(side) is not None and _pair(side) != self.grid else None for side in sides]
 
@@ -261,9 +270,9 @@ class Subject:
 
 
 def set_size(model: Any, image: Size) -> None:
-    """Call `set_input_size` of a model, with the windows that it has where it takes them."""
+    """Call `set_input_size` of a model, with the windows that it has where it would change them."""
     windows = {}
-    if "window_size" in inspect.signature(model.set_input_size).parameters:
+    if not isinstance(model, Backbone) and "window_size" in inspect.signature(model.set_input_size).parameters:
         sides = [side for one in model.modules() if (side := _pair(getattr(one, "window_size", None))) is not None]
         windows = {"window_size": sides[0]} if sides else {}
     model.set_input_size(image, **windows)
