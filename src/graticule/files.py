@@ -147,11 +147,15 @@ def read_json(path: Path, limit: int = 1 << 26) -> Any:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
+def locked(folder: Path, wait: float = 0) -> Iterator[bool]:
     """Lock `folder` for this process until the block or the process ends, however it ends; yield whether it could.
 
     The lock is one of the operating system on the file .lock, which stays: removing it could take the lock from
     another process.
+
+    Args:
+        folder: which exists.
+        wait: seconds to wait for another process that has the lock.
 
     Raises:
         OSError: if `folder` cannot be written to, or its file system has no locks.
@@ -160,7 +164,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
     with contextlib.ExitStack() as stack:
         try:  # a soft lock, of a file system without any, would outlive a killed process
-            stack.enter_context(FileLock(folder / ".lock", timeout=0, fallback_to_soft=False))
+            stack.enter_context(FileLock(folder / ".lock", timeout=wait, fallback_to_soft=False))
             free = True
         except Timeout:
             free = False

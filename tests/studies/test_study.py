@@ -10,6 +10,7 @@ import pytest
 
 from commands import run_command
 from graticule import plugins
+from graticule.files import locked
 from graticule.names import known_name
 from graticule.recipe_registry import RECIPES
 from graticule.recipes import load_recipe
@@ -117,6 +118,21 @@ def test_what_is_in_the_table_is_not_trained_again_and_what_is_trained_is_measur
     run_study(SMALL, folder, table, progress=False)
     assert [(one.choice, one.recipe.seed) for one in trained] == [("learnable", 1)]
     assert sorted(map(str, read_table(table))) == sorted(map(str, kept))
+
+
+def test_what_another_process_has_added_to_the_table_meanwhile_is_not_added_again(done, tmp_path, monkeypatch):
+    folder = shutil.copytree(done[0], tmp_path / "copy")
+    table = folder / "study_small.csv"
+    kept = read_table(table)
+    first = [row for row in kept if row.seed == 0]
+    write_table(table, [])
+    monkeypatch.setattr("graticule.studies.study_runs.train_runs", lambda *_, **__: write_table(table, first))
+    run_study(dataclasses.replace(SMALL, seeds=(0,)), folder, table, progress=False)
+    assert read_table(table) == first
+    with locked(folder):
+        monkeypatch.setattr("graticule.studies.study_runs._PATIENCE", 0.01)
+        with pytest.raises(OSError, match="copy is in use by another process"):
+            run_study(SMALL, folder, table, progress=False)
 
 
 def test_scores_of_another_recipe_are_not_mixed_with_new_ones(done, tmp_path):
@@ -371,6 +387,8 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
         (["amplitude", "--report"], "has no results yet"),
         (["amplitude", "--quick", "--docs", "docs"], "`docs` must be left out with --quick"),
         (["amplitude", "--on", "nowhere"], "`on` must be here"),
+        (["amplitude", "--on", "locl:2", "--dry-run"], "`on` must be here"),
+        (["amplitude", "--on", "slurm(timeout_mins=3)", "--dry-run"], "did you mean 'timeout_min'"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(capsys, tmp_path, monkeypatch, arguments, said):

@@ -22,6 +22,7 @@ from graticule.commands.options import (
     parse_sizes,
 )
 from graticule.files import read_json
+from graticule.studies.execution import parse_on
 
 if TYPE_CHECKING:
     from graticule.studies import Lengths, Resolutions
@@ -75,6 +76,7 @@ def run(arguments: list[str]) -> int:
     """Train several choices with several seeds, and make one table."""
     options = parse(Compare, "compare", arguments)
     part = parse_part(options.part)
+    parse_on(options.on)
     output = Output(options.json)
     from graticule.recipes import load_recipe
 

@@ -12,6 +12,7 @@ import tyro
 from graticule.commands.common_values import CommonValues, folder_suffix, study_with
 from graticule.commands.options import Output, output_folder, parse, parse_part
 from graticule.names import known_name
+from graticule.studies.execution import parse_on
 
 if TYPE_CHECKING:
     from graticule.studies.study import Study
@@ -82,6 +83,7 @@ def run(arguments: list[str]) -> int:
         output.give(found)
         return 0
     part = parse_part(options.part)
+    parse_on(options.on)
     study = load_study(options.study)
     name = Path(options.study).stem
     suffix = "-quick" * options.quick + folder_suffix(options)

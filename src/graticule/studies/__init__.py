@@ -7,9 +7,10 @@ from graticule.lazy import lazy_names
 if TYPE_CHECKING:
     from graticule.studies.comparison import Comparison
     from graticule.studies.comparison_runs import compare, plan, planned_rows, train_part
-    from graticule.studies.execution import executor_of, slurm_script, train_runs
+    from graticule.studies.execution import executor_of, train_runs
     from graticule.studies.resamplers import ResamplerStudy, try_resamplers
     from graticule.studies.resolution import Resolutions, resolutions
+    from graticule.studies.slurm import slurm_script
     from graticule.studies.study import Endpoint, Study, list_studies, load_study
     from graticule.studies.study_report import StudyReport
     from graticule.studies.study_runs import run_study, write_report
@@ -56,7 +57,7 @@ _HOMES = {
     "planned_rows": "comparison_runs",
     "resolutions": "resolution",
     "run_study": "study_runs",
-    "slurm_script": "execution",
+    "slurm_script": "slurm",
     "train_part": "comparison_runs",
     "train_runs": "execution",
     "try_resamplers": "resamplers",

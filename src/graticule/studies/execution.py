@@ -22,6 +22,7 @@ from typing import Any, Protocol, cast
 
 from graticule.progress import hidden
 from graticule.specs import Spec
+from graticule.studies.slurm import missing_package, slurm_executor
 
 #: How often a run whose process died is submitted again without a new checkpoint in between.
 ATTEMPTS = 3
@@ -105,6 +106,26 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
     return "finished"
 
 
+def parse_on(on: str) -> tuple[str, str]:
+    """Return what `--on` names, here, local, dask or slurm, and what stands after its colon; starts nothing.
+
+    Raises:
+        ValueError: for another text.
+    """
+    kind, colon, value = on.partition(":")
+    if on.partition("(")[0] == "slurm":
+        Spec.parse(on, "on")
+        return "slurm", ""
+    if (kind == "here" and not colon) or (kind == "dask" and value):
+        return kind, value
+    if kind == "local" and value.isdecimal() and int(value) > 0:
+        return kind, value
+    raise ValueError(
+        "`on` must be here, local:N (N processes of one thread each), dask:ADDRESS, or slurm with options of submitit, "
+        f"as slurm(timeout_min=240, slurm_partition='gpu'), got {on!r}."
+    )
+
+
 @contextlib.contextmanager
 def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
     """Build what `--on` names: here (None), local:N, dask:ADDRESS, or slurm(OPTION=VALUE, ...).
@@ -117,10 +138,10 @@ def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
         ValueError: for another text, or options that submitit does not know.
         ImportError: if Dask or submitit is not installed.
     """
-    kind, colon, value = on.partition(":")
-    if on == "here":
+    kind, value = parse_on(on)
+    if kind == "here":
         yield None
-    elif kind == "local" and value.isdecimal() and int(value) > 0:
+    elif kind == "local":
         pool = LocalProcesses(int(value))
         try:
             yield pool
@@ -129,24 +150,19 @@ def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
             raise
         finally:
             pool.close()
-    elif kind == "dask" and value:
+    elif kind == "dask":
         try:
             from distributed import Client
         except ModuleNotFoundError:
-            raise ImportError(_missing("dask", "distributed")) from None
+            raise ImportError(missing_package("dask", "distributed")) from None
         try:
             client = cast("Any", Client)(value, timeout="10s")
         except OSError as error:
             raise ValueError(f"`on` must have the address of a Dask scheduler, got {value!r}: {error}.") from None
         with client:
             yield DaskWorkers(client)
-    elif not colon and (kind == "slurm" or kind.startswith("slurm(")):
-        yield slurm_executor(on, folder)
     else:
-        raise ValueError(
-            "`on` must be here, local:N (processes of one thread each), dask:ADDRESS, or slurm with options of "
-            f"submitit, as slurm(timeout_min=240, slurm_partition='gpu'), got {on!r}."
-        )
+        yield slurm_executor(on, folder)
 
 
 def _terminate(processes: Sequence[BaseProcess]) -> None:
@@ -198,42 +214,6 @@ class DaskWorkers:
         """Call `fn(*args)` on one of the workers."""
         found: Submitted = self.client.submit(fn, *args, pure=False)
         return found
-
-
-def slurm_executor(on: str, folder: Path) -> Any:
-    """Build the executor of submitit that `slurm(...)` describes; `cluster='local'` needs no SLURM.
-
-    Raises:
-        ValueError: for options that submitit does not know.
-        ImportError: if submitit is not installed.
-    """
-    try:
-        from submitit import AutoExecutor
-    except ModuleNotFoundError:
-        raise ImportError(_missing("slurm", "submitit")) from None
-    options = dict(Spec.parse(on, "on").options)
-    cluster = options.pop("cluster", "slurm")
-    try:
-        executor = AutoExecutor(folder / "slurm", cluster=cluster)
-        executor.update_parameters(name="graticule", **options)
-    except (NameError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"`on` must have options of submitit, got {on!r}: {error}") from None
-    return executor
-
-
-def slurm_script(on: str, folder: Path) -> str:
-    """Return the script that SLURM would get for one run, without submitting it."""
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    options = dict(Spec.parse(on, "on").options)
-    named = {name.removeprefix("slurm_"): value for name, value in options.items() if name != "cluster"}
-    if "timeout_min" in named:
-        named["time"] = named.pop("timeout_min")
-    if "mem_gb" in named:
-        named["mem"] = f"{named.pop('mem_gb')}GB"
-    command = f"{sys.executable} -m submitit.core._submit {folder / 'slurm'}"
-    script: str = _make_sbatch_string(command=command, folder=str(folder / "slurm"), job_name="graticule", **named)
-    return script
 
 
 def _use_one_thread() -> None:
@@ -334,7 +314,3 @@ def _epochs_done(one: RunJob) -> int:
         return max(0, Run(one.folder).metrics_file.read_text(encoding="utf-8").count("\n") - 1)
     except OSError:
         return 0
-
-
-def _missing(kind: str, package: str) -> str:
-    return f'`on` {kind} must have the package {package}: pip install "graticule[cluster]".'

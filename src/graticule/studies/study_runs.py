@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from graticule.analysis import save_figure, save_figures, score_plot
-from graticule.files import write_text
+from graticule.files import locked, write_text
 from graticule.studies.comparison_runs import PlannedRun, check_choices, plan
 from graticule.studies.execution import Submits, train_runs
 from graticule.studies.study import TRAINED, Measured, Study, place
@@ -15,6 +15,9 @@ from graticule.studies.study_report import StudyReport, has_markers, insert, mar
 from graticule.studies.study_table import Row, origin, read_table, recipe_hash, write_table
 from graticule.tasks import check_sizes, evaluate
 from graticule.training import Run
+
+#: Seconds that another process may take to add its rows to a table.
+_PATIENCE = 60.0
 
 
 def missing_runs(
@@ -83,9 +86,22 @@ def run_study(
         wanted = [one for one in missing if one.recipe.seed == seed]
         # an executor gets all at once, so that no worker waits for the last run of a seed
         train_runs(wanted if executor is None else missing, executor, progress=progress)
-        found = [row for one in wanted for row in measured_rows(study, one, parameters[one.choice])]
-        write_table(table, [*read_table(table), *found])
+        _add_rows(table, [row for one in wanted for row in measured_rows(study, one, parameters[one.choice])], folder)
     return 0
+
+
+def _add_rows(table: Path, rows: Sequence[Row], folder: Path) -> None:
+    """Add the rows of runs that `table` lacks; others may have added the same since it was read.
+
+    Raises:
+        OSError: if another process keeps `folder` locked.
+    """
+    with locked(folder, wait=_PATIENCE) as free:
+        if not free:
+            raise OSError(f"{folder} is in use by another process, which must be ended; the runs are finished.")
+        there = read_table(table)
+        known = {row.cell for row in there}
+        write_table(table, [*there, *(row for row in rows if row.cell not in known)])
 
 
 def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[Row]:
