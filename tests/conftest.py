@@ -98,6 +98,7 @@ def forgotten():
 
     from graticule import plugins
     from graticule.backbones import registry
+    from graticule.data import list_datasets, list_texts
     from graticule.data.registry import DATASETS, TEXTS
     from graticule.encodings import ENCODINGS
     from graticule.joining import JOININGS
@@ -106,7 +107,7 @@ def forgotten():
     from graticule.resampling import RESAMPLERS
     from graticule.training import list_tasks
 
-    registered_recipes()  # those of the package are there before and stay
+    registered_recipes(), list_datasets(), list_texts()  # those of the package are there before and stay
     ours = [
         ENCODINGS._classes,
         JOININGS._classes,

@@ -35,9 +35,9 @@ def test_a_new_file_passes_the_test_beside_it(capsys, tmp_path, monkeypatch, for
     [
         (["encoding", "rope"], "`name` must be new, got 'rope', which graticule has already."),
         (["recipe", "digits_quick"], "`name` must be new, got 'digits_quick'"),
-        (["encoding", "3d"], "`name` must be an identifier, as my_encoding, got '3d'."),
-        (["encoding", "../up"], "`name` must be an identifier, as my_encoding, got '../up'."),
-        (["encoding", "class"], "`name` must be an identifier, as my_encoding, got 'class'."),
+        (["encoding", "3d"], "`name` must be an identifier, such as my_encoding, got '3d'."),
+        (["encoding", "../up"], "`name` must be an identifier, such as my_encoding, got '../up'."),
+        (["encoding", "class"], "`name` must be an identifier, such as my_encoding, got 'class'."),
         (["encodin", "mine"], "did you mean 'encoding'"),
         (["encoding"], "`NAME` (its name, an identifier such as my_encoding) must be given"),
         (["encoding", "mine"], "`name` must be new, got 'mine', for which test_mine.py exists."),

@@ -5,12 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import graticule
-import graticule.testing
 from graticule import plugins
 from graticule.encodings import ENCODINGS, AbsoluteEncoding, BiasEncoding, MixingEncoding
 from graticule.joining import JOININGS
 from graticule.studies.matrix import SMALL
-from graticule.testing import check_backbone, check_encoding, check_joining
+from graticule.testing import check_backbone, check_encoding, check_joining, methods
 from tiny import shallow
 
 #: Options that change nothing in a model of 15 patches, or change only how the same is computed.
@@ -169,13 +168,13 @@ def test_what_broadcasts_and_has_not_the_documented_shape_is_found(monkeypatch):
     ],
 )
 def test_folding_that_changes_a_model_is_found(operation, law, monkeypatch):
-    right = getattr(graticule.testing, operation)
+    right = getattr(methods, operation)
 
     def wrong(model, *size):
         nn.init.normal_(right(model, *size).head.bias)
         return model
 
-    monkeypatch.setattr(graticule.testing, operation, wrong)
+    monkeypatch.setattr(methods, operation, wrong)
     with pytest.raises(AssertionError, match=law):
         check_encoding("none", compiled=False)
 
@@ -198,7 +197,7 @@ def test_a_backbone_with_state_of_the_process_is_found(monkeypatch):
     def build(name, **kwargs):
         return Counting(graticule.build_position, embed_dim=24, depth=1, num_heads=3, patch_size=4, **kwargs)
 
-    monkeypatch.setattr(graticule.testing, "create_model", build)
+    monkeypatch.setattr(methods, "create_model", build)
     with pytest.raises(AssertionError, match="a second model must not change the first"):
         check_backbone("counting", img_size=(12, 20), compiled=False)
 

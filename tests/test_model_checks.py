@@ -380,9 +380,9 @@ def test_what_the_command_cannot_check_is_one_line(file, capsys):
         ([f"{file}:number"], "must be a module or a function that builds one, got 3"),
         ([f"{file}:clean", "--skip", "axis"], "did you mean 'axes'"),
         ([f"{file}:clean", "--img-size", "13"], "`img_size` must be a multiple of the patch size"),
-        ([str(file)], "must register an encoding, a joining or a backbone, got"),
+        ([str(file)], "must register an encoding, a joining, a resampler, a backbone or a task, got"),
         ([str(file), "--skip", "axes"], "must be left out for a plugin"),
-        ([f"{file.parent}/nothing.py:clean"], "which is not there"),
+        ([f"{file.parent}/nothing.py:clean"], "which does not exist"),
     ):
         code, _, err = run_command(capsys, "check", *arguments)
         assert code == 1 and said in err and err.count("\n") == 1, (arguments, err)
@@ -392,7 +392,7 @@ def test_the_command_checks_what_a_plugin_registers(my_methods, monkeypatch, cap
     def law(name):
         assert name != "distance", "a law"
 
-    for kind in ("encoding", "joining", "backbone"):
+    for kind in ("encoding", "joining", "resampler", "backbone", "task"):
         monkeypatch.setattr(f"graticule.testing.check_{kind}", law)
     code, out, _ = run_command(capsys, "check", my_methods.__file__)
     assert code == 1 and "encoding distance" in out and "a law" in out

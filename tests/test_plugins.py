@@ -106,6 +106,18 @@ def test_the_names_are_known_everywhere(capsys):
             "must be a subclass of Joining",
         ),
         ("import graticule\n@graticule.register_backbone('my vit')\nclass Mine:\n    pass\n", "must be an identifier"),
+        *(
+            (
+                f"import graticule\n@graticule.register_{kind}\ndef mine():\n    pass\n",
+                rf"write @graticule\.register_{kind}\('my_{kind}'\) above it, in line 2",
+            )
+            for kind in ("encoding", "joining", "resampler", "backbone", "task", "dataset", "text", "recipe")
+        ),
+        (
+            "import graticule\n@graticule.register_encoding('mine')\nclass Mine(graticule.PatchBias):\n    pass\n",
+            "TypeError: the encoding 'mine' must define patch_bias, in line 2",
+        ),
+        ("x = '\0'\n", r"cannot be imported: source code string cannot contain null bytes\.$"),
     ],
 )
 def test_a_plugin_that_cannot_be_is_one_line(text, message, tmp_path, capsys):
@@ -120,8 +132,10 @@ def test_a_plugin_that_cannot_be_is_one_line(text, message, tmp_path, capsys):
 
 
 def test_a_plugin_that_is_not_there_is_refused(tmp_path, capsys):
-    with pytest.raises(FileNotFoundError, match=r"`plugin` must be .*, got '.*nowhere.py', which is not there"):
+    with pytest.raises(FileNotFoundError, match=r"`plugin` must be .*, got .*nowhere.py', which does not exist"):
         graticule.load_plugin(tmp_path / "nowhere.py")
+    with pytest.raises(ValueError, match=r"`plugin` must be a Python file .*, which is a folder"):
+        graticule.load_plugin(f"{tmp_path}/")
     with pytest.raises(ValueError, match=r"of the group graticule\.plugins, got 'nothing'; none is"):
         graticule.load_plugin("nothing")
     code, _, err = run_command(capsys, "models", "--plugin")

@@ -575,7 +575,13 @@ def test_what_cannot_be_registered_as_a_recipe_is_refused(registered):
         """Return no recipe."""
 
     refused = [
-        ("my recipe", mine, {"depth": 2}, ValueError, "`name` of a recipe must be an identifier, as my_recipe, got"),
+        (
+            "my recipe",
+            mine,
+            {"depth": 2},
+            ValueError,
+            "`name` of a recipe must be an identifier, such as my_recipe, got",
+        ),
         ("digits_quick", mine, {"depth": 2}, ValueError, "`name` must be new, got 'digits_quick', which is the recipe"),
         ("mine", mine, {}, ValueError, "the recipe 'mine' must have the arguments of mine: missing a required"),
         ("mine", mine, {"depht": 2}, ValueError, "the recipe 'mine' must have the arguments of mine: "),

@@ -17,6 +17,7 @@ import graticule
 from graticule import plugins
 from graticule.grid import Grid, resize_map
 from graticule.resampling import RESAMPLERS, Bicubic, Crop, Geometric, LogSpaced, Resampler, build_resampler
+from graticule.testing import check_resampler
 
 #: Every mode of `interpolate` as a resampler, with the arguments that it has there.
 MODES = {
@@ -261,6 +262,48 @@ def test_a_resampler_of_ones_own_has_the_same_rights(monkeypatch):
         torch.testing.assert_close(resize_map(patches, (14, 14), Nearest()), expected)
     finally:
         del RESAMPLERS._classes["own_nearest"]
+
+
+def test_every_resampler_keeps_the_contract_and_what_breaks_it_is_found(monkeypatch):
+    for name in RESAMPLERS:
+        check_resampler(name)
+    with pytest.raises(ValueError, match="`resampler` must be one of"):
+        check_resampler("bicubic_")
+
+    class Wrong(Resampler):
+        fault = ""
+
+        def __init__(self, power: float = 1.0) -> None:
+            self.power = power
+
+        def weights(self, old, new, device=None):
+            index = (torch.arange(new, device=device) * old) // new
+            matrix = torch.eye(old, device=device, dtype=torch.float32 if self.fault == "dtype" else torch.float64)[
+                index
+            ]
+            matrix = matrix.mT if self.fault == "shape" else matrix
+            return 2 * matrix if self.fault == "sum" else matrix
+
+        def __str__(self):
+            return "bilinear" if self.fault == "text" else super().__str__()
+
+        def __call__(self, image, size):
+            made = super().__call__(image, size)
+            return made.detach().requires_grad_() if self.fault == "gradient" else made
+
+    monkeypatch.setitem(RESAMPLERS._classes, "wrong", Wrong)
+    for fault, law in (
+        ("dtype", "must be float64, got torch.float32"),
+        ("shape", r"must be \(new, old\) = \(13, 7\) from \(7, 5\) to \(13, 9\), got \(7, 13\)"),
+        ("sum", "rows must sum to one"),
+        ("text", "keep every option"),
+        ("gradient", "a gradient must reach the map"),
+    ):
+        monkeypatch.setattr(Wrong, "fault", fault)
+        with pytest.raises(AssertionError, match=law):
+            check_resampler("wrong")
+    monkeypatch.setattr(Wrong, "fault", "")
+    check_resampler("wrong(power=2.0)")
 
 
 def test_the_documentation_lists_every_resampler_and_its_options():

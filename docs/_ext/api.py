@@ -26,7 +26,7 @@ PACKAGES = {
     "training": "Runs: recipes, training, results.",
     "data": "Data sets, texts, tokenizers and augmentation.",
     "studies": "Comparisons of choices with several seeds.",
-    "testing": "Contracts that encodings, joinings and backbones have to pass, for your own tests.",
+    "testing": "Contracts that encodings, joinings, resamplers, backbones and tasks have to pass, for your own tests.",
 }
 
 

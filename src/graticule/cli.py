@@ -21,6 +21,7 @@ from graticule.terminal import red
 #: Command -> its purpose; each is a module of graticule.commands, imported when it is called.
 COMMANDS = {
     "models": "list models, encodings, joinings and recipes",
+    "matrix": "list which models take which encodings and joinings",
     "new": "write a plugin to start from, and a test that it passes",
     "train": "train a recipe, or resume a run",
     "runs": "list runs with their progress and results",

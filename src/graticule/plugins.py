@@ -38,14 +38,16 @@ def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
     if isinstance(name, str) and not name.endswith(".py") and "/" not in name:
         return _entry_point(name)
     path = Path(name)
+    if path.is_dir():
+        raise ValueError(f"`plugin` must be a Python file (NAME.py), got {str(name)!r}, which is a folder.")
     if not path.is_file():
-        raise FileNotFoundError(f"`plugin` must be a Python file, got {str(name)!r}, which is not there.")
+        raise FileNotFoundError(f"`plugin` must be a Python file (NAME.py), got {str(name)!r}, which does not exist.")
     module_name = f"graticule_plugin_{path.stem}_{_hash(path)[:8]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path.resolve())
     if spec is None or spec.loader is None:
-        raise ValueError(f"`plugin` must be a Python file, got {str(name)!r}.")
+        raise ValueError(f"`plugin` must be a Python file (NAME.py), got {str(name)!r}.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # pickling and dataclasses look their classes up there
     folder = str(path.resolve().parent)
@@ -112,6 +114,19 @@ def load_named_plugins(arguments: Sequence[str]) -> list[str]:
     return left
 
 
+def check_new_name(kind: str, name: object) -> None:
+    """Check that `name` can name what a decorator registers, as soon as the decorator is written.
+
+    Raises:
+        ValueError: if it is not an identifier, as the class is not below a decorator without parentheses.
+    """
+    if isinstance(name, str) and name.isidentifier():
+        return
+    article = "an" if kind[0] in "aeiou" else "a"
+    written = "" if isinstance(name, str) else f"; write @graticule.register_{kind}('my_{kind}') above it"
+    raise ValueError(f"`name` of {article} {kind} must be an identifier, such as my_{kind}, got {name!r}{written}.")
+
+
 def register_once(kind: str, name: str, given: Definition, known: Definition | None) -> None:
     """Check that a class or function can be registered as `name`, and remember its file if it is not of the package.
 
@@ -122,16 +137,24 @@ def register_once(kind: str, name: str, given: Definition, known: Definition | N
         known: what has that name already; the same definition of the same file may replace it.
 
     Raises:
-        ValueError: if `name` is no identifier, or something else has it.
+        ValueError: if something else has that name, or it is not an identifier.
     """
-    if not (isinstance(name, str) and name.isidentifier()):
-        article = "an" if kind[0] in "aeiou" else "a"
-        raise ValueError(f"`name` of {article} {kind} must be an identifier, as my_{kind}, got {name!r}.")
+    check_new_name(kind, name)
     if known is not None and (known.__qualname__, source_of(known)) != (given.__qualname__, source_of(given)):
         place = source_of(known) or known.__module__
         raise ValueError(f"`name` must be new, got {name!r}, which is the {kind} {known.__qualname__} of {place}.")
     if (file := source_of(given)) is not None:
         _registered[file] = _hash(file)
+
+
+def check_complete(kind: str, name: str, cls: type) -> None:
+    """Check that a class defines what its base class leaves open.
+
+    Raises:
+        TypeError: naming the methods that it lacks.
+    """
+    if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise TypeError(f"the {kind} {name!r} must define {', '.join(lacking)}.")
 
 
 def source_of(definition: Definition) -> Path | None:
@@ -180,6 +203,11 @@ def _ends_with(file: Path, name: str) -> bool:
     return file.parts[-len(parts) :] == parts
 
 
+def named_again(plugins: Iterable[str]) -> str:
+    """Return the options of a command line that load `plugins`."""
+    return " ".join(f"--plugin {name}" for name in plugins)
+
+
 def _entry_point(name: str) -> ModuleType:
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if name not in installed:
@@ -203,7 +231,7 @@ def _hash(path: Path) -> str:
 def _where(error: BaseException, path: Path) -> str:
     """Say what went wrong, and in which line of the plugin."""
     if isinstance(error, SyntaxError):
-        return f"{error.msg} in line {error.lineno}."
+        return f"{error.msg}" + (f" in line {error.lineno}." if error.lineno else ".")
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).name == path.name]
     said = str(error).rstrip(".")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from graticule.plugins import register_once
+from graticule.plugins import check_new_name, register_once
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,8 +34,8 @@ def register_recipe(name: str, about: str | None = None, **arguments: Any) -> Ca
         arguments: passed to the function.
 
     Raises:
-        ValueError: if `name` is no identifier or already taken, or the function does not take `arguments`.
-        TypeError: for what is no function.
+        ValueError: if `name` is not an identifier or already taken, or the function does not take `arguments`.
+        TypeError: for anything but a function.
 
     Example:
         >>> import graticule
@@ -45,6 +45,7 @@ def register_recipe(name: str, about: str | None = None, **arguments: Any) -> Ca
         ...     '''Train a small ViT on digits.'''
         ...     return graticule.Recipe(model_kwargs=(f"depth={depth}",), epochs=3)
     """
+    check_new_name("recipe", name)
 
     def add(function: F) -> F:
         if not inspect.isfunction(function):

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from graticule.checks import shown
 from graticule.names import known_name
-from graticule.plugins import register_once
+from graticule.plugins import check_complete, check_new_name, register_once
 from graticule.specs import Spec, parse_sum
 
 T = TypeVar("T", bound=type)
@@ -49,9 +49,10 @@ class Registry(Generic[T]):
         """Return a decorator that registers a class as `name`.
 
         Raises:
-            ValueError: if `name` is no identifier, or another class has it.
-            TypeError: if the class is no subclass of the base.
+            ValueError: if `name` is not an identifier, or another class has it.
+            TypeError: if the class is not a subclass of the base, or lacks methods that the base leaves open.
         """
+        check_new_name(self.argument, name)
 
         def add(cls: T) -> T:
             if not (isinstance(cls, type) and issubclass(cls, self.base)):
@@ -59,6 +60,7 @@ class Registry(Generic[T]):
                     f"the {self.argument} {name!r} must be a subclass of {self.base.__name__}, got {cls!r}."
                 )
             register_once(self.argument, name, cls, self._classes.get(name))
+            check_complete(self.argument, name, cls)
             self._classes[name] = cls
             return cls
 

@@ -56,6 +56,13 @@ def test_a_model_of_a_plugin_is_measured_without_memory_and_listed(capsys, my_me
     monkeypatch.setattr(graticule, "create_model", remembering)
     code, out, _ = run_command(capsys, "models", "convolutional*")
     assert code == 0 and out.splitlines()[2].startswith("convolutional_vit ")
-    assert "random_fourier" in out and "decayed" in out
+    for kind, name in (
+        ("encodings", "random_fourier"),
+        ("joinings", "decayed"),
+        ("resamplers", "nearest"),
+        ("tasks", "slant"),
+    ):
+        (line,) = [line for line in out.splitlines() if line.startswith(f"{kind} ")]
+        assert name in line
     (model,) = built  # all others are in the file
     assert all(parameter.is_meta for parameter in model.parameters())

@@ -12,9 +12,12 @@ from short_runs import stopped
 import graticule
 from commands import run_command
 from graticule import plugins
+from graticule.backbones.hub_config import classes_within
 from graticule.cli import main
 from graticule.encodings import ENCODINGS
-from graticule.training import Run, train
+from graticule.studies.matrix import combinations, families
+from graticule.training import Run, build_model, train
+from graticule.training.task import recipe_plugins
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -65,6 +68,46 @@ def test_without_the_plugin_a_run_says_what_to_pass_and_imports_nothing(run, mon
         run.model()
     code, _, err = run_command(capsys, "evaluate", run.folder)
     assert code == 1 and "--plugin my_methods.py" in err
+
+
+def test_a_run_records_the_plugin_of_a_resampler():
+    recipe = graticule.Recipe(encoding="learnable(resampler='nearest')", model_kwargs=("depth=1",))
+    model = build_model(recipe, num_classes=2, channels=1)
+    assert recipe_plugins(recipe, classes_within(model.modules())) == {FILE.name: plugins._hash(FILE)}
+
+
+def test_the_matrix_has_the_methods_of_a_plugin(methods, capsys):
+    command = (
+        "matrix",
+        "convolutional_vit",
+        "posmlp_nano_32",
+        "--encodings",
+        "random_fourier",
+        "distance",
+        "--reasons",
+    )
+    code, out, _ = run_command(capsys, *command)
+    lines = [line.split("  ") for line in out.splitlines()]
+    cells = {words[0]: [word.strip() for word in words[1:] if word.strip()] for words in lines}
+    assert code == 0 and cells["random_fourier"] == ["d s u qk t ls l d2", "-"]
+    assert cells["distance"] == ["d l", "-"] and "posmlp_nano_32, distance, default: `encoding` must be" in out
+    assert "d2 = decayed" in out
+    models = {"convolutional_vit": graticule.create_model("convolutional_vit")}
+    found = combinations(models, ["distance(scale=2.0)"])
+    assert [case[2] for case, reason in found.items() if not reason] == ["default", "lape"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graticule.studies.matrix.SMALL", {})
+        assert list(families()) == ["convolutional_vit"]
+
+
+def test_all_missing_plugins_of_a_run_are_named(run, tmp_path):
+    described = json.loads(run.recipe_file.read_text())
+    described["plugins"] = {"one.py": "0", FILE.name: "0", "two.py": "0"}
+    (tmp_path / "recipe.json").write_text(json.dumps(described))
+    with pytest.raises(
+        ValueError, match=r"needs the plugin one\.py and two\.py, .* pass --plugin one\.py --plugin two\.py"
+    ):
+        Run.open(tmp_path).recipe()
 
 
 def test_a_run_is_resumed_bit_for_bit_and_not_with_a_changed_plugin(run, tmp_path, monkeypatch):

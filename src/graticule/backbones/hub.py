@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from graticule.backbones.model_card import Card
 from graticule.checkpoints import load_checkpoint
 from graticule.checks import checked
 from graticule.names import known_name
-from graticule.plugins import load_plugin, missing_plugins
+from graticule.plugins import load_plugin, missing_plugins, named_again
 from graticule.typed import read_typed
 
 
@@ -157,12 +158,15 @@ def open_pretrained(
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     config, weights = find_files(source, hub)
     words = read_typed(config, _Config)["graticule"]
-    missing, _ = missing_plugins(words.get("plugins", {}))
+    missing, changed = missing_plugins(words.get("plugins", {}))
     if missing:
+        how = f"pass plugin={missing[0]!r}" if len(missing) == 1 else "call graticule.load_plugin for each"
         raise ValueError(
-            f"{config} needs the plugin {missing[0]}, which is imported only if you name it: pass "
-            f"plugin={missing[0]!r}, or --plugin {missing[0]} on the command line."
+            f"{config} needs the plugin {' and '.join(missing)}, which is imported only if you name it: {how}, or "
+            f"{named_again(missing)} on the command line."
         )
+    for name in changed:
+        warnings.warn(f"the plugin {name} has changed since {config} was written.", stacklevel=2)
     try:
         opener = KINDS[known_name("kind", words.get("kind", "backbone"), KINDS)]
     except ValueError as error:

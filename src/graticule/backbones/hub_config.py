@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from graticule.backbones.arguments import OF_TIMM
 from graticule.names import known_name
 from graticule.plugins import plugins_of
+from graticule.resampling import Resampler
 
 PREFIX = "graticule_"
 #: Arguments that a config.json must not set, beside those of timm: their values are functions and classes.
@@ -155,9 +156,20 @@ def words_of(model: nn.Module, backbone: Any) -> dict[str, Any]:
 
 
 def used_by(modules: Iterable[nn.Module]) -> dict[str, Any]:
-    """Return the resamplers of modules, and the plugins that their classes are of."""
+    """Return the resamplers of modules, and the plugins that define modules or resamplers."""
     modules = list(modules)
     return {
-        "resamplers": sorted({str(module.resampler) for module in modules if hasattr(module, "resampler")}),
-        "plugins": plugins_of({type(module) for module in modules}),
+        "resamplers": sorted({str(one) for one in _resamplers(modules)}),
+        "plugins": plugins_of(classes_within(modules)),
     }
+
+
+def classes_within(modules: Iterable[nn.Module]) -> set[type]:
+    """Return the classes of modules and of their resamplers."""
+    modules = list(modules)
+    return {type(part) for part in (*modules, *_resamplers(modules))}
+
+
+def _resamplers(modules: Iterable[nn.Module]) -> list[Resampler]:
+    held = (getattr(module, "resampler", None) for module in modules)
+    return [one for one in held if isinstance(one, Resampler)]

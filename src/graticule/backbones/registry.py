@@ -32,7 +32,7 @@ from graticule.checkpoints import load_checkpoint, own_state, read_state
 from graticule.checks import checked, whole
 from graticule.memory import build_within_memory
 from graticule.names import known_name
-from graticule.plugins import register_once
+from graticule.plugins import check_complete, check_new_name, register_once
 
 Class = TypeVar("Class", bound=type[Backbone])
 
@@ -140,15 +140,17 @@ def register_backbone(name: str, *, encoding: str | None = None, **sizes: Any) -
         sizes: arguments of the class that make up this model; the decorator can be applied several times.
 
     Raises:
-        ValueError: if `name` is no identifier, or another class has it.
-        TypeError: if the class is no subclass of `Backbone`.
+        ValueError: if `name` is not an identifier, or another class has it.
+        TypeError: if the class is not a subclass of `Backbone`, or lacks methods that it leaves open.
     """
+    check_new_name("backbone", name)
 
     def add(cls: Class) -> Class:
-        known = MODELS.get(name)
-        register_once("backbone", name, cls, None if known is None else known.kind)
         if not (isinstance(cls, type) and issubclass(cls, Backbone)):
             raise TypeError(f"the backbone {name!r} must be a subclass of Backbone, got {cls!r}.")
+        known = MODELS.get(name)
+        register_once("backbone", name, cls, None if known is None else known.kind)
+        check_complete("backbone", name, cls)
         _register(name, Size(arguments=sizes, encoding=encoding, backbone=cls))
         return cls
 

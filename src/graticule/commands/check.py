@@ -30,8 +30,8 @@ class Check:
         graticule check my_methods.py        # what a plugin registers
 
     MODEL is a name of timm or else of graticule, built with random weights (timm's with two layers per stage).
-    FILE.py:NAME is a module or a function that builds one. FILE.py is a plugin: its encodings, joinings and backbones
-    are checked.
+    FILE.py:NAME is a module or a function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers,
+    backbones and tasks are checked, tasks by short runs of the first recipe in it.
     The exit code is 1 if a check failed.
     """
 
@@ -77,14 +77,18 @@ def run(arguments: list[str]) -> int:
 
 
 def _plugin(file: str) -> Iterator[Finding]:
-    """Check what a plugin registers, by the contract of methods."""
+    """Check what a plugin registers, by the contracts of `graticule.testing`."""
     from graticule.backbones import list_models
     from graticule.backbones.registry import backbone_of
     from graticule.encodings import ENCODINGS
     from graticule.joining import JOININGS
     from graticule.model_checks import Finding
+    from graticule.model_checks.subject import NotApplicable
     from graticule.plugins import load_plugin, source_of
-    from graticule.testing import check_backbone, check_encoding, check_joining
+    from graticule.recipe_registry import RECIPES
+    from graticule.resampling import RESAMPLERS
+    from graticule.testing import check_backbone, check_encoding, check_joining, check_resampler, check_task
+    from graticule.training import TrainingRecipe, list_tasks
 
     load_plugin(file)
     place = Path(file).resolve()
@@ -93,20 +97,33 @@ def _plugin(file: str) -> Iterator[Finding]:
         source = source_of(definition) if definition is not None else None
         return source is not None and source.resolve() == place
 
+    recipes: list[TrainingRecipe] = [one.function(**one.arguments) for one in RECIPES.values() if here(one.function)]
+    of_task = {recipe.task: recipe for recipe in reversed(recipes)}  # the first of each
+
+    def check_its_task(name: str) -> None:
+        if name not in of_task:
+            raise NotApplicable(f"no recipe of it is registered in {file}")
+        check_task(of_task[name])
+
     laws: list[tuple[str, Callable[[str], None], str]] = [
         *(("encoding", check_encoding, name) for name, one in ENCODINGS.items() if here(one)),
         *(("joining", check_joining, name) for name, one in JOININGS.items() if here(one)),
+        *(("resampler", check_resampler, name) for name, one in RESAMPLERS.items() if here(one)),
         *(("backbone", check_backbone, name) for name in list_models() if here(backbone_of(name))),
+        *(("task", check_its_task, name) for name, one in list_tasks().items() if here(one)),
     ]
     if not laws:
         raise ValueError(
-            f"`target` must register an encoding, a joining or a backbone, got {file}, which registers none."
+            f"`target` must register an encoding, a joining, a resampler, a backbone or a task, got {file}, which "
+            "registers none."
         )
     for kind, law, name in laws:
         try:
             law(name)
         except AssertionError as error:
             yield Finding(f"{kind} {name}", "failed", str(error).partition("\n")[0])
+        except NotApplicable as reason:
+            yield Finding(f"{kind} {name}", "not applicable", str(reason))
         else:
             yield Finding(f"{kind} {name}", "passed", "keeps the contract")
 

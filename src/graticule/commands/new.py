@@ -76,14 +76,14 @@ def _check_name(kind: str, name: str) -> None:
     from graticule.studies.catalog import catalog
 
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise ValueError(f"`name` must be an identifier, as my_{kind}, got {name!r}.")
+        raise ValueError(f"`name` must be an identifier, such as my_{kind}, got {name!r}.")
     known = catalog()
     names = {
         "backbone": [*known["models"], *known["language_models"]],
         "joining": known["joinings"],
         "dataset": [*known["datasets"], *known["texts"]],
         "recipe": list_recipes(),
-        "task": ["classification", "detection", "language", "segmentation"],
+        "task": known["tasks"],
     }
     if name in names.get(kind, known["encodings"]):
         raise ValueError(f"`name` must be new, got {name!r}, which graticule has already.")

@@ -61,8 +61,11 @@ def _refuse(reason: str) -> NoReturn:
 def _one_line(text: str, kind: Any, name: str) -> str:
     """Return what tyro prints in a box as one line."""
     said = " ".join(re.sub("[│|╭╮╰╯─]|-{3,}", " ", text).split())  # a terminal without UTF-8 gets other boxes
-    if found := re.search(r"Missing value for argument '(--[^']+)'", said):
-        shown = next((one.shown for one in options_of(kind) if f"--{one.name}" == found[1]), found[1])
+    if found := re.search(r"Missing value for argument '([^']+)'", said):
+        option = next((one for one in options_of(kind) if one.name == found[1].removeprefix("--")), None)
+        if option is not None and option.positional:
+            return f"`{option.shown}` ({option.about}) must be given; see graticule {name} --help."
+        shown = option.shown if option is not None else found[1]
         return f"`{found[1]}` must have a value, as in {shown}, got none or too few; see graticule {name} --help-all."
     if "Missing from" in said:
         missing = [one for one in options_of(kind) if one.required and one.about[:20] in said]

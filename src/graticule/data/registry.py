@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from graticule.data.dense import DenseImages, DenseInfo
 from graticule.data.documents import Corpus
 from graticule.data.images import DatasetInfo, Split
-from graticule.plugins import register_once
+from graticule.plugins import check_new_name, register_once
 
 #: From a split and the folder of the data, if one is given, to (image, label) pairs and what is known of them.
 Loader = Callable[[Split, Path | None], tuple[Any, DatasetInfo]]
@@ -73,6 +73,7 @@ def register_text(name: str) -> Callable[[F], F]:
 
 def _registering(kind: str, name: str, table: dict[str, Any], **arguments: Any) -> Callable[[F], F]:
     """Return the decorator that adds a function of `arguments`, in their order, to `table`."""
+    check_new_name(kind, name)
 
     def add(function: F) -> F:
         if not inspect.isfunction(function):

@@ -50,6 +50,11 @@ class Catalog(TypedDict):
     encodings: list[str]
     joinings: list[str]
     decompositions: list[str]
+    resamplers: list[str]
+    tasks: list[str]
+    necks: list[str]
+    heads: list[str]
+    decoders: list[str]
     datasets: list[str]
     texts: list[str]
     tokenizers: list[str]
@@ -65,6 +70,9 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
     """Collect the names from the registries and measure the models, but for those whose sizes are `known`."""
     import graticule
     from graticule.data import list_datasets, list_texts, list_tokenizers
+    from graticule.dense import DECODERS, HEADS, NECKS
+    from graticule.resampling import RESAMPLERS
+    from graticule.training import list_tasks
 
     return {
         "models": _sizes(graticule.list_models(), measure, known["models"] if known else {}),
@@ -74,6 +82,11 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
         "encodings": sorted(graticule.list_encodings()),
         "joinings": list(graticule.list_joinings()),
         "decompositions": list(graticule.list_decompositions()),
+        "resamplers": list(RESAMPLERS),
+        "tasks": sorted(list_tasks()),
+        "necks": sorted(NECKS),
+        "heads": sorted(HEADS),
+        "decoders": sorted(DECODERS),
         "datasets": list(list_datasets()),
         "texts": list(list_texts()),
         "tokenizers": list(list_tokenizers()),

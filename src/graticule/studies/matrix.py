@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from graticule.backbones import create_model, list_language_models, list_models
 from graticule.backbones.arguments import take_position
+from graticule.backbones.registry import backbone_of
 from graticule.encodings import (
     ENCODINGS,
     AbsoluteEncoding,
@@ -25,6 +26,7 @@ from graticule.encodings import (
 )
 from graticule.factory import build_position, list_encodings, list_joinings
 from graticule.grid import Grid
+from graticule.plugins import source_of
 
 #: A model of every family, as small as it can be and still have what makes the family.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -94,11 +96,24 @@ def build(family: str, encoding: str | None = None, joining: str = "default", **
     return create_model(name, joining=joining, num_classes=5, **{**sizes, **chosen, **kwargs})
 
 
-def combinations() -> dict[tuple[str, str, str], str]:
-    """Build the position of all of them: (family, encoding, joining) -> '' or the reason why it is refused."""
+def families() -> dict[str, Any]:
+    """Build the small model of each family, and each model that a plugin registered."""
+    own = [name for name in list_models() if (kind := backbone_of(name)) is not None and source_of(kind) is not None]
+    return {**{family: build(family) for family in SMALL}, **{name: create_model(name) for name in own}}
+
+
+def combinations(
+    models: Mapping[str, Any] | None = None, encodings: Sequence[str] | None = None
+) -> dict[tuple[str, str, str], str]:
+    """Build the position of all of them: (family, encoding, joining) -> '' or the reason why it is refused.
+
+    Args:
+        models: by name, whose positions are replaced; by default the small ones of all families of the package.
+        encodings: names with options; by default every name.
+    """
     found = {}
-    models = {family: build(family) for family in SMALL}
-    for encoding, joining in product(list_encodings(), list_joinings()):
+    models = {family: build(family) for family in SMALL} if models is None else models
+    for encoding, joining in product(_ordered() if encodings is None else encodings, list_joinings()):
         alone = _refusal(build_position, Grid(2, 2), dim=24, depth=2, num_heads=2, encoding=encoding, joining=joining)
         for family, model in models.items():
             chosen = take_position({"encoding": encoding, "joining": joining}, defaults=model.encoding_options)
@@ -130,13 +145,24 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
         f"| encoding | {' | '.join(SMALL)} |",
         f"| --- |{' --- |' * len(SMALL)}",
     ]
-    for encoding in _ordered():
-        cells = [
-            " ".join(short[joining] for joining in list_joinings() if not found[family, encoding, joining]) or "-"
-            for family in SMALL
-        ]
-        lines.append(f"| `{encoding}` | {' | '.join(cells)} |")
+    lines += [f"| `{encoding}` | {' | '.join(cells)} |" for encoding, *cells in rows(found)]
     return "\n".join(lines) + "\n"
+
+
+def rows(found: Mapping[tuple[str, str, str], str]) -> list[list[str]]:
+    """Return a row per encoding, its name and the initials of the joinings that each family takes it with."""
+    short = initials()
+    named, encodings = (list(dict.fromkeys(case[at] for case in found)) for at in (0, 1))
+    return [
+        [
+            encoding,
+            *(
+                " ".join(letters for joining, letters in short.items() if not found[family, encoding, joining]) or "-"
+                for family in named
+            ),
+        ]
+        for encoding in encodings
+    ]
 
 
 #: What a table calls the encodings of each kind, the class that they extend, and what they do.
@@ -195,8 +221,13 @@ def _ordered() -> list[str]:
 
 
 def initials() -> dict[str, str]:
-    """Abbreviate the joinings for the matrix: lape_sharing -> ls."""
-    return {name: "".join(word[0] for word in name.split("_")) for name in list_joinings()}
+    """Abbreviate the joinings for the matrix: lape_sharing -> ls; a second one with the same letters gets a number."""
+    found: dict[str, str] = {}
+    for name in list_joinings():
+        letters = "".join(word[0] for word in name.split("_") if word)
+        same = sum(re.fullmatch(rf"{letters}\d*", other) is not None for other in found.values())
+        found[name] = f"{letters}{same + 1}" if same else letters
+    return found
 
 
 def reference(kind: type) -> str:

@@ -20,6 +20,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import nn
 
+from graticule.backbones.hub_config import classes_within
 from graticule.checkpoints import save_weights
 from graticule.data import BatchOrder
 from graticule.files import locked, write_json
@@ -284,6 +285,7 @@ def _expected_warnings() -> Iterator[None]:
 
 def _describe(task: Task[Any, Any], data: TaskData, model: nn.Module) -> dict[str, Any]:
     recipe = task.recipe
+    plugins = recipe_plugins(recipe, classes_within(model.modules()))
     return {
         "recipe": recipe.to_dict(),
         "metric": dataclasses.asdict(task.metric),
@@ -291,7 +293,7 @@ def _describe(task: Task[Any, Any], data: TaskData, model: nn.Module) -> dict[st
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
         **surroundings(),
-        **({"plugins": plugins} if (plugins := recipe_plugins(recipe)) else {}),
+        **({"plugins": plugins} if plugins else {}),
     }
 
 

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from graticule.files import locked
 from graticule.metric import Metric
-from graticule.plugins import missing_plugins
+from graticule.plugins import missing_plugins, named_again
 from graticule.run_folder import RunFolder
 from graticule.training.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.training.devices import load_weights
@@ -63,8 +63,8 @@ class Run(RunFolder):
         missing, changed = missing_plugins(self.plugins)
         if missing:
             raise ValueError(
-                f"`run` {str(self.folder)!r} needs the plugin {missing[0]}, which is imported only if you name it: "
-                f"pass --plugin {missing[0]}, or call graticule.load_plugin in Python."
+                f"`run` {str(self.folder)!r} needs the plugin {' and '.join(missing)}, which is imported only if you "
+                f"name it: pass {named_again(missing)}, or call graticule.load_plugin in Python."
             )
         for name in changed:
             warnings.warn(f"the plugin {name} has changed since {self.folder} was trained with it.", stacklevel=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -292,8 +292,8 @@ def build_model(recipe: TrainingRecipe, **described: Any) -> Any:
     return task_of(recipe).build_model(described)
 
 
-def recipe_plugins(recipe: TrainingRecipe) -> dict[str, str]:
-    """Return the files outside of the package that define what a recipe names, with their SHA-256."""
+def recipe_plugins(recipe: TrainingRecipe, further: Iterable[Definition] = ()) -> dict[str, str]:
+    """Return the plugins that define what a recipe names, or any of `further`, and their SHA-256."""
     from graticule.backbones.registry import backbone_of
     from graticule.encodings import ENCODINGS
     from graticule.joining import JOININGS
@@ -302,5 +302,5 @@ def recipe_plugins(recipe: TrainingRecipe) -> dict[str, str]:
     found: list[Definition] = [ENCODINGS[spec.name] for spec in encodings]
     found += [JOININGS[spec.name] for spec in JOININGS.specs(recipe.joining)]
     task = task_of(recipe)
-    further = [type(task), backbone_of(recipe.model), task.loader()]
-    return plugins_of([*found, *(one for one in further if one is not None)])
+    others = [type(task), backbone_of(recipe.model), task.loader()]
+    return plugins_of([*found, *(one for one in others if one is not None), *further])

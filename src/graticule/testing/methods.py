@@ -1,12 +1,4 @@
-"""The contract of encodings, joinings and backbones, for tests of your own methods.
-
-    import graticule.testing, my_methods
-
-    def test_my_encoding():
-        graticule.testing.check_encoding("my_encoding(hidden=8)")
-
-Each function raises an AssertionError that names the law which does not hold.
-"""
+"""The contract of encodings, joinings and backbones."""
 
 from __future__ import annotations
 

@@ -1,0 +1,120 @@
+"""The contract of tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.checkpoints import read_state
+from graticule.training import Run, Task, TrainingRecipe, read_recipe, task_of, train
+from graticule.typed import check_value
+
+
+def check_task(recipe: TrainingRecipe) -> None:
+    """Check that the task of a recipe does what every task must, in two short runs on the CPU.
+
+    The recipe and the facts about the data are kept by JSON, a loss reaches every parameter, held-out examples have
+    the values that the score needs, and a run that was interrupted after an epoch ends as one that was not, bit for
+    bit. The runs are those of `recipe.quick()`, with its data.
+
+    Args:
+        recipe: an instance of the recipe class of the task.
+
+    Raises:
+        AssertionError: naming what does not hold.
+    """
+    recipe = dataclasses.replace(recipe.quick(), keep=2, strategy="auto")
+    task = task_of(recipe)
+    _check_recipe(recipe)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        data = task.build_data()
+        described = _check_description(task, data)
+        model = task.build_model(described)
+        task.setup(model, data, torch.device("cpu"))
+        _check_loss(task, model, next(iter(data.train_dataloader(data.train_order()))))
+        _check_validation(task, model, data)
+        with tempfile.TemporaryDirectory() as folder:
+            _check_runs(recipe, Path(folder))
+
+
+def _check_recipe(recipe: TrainingRecipe) -> None:
+    found = read_recipe(json.loads(json.dumps(recipe.to_dict())))
+    names = recipe.differences(found)
+    assert found == recipe, f"a recipe must be the same after it was written as JSON, not differ in {', '.join(names)}"
+
+
+def _check_description(task: Task[Any, Any], data: Any) -> dict[str, Any]:
+    """Check what `describe` returns, and return it as recipe.json would hold it."""
+    described = task.describe(data)
+    try:
+        text = json.dumps(described)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"`describe` must return plain values: {error}") from error
+    try:
+        check_value(task.description, json.loads(text), "`describe`")
+    except ValueError as error:
+        raise AssertionError(f"what `describe` returns must be of the type `description`: {error}") from error
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _check_loss(task: Task[Any, Any], model: nn.Module, batch: Any) -> None:
+    model.train()
+    loss = task.loss(model, batch, 0)
+    assert loss.ndim == 0, f"`loss` must be one number, got the shape {tuple(loss.shape)}"
+    assert loss.isfinite(), f"`loss` must be finite, got {loss.item()}"
+    assert loss.requires_grad, "`loss` must have a gradient"
+    loss.backward()
+    without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert not without, f"the gradient of `loss` must reach every parameter, not {', '.join(without)}"
+    model.zero_grad()
+
+
+@torch.no_grad()
+def _check_validation(task: Task[Any, Any], model: nn.Module, data: Any) -> None:
+    model.eval()
+    task.start_validation()
+    sums: dict[str, float] = {}
+    count = 0
+    for batch in data.eval_dataloader(data.size):
+        values: Mapping[str, Tensor] = task.validate(model, batch)
+        sizes = {name: tuple(value.shape) for name, value in values.items()}
+        assert sizes, "`validate` must return a value of each example, got none"
+        assert all(size == (len(next(iter(values.values()))),) for size in sizes.values()), (
+            f"`validate` must return one value per example, (n,), got the shapes {sizes}"
+        )
+        wrong = [name for name, value in values.items() if not value.isfinite().all()]
+        assert not wrong, f"`validate` must return finite values, not of {', '.join(wrong)}"
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0.0) + float(value.double().sum())
+        count += len(next(iter(values.values())))
+    own = type(task).score is not Task.score
+    key = task.metric.key
+    assert own or key in sums, f"`validate` must return {key!r}, of which the score is the mean, got {', '.join(sums)}"
+    assert isinstance(task.score(sums, count), float | int), "`score` must return a number"
+
+
+def _check_runs(recipe: TrainingRecipe, folder: Path) -> None:
+    whole = train(recipe, folder / "whole", progress=False)
+    part = Run(Path(shutil.copytree(whole.folder, folder / "part")))
+    assert part.last is not None
+    part.last.unlink()  # as if it had been killed in the second epoch
+    for path in (part.weights, part.result_file):
+        path.unlink()
+    resumed = train(recipe, part.folder, resume=True, progress=False)
+    one, other = (read_state(run.weights) for run in (whole, resumed))
+    wrong = [name for name, value in one.items() if name not in other or not torch.equal(value, other[name])]
+    assert not wrong and one.keys() == other.keys(), (
+        f"a run that is resumed must end with the same weights, bit for bit, not others in {', '.join(wrong[:3])}"
+    )
+    results = [{**run.result(), "seconds": 0} for run in (whole, resumed)]
+    assert results[0] == results[1], f"a run that is resumed must have the same results, got {results}"
