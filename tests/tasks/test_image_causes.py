@@ -46,6 +46,11 @@ def test_evaluate_shows_the_causes(capsys, tmp_path):
     assert row[1] == "36x36" and "difference = tokens + content + values" in out
     at_28, at_36 = json.loads((tmp_path / "evaluation.json").read_text())
     assert at_28["causes"] is None and set(at_36["causes"]["parts"]) == {"tokens", "content", "values"}
-    for more, said in ((["--mode", "canvas"], "`causes` must be left out"), ([], "`sizes` must be no smaller")):
-        code, _, err = run_command(capsys, *command, "--sizes", 20, "--causes", *more)
+    for more, said in (
+        (["--sizes", 20, "--mode", "canvas"], "`causes` must be left out"),
+        (["--sizes", 20], "`sizes` must be no smaller"),
+        (["--sizes", 28], "`sizes` must have one larger than that of the training, 28 x 28,"),
+        ([], "`sizes` must have one larger than that of the training, 28 x 28,"),
+    ):
+        code, _, err = run_command(capsys, *command, "--causes", *more)
         assert code == 1 and said in err

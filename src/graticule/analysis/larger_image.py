@@ -65,7 +65,10 @@ def check_larger(model: Any, size: Size, larger: Size) -> tuple[Grid, Grid]:
         ValueError: if the model is no backbone of one stage with a head, or the second image is smaller.
     """
     if not isinstance(model, Backbone) or len(model.depths) != 1 or not model.num_classes:
-        raise ValueError(f"`model` must be a backbone of one stage with a head, got {type(model).__name__}.")
+        raise ValueError(
+            "`model` must be a backbone of one stage with a head to find the causes of a difference between two sizes, "
+            f"got {type(model).__name__}."
+        )
     before, after = model.grid_at(size), model.grid_at(larger)
     if after.height < before.height or after.width < before.width:
         raise ValueError(

@@ -47,6 +47,12 @@ class ImageEvaluation(Evaluation["Score"]):
                 )
             for size in self._sizes(task):
                 check_larger(model, data.size, size)
+            if all(size == data.size for size in self._sizes(task)):
+                height, width = data.size
+                raise ValueError(
+                    f"`sizes` must have one larger than that of the training, {height} x {width}, to find the causes "
+                    f"of a difference, got {', '.join(self.sizes) or 'none'}."
+                )
         if self.windows:
             set_windows(model, self.windows)
 
