@@ -1,5 +1,6 @@
 # make demo   trains on embedded digits and writes runs/demo/report.html
 # make test   runs the tests
+# make test-slow  runs the tests that take some seconds each, and ten times as many cases of the fuzzing tests
 # make lint   checks format, style and types
 # make wheel  builds the package, installs it beside nothing else of this folder, and runs its demo
 # make dist   builds wheel and source distribution into dist/ and checks what the package index would show
@@ -11,7 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-lowest wheel dist docs lint format tables clean
+.PHONY: demo test test-slow test-lowest wheel dist docs lint format tables clean
 
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
@@ -21,6 +22,10 @@ demo: $(VENV)/.installed
 # each process that a test starts would compile the package anew.
 test: $(VENV)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: $(VENV)/.installed
+	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 GRATICULE_FUZZ=10 $(BIN)/python -m pytest -q tests/test_fuzz_data.py tests/test_fuzz_models.py tests/test_fuzz_runs.py
 
 # Old versions give warnings that newer ones do not, so warnings are no errors here.
 test-lowest:

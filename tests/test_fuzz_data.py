@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
 
 
 @given(content=edited(IDX, header=16))
-@fuzzed(60)
+@fuzzed(30)
 def test_an_idx_file(folder, content):
     for name, stored in (("images", content), ("images.gz", gzip.compress(content))):
         (folder / name).write_bytes(stored)
@@ -73,7 +73,7 @@ def test_an_idx_file(folder, content):
 
 
 @given(content=edited(gzip.compress(IDX, mtime=0), header=20))
-@fuzzed(24)
+@fuzzed(12)
 def test_a_gzipped_idx_file(folder, content):
     (folder / "packed.gz").write_bytes(content)
     found = outcome(lambda: read_idx(folder / "packed.gz", 3), names="packed.gz")
@@ -81,7 +81,7 @@ def test_a_gzipped_idx_file(folder, content):
 
 
 @given(content=st.one_of(*(edited(pickle.dumps(BATCH, protocol), header=300) for protocol in (0, 2, 4, 5))))
-@fuzzed(120)
+@fuzzed(60)
 def test_a_pickle_of_arrays(folder, content):
     (folder / "batch").write_bytes(content)
     found = outcome(lambda: read_pickle(folder / "batch"), names="batch")
@@ -95,7 +95,7 @@ def test_a_pickle_of_arrays(folder, content):
         *(edited(tar(style), header=600) for style in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
     )
 )
-@fuzzed(80)
+@fuzzed(40)
 def test_the_headers_of_a_tar(folder, content):
     (folder / "0.tar").write_bytes(content)
     found = outcome(lambda: read_tar(folder / "0.tar"), names="0.tar")
@@ -117,7 +117,7 @@ def packed(tmp_path_factory):
 
 
 @given(data=st.data())
-@fuzzed(80)
+@fuzzed(40)
 def test_a_file_of_a_saved_data_set(packed, data):
     name = data.draw(st.sampled_from(["data-00000-of-00001.arrow", "state.json", "dataset_info.json"]))
     path = packed / "train" / name
@@ -138,7 +138,7 @@ def test_a_file_of_a_saved_data_set(packed, data):
 
 
 @given(content=st.one_of(edited(b"cat\ndog\nbird\r\n"), st.binary(max_size=40)))
-@fuzzed(40)
+@fuzzed(20)
 def test_a_list_of_classes(folder, content):
     (folder / "classes.txt").write_bytes(content)
     found = outcome(lambda: class_names(folder), names="classes.txt")
@@ -152,7 +152,7 @@ def test_a_list_of_classes(folder, content):
         JSON, st.fixed_dictionaries({"images": st.dictionaries(st.sampled_from(["train", "test"]), SCALARS)})
     )
 )
-@fuzzed(32)
+@fuzzed(16)
 def test_the_plan_of_packing(folder, plan):
     (folder / "pack.json").write_text(json.dumps(plan))
     found = outcome(lambda: read_plan(folder), names="pack.json")
@@ -160,7 +160,7 @@ def test_the_plan_of_packing(folder, plan):
 
 
 @given(content=st.one_of(edited("aé中😀".encode()), st.binary(max_size=20)))
-@fuzzed(40)
+@fuzzed(20)
 def test_a_text(folder, content):
     (folder / "a.txt").write_bytes(content)
     found = outcome(lambda: read_utf8(folder / "a.txt"), names="a.txt")
@@ -169,7 +169,7 @@ def test_a_text(folder, content):
 
 
 @given(merges=st.lists(st.tuples(st.integers(-1, 275), st.integers(-1, 275)), max_size=20))
-@fuzzed(40)
+@fuzzed(20)
 def test_the_merges_of_a_tokenizer(merges):
     found = outcome(lambda: BytePairTokenizer(merges), names="`merges`")
     if not isinstance(found, ValueError):
@@ -178,7 +178,7 @@ def test_the_merges_of_a_tokenizer(merges):
 
 
 @given(data=st.data())
-@fuzzed(60)
+@fuzzed(30)
 def test_a_saved_tokenizer(folder, data):
     path = BytePairTokenizer([(97, 98), (256, 99)]).save(folder / "tokenizer.json")
     values = json.loads(path.read_text())
@@ -220,7 +220,7 @@ FORMATS = [
 
 
 @given(content=st.one_of(*(edited(encoded(kind, **options), header=100) for kind, options in FORMATS)))
-@fuzzed(120)
+@fuzzed(60)
 def test_an_image(content):
     found = outcome(lambda: OneImage(content)[0], names="image.png")
     if isinstance(found, ValueError):
@@ -279,7 +279,7 @@ BASE = {
     ),
     missing=st.integers(-4, 3),
 )
-@fuzzed(60)
+@fuzzed(30)
 def test_a_folder(tmp_path_factory, folder, dataset, entries, missing):
     root = Path(os.path.realpath(tmp_path_factory.mktemp("tree")))
     for number, name in enumerate(BASE[dataset]):

@@ -63,7 +63,7 @@ def named(names):
 ENCODINGS = st.one_of(named(list_encodings()), st.lists(named(list_encodings()), max_size=2).map("+".join))
 
 
-@fuzzed(120)
+@fuzzed(60)
 @given(st.one_of(st.text(), st.text("ab(+)=[]'\"1,._ -:*#\\", max_size=40), ENCODINGS.map(lambda text: text[1:])))
 def test_any_text_is_a_sum_of_specs_that_writes_itself_or_an_error_that_names_the_argument(text):
     found = outcome(lambda: parse_sum(text, "encoding"), names="`encoding`", allowed=REFUSED)
@@ -71,7 +71,7 @@ def test_any_text_is_a_sum_of_specs_that_writes_itself_or_an_error_that_names_th
         assert parse_sum(" + ".join(map(str, found))) == found
 
 
-@fuzzed(60)
+@fuzzed(30)
 @given(data=st.data())
 def test_any_arguments_make_a_model_that_runs_or_an_error_that_names_one(data):
     name = data.draw(st.sampled_from(SMALL))
@@ -90,7 +90,7 @@ def test_any_arguments_make_a_model_that_runs_or_an_error_that_names_one(data):
 TEXT = st.sampled_from(["context", "depth", "embed_dim", "num_heads", "mlp_ratio", "tied", "qkv_bias"])
 
 
-@fuzzed(24)
+@fuzzed(12)
 @given(st.dictionaries(TEXT, NUMBERS, max_size=2), NUMBERS)
 def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_one(given, vocabulary):
     made = outcome(lambda: create_language_model("lm_nano", vocabulary, **given).eval(), names="`", allowed=REFUSED)
@@ -101,7 +101,7 @@ def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_on
         assert logits.shape == (1, 1, vocabulary) and logits.isfinite().all()
 
 
-@fuzzed(40)
+@fuzzed(20)
 @given(NUMBERS, NUMBERS, NUMBERS)
 def test_any_sides_make_a_grid_or_an_error_that_names_one(height, width, prefix):
     found = outcome(lambda: Grid(height, width, prefix), names="`", allowed=REFUSED)
@@ -137,7 +137,7 @@ def assert_unchanged(model, before):
 WAYS = st.sampled_from([load_checkpoint, transfer])
 
 
-@fuzzed(60)
+@fuzzed(30)
 @given(data=st.data())
 def test_a_file_with_edited_bytes_is_refused_or_gives_finite_weights(data, target, folder):
     suffix = data.draw(st.sampled_from(["pth", "safetensors"]))
@@ -150,7 +150,7 @@ def test_a_file_with_edited_bytes_is_refused_or_gives_finite_weights(data, targe
     load(target, path, data.draw(WAYS))
 
 
-@fuzzed(32)
+@fuzzed(16)
 @given(data=st.data())
 def test_a_safetensors_header_that_says_anything_is_refused_or_gives_finite_weights(data, target, folder):
     path = folder / "header.safetensors"
@@ -186,7 +186,7 @@ def tensors(data, own):
     return value.transpose(0, -1) if kind == "turned" and value.ndim > 1 else value
 
 
-@fuzzed(32)
+@fuzzed(16)
 @given(data=st.data())
 def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, target, folder):
     state = published_state_dict(target) if data.draw(st.booleans()) else target.state_dict()
@@ -204,7 +204,7 @@ def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, ta
     load(target, path, data.draw(WAYS))
 
 
-@fuzzed(20)
+@fuzzed(12)
 @given(NUMBERS)
 def test_a_model_folds_for_any_size_or_stays_as_it_was(size):
     model = tiny("learnable", "lape").train()

@@ -72,7 +72,7 @@ def changed(draw: Any, values: Any) -> Any:
     return values
 
 
-@fuzzed(120)
+@fuzzed(60)
 @given(values=st.sampled_from(RECIPES).flatmap(changed))
 def test_a_changed_recipe_is_refused_or_is_one_that_keeps_what_it_was_given(values):
     made = outcome(lambda: read_recipe(values), names="`")
@@ -110,7 +110,7 @@ def read_edited(folder: Path, name: str, content: bytes) -> None:
 def test_a_file_of_a_run_with_other_bytes_is_named_or_read(folder, name):
     (path,) = folder.rglob(name)
 
-    @fuzzed(24)
+    @fuzzed(12)
     @given(content=edited(path.read_bytes()))
     def case(content):
         read_edited(folder, name, content)
@@ -122,7 +122,7 @@ def test_a_file_of_a_run_with_other_bytes_is_named_or_read(folder, name):
 def test_a_file_of_a_run_with_other_values_is_named_or_read(folder, name):
     (path,) = folder.rglob(name)
 
-    @fuzzed(24)
+    @fuzzed(12)
     @given(values=changed(json.loads(path.read_bytes())))
     def case(values):
         read_edited(folder, name, json.dumps(values).encode())
@@ -130,7 +130,7 @@ def test_a_file_of_a_run_with_other_values_is_named_or_read(folder, name):
     case()
 
 
-@fuzzed(60)
+@fuzzed(30)
 @given(values=changed(REST))
 def test_what_a_checkpoint_says_beside_weights_is_of_its_types_or_named(tmp_path_factory, values):
     path = tmp_path_factory.getbasetemp() / "step-000000003.ckpt"

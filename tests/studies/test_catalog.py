@@ -19,6 +19,7 @@ def test_the_file_is_what_its_command_writes():
     assert module.text_of(KEPT) == module.FILE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_smallest_model_of_every_backbone_has_the_size_that_is_kept():
     smallest = {}
     for name in sorted(KEPT["models"], key=lambda name: -KEPT["models"][name]["parameters"]):

@@ -1,5 +1,6 @@
 """Every model of the families that are said to be converted has a place for each of its tensors, at its own size."""
 
+import pytest
 import timm
 import torch
 
@@ -32,6 +33,7 @@ def on_meta(name):
     return model
 
 
+@pytest.mark.slow
 def test_every_model_of_these_families_is_converted_or_refused_with_a_reason():
     wrong, names = {}, matching(*FAMILIES)
     refused = {name: why for pattern, why in REFUSED.items() for name in matching(pattern)}

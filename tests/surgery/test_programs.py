@@ -133,6 +133,7 @@ def test_the_graph_of_a_folded_model_has_no_norm_of_position_and_no_resizing(lap
     assert exported.milliseconds > 0 and exported.unfolded_milliseconds > 0
 
 
+@pytest.mark.slow
 def test_an_onnx_file_takes_images_of_any_height(tmp_path):
     """Of windows, in one stage and one block, as tracing shifted windows takes about a minute."""
     sizes = {"window_size": 2, "depths": (1,), "num_heads": (1,), "img_size": 16}

@@ -79,17 +79,30 @@ def start_as_a_program(arguments: list[str]) -> None:
     sys.exit(main(arguments))
 
 
-def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone):
+@pytest.fixture
+def of_two(tmp_path) -> list[str]:
+    """The command that trains with two processes."""
     file = tmp_path / "mine.py"
     file.write_text(f"import graticule\n\ndef recipe():\n    return graticule.Recipe(**{PLAIN | {'devices': 2}})\n")
-    started = ["train", str(file), "--output", str(tmp_path / "lightning")]
-    process = forked(start_as_a_program, started)  # Lightning starts the second process
+    return ["train", str(file), "--output", str(tmp_path / "run")]
+
+
+def assert_trained_by_two(run: Run, alone: Run) -> None:
+    assert_equal_runs(run, alone)
+    assert "on 2 devices, cpu" in run.log_file.read_text()
+
+
+def test_two_processes_that_torchrun_started_make_the_steps_and_the_scores_of_one(tmp_path, of_two, alone):
+    two_processes(main, of_two)
+    assert_trained_by_two(Run(tmp_path / "run"), alone)
+
+
+@pytest.mark.slow
+def test_two_processes_of_which_lightning_starts_the_second_do_so_too(tmp_path, of_two, alone):
+    process = forked(start_as_a_program, of_two)
     process.join(300)
     assert process.exitcode == 0
-    two_processes(main, ["train", str(file), "--output", str(tmp_path / "torchrun")])  # which starts both
-    for run in (Run(tmp_path / "lightning"), Run(tmp_path / "torchrun")):
-        assert_equal_runs(run, alone)
-        assert "on 2 devices, cpu" in run.log_file.read_text()
+    assert_trained_by_two(Run(tmp_path / "run"), alone)
 
 
 def test_two_processes_with_two_micro_batches_each_make_the_steps_of_one(tmp_path, alone):
