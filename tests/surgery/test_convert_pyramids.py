@@ -127,6 +127,21 @@ def test_a_swin_with_other_windows_in_every_stage_goes_back_at_another_size():
     assert_same(back(x), ours(x))
 
 
+@pytest.mark.filterwarnings("ignore:Using a non-tuple")  # of timm's own resampling of a bias table
+@torch.no_grad()
+def test_windows_that_were_changed_go_back_and_are_those_that_timm_scales_later():
+    ours = graticule.convert(timms("swin_tiny_patch4_window7_224"))
+    x = images(*ours.img_size, dtype=torch.float64)
+    ours.set_input_size(window_size=2)
+    back = graticule.to_timm(ours)
+    assert_same(back(x), ours(x))
+    ours.set_input_size((96, 64))
+    back = graticule.to_timm(ours)
+    if hasattr(back, "_ref_window_sizes"):  # from timm 1.0.31 on
+        back.set_input_size(img_size=(192, 128))
+        assert [stage.blocks[0].window_size for stage in back.layers] == [(2 * h, 2 * w) for h, w in ours.windows]
+
+
 @torch.no_grad()
 def test_a_converted_pyramid_takes_any_image_that_timms_takes():
     for name in ("twins_pcpvt_small", "twins_svt_small"):

@@ -163,6 +163,8 @@ def test_a_hostile_config_of_an_attached_position_is_refused(published, tmp_path
         ("file", {"graticule": {"model": "timm:vit_tiny_patch16_224(checkpoint_path='x')"}}, "name no files"),
         ("weights", {"graticule": {"model": "torchvision:vit_b_16(weights='DEFAULT')"}}, "name no files"),
         ("size", {"graticule": {"model": HOST.replace("(32, 48)", "1048576")}}, "describes no model"),
+        ("depth", {"graticule": {"model": "timm:vit_tiny_patch16_224(depth=100000)"}}, "`depth` must be at most 1,000"),
+        ("depths", {"graticule": {"model": "timm:pit_ti_224(depths=[2, 9999])"}}, "`depths` must be at most 1,000"),
         ("blocks", {"attached": {"blocks": "nothing.*"}}, "`blocks` must match"),
         ("remove", {"attached": {"remove": ["weights.pth"]}}, "`remove` must name a parameter"),
         ("image", {"attached": {"image": [0, 48]}}, "is damaged"),

@@ -10,6 +10,7 @@ import timm
 from torch import nn
 
 from graticule.backbones.arguments import OF_TIMM
+from graticule.checks import RANGES
 from graticule.memory import build_within_memory
 from graticule.names import known_name
 from graticule.specs import Spec
@@ -26,7 +27,7 @@ def build_host(text: str) -> Any:
             'torchvision:vit_b_16(num_classes=10)'.
 
     Raises:
-        ValueError: if there is no such model, or it cannot have these options.
+        ValueError: if there is no such model, or it cannot have these options, or they are out of `RANGES`.
     """
     library, _, rest = text.partition(":")
     known_name("host", library, _LIBRARIES)
@@ -36,6 +37,9 @@ def build_host(text: str) -> Any:
     for option, value in spec.options.items():
         if option in refused or option.endswith("_layer") or not _is_plain(value):
             raise ValueError(f"`host` must have options that name no files and classes, got {option}={value!r}.")
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if option in RANGES and isinstance(one, int | float):  # before minutes go by with layers that are built
+                RANGES[option].check(option, one)
     try:
         return build_within_memory(partial(create, spec.name, **spec.options))
     except (TypeError, RuntimeError, AssertionError) as error:  # of the library, for options that it does not take

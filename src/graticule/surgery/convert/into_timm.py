@@ -89,13 +89,14 @@ def _filled(skeleton: nn.Module, device: torch.device) -> nn.Module:
 def _resize(there: Any, model: Backbone) -> None:
     """Give timm's model the image size and the classifier of ours."""
     size = getattr(there.patch_embed, "img_size", None) if hasattr(there, "patch_embed") else None
-    if size is not None and tuple(size) != model.img_size:
+    windows: Any = getattr(model, "windows", None)
+    other_windows = windows is not None and windows != tuple(stage.blocks[0].window_size for stage in there.layers)
+    if size is not None and (tuple(size) != model.img_size or other_windows):
         if not hasattr(there, "set_input_size"):
             raise ValueError(
                 f"`model` must have the image size of timm's, {size[0]} x {size[1]}, which {type(there).__name__} "
                 f"cannot change, got {model.img_size[0]} x {model.img_size[1]}."
             )
-        windows: Any = getattr(model, "windows", None)
         if windows is None:
             there.set_input_size(img_size=model.img_size)
         else:
@@ -107,8 +108,12 @@ def _resize(there: Any, model: Backbone) -> None:
 def _resize_windows(there: Any, model: Backbone, windows: Sequence[tuple[int, int]]) -> None:
     """Give timm's Swin the image size and the windows of ours.
 
-    Its own `set_input_size` would scale the windows with the image, and before timm 1.0.31 it takes one for all stages.
+    Its own `set_input_size` takes the windows of every stage from timm 1.0.31 on, and then scales these with the image
+    when it is called with a size alone. Before, it takes one window for all stages.
     """
+    if hasattr(there, "_ref_window_sizes"):
+        there.set_input_size(img_size=model.img_size, window_size=windows)
+        return
     there.patch_embed.set_input_size(img_size=model.img_size)
     grids = Grid(*there.patch_embed.grid_size).pyramid(len(windows), pad=True)
     for stage, grid, window in zip(there.layers, [grids[0], *grids[:-1]], windows, strict=True):
