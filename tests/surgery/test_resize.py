@@ -97,6 +97,26 @@ def test_the_table_of_a_resized_model_is_the_resampled_one():
     assert str(model.position.encodings[0].resampler) == "bicubic"
 
 
+def test_a_resampler_that_was_chosen_is_published(tmp_path):
+    model = draw(built("vit_tiny_patch16_224", "learnable + relative_bias + peg", **SIZE)).float().eval()
+    resize(model, (40, 24), "crop(antialias=False)")  # of positions alone
+    words = model.created["arguments"]["encoding"]
+    assert words == "learnable(resampler='crop(antialias=False)') + relative_bias + peg"
+    again = graticule.from_pretrained(graticule.save_pretrained(model, tmp_path / "model"))
+    x = torch.randn(1, 3, 64, 48)
+    assert torch.equal(again(x), model(x))  # at a size that both resample to
+    host = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, embed_dim=24, num_heads=3)
+    attached = graticule.attach(host, "learnable")
+    resize(attached, 48, "area")
+    assert attached.graticule.created["encoding"] == "learnable(resampler='area')"
+    mixed = built("gmlp_s16_224", "lrpe_m", img_size=32, patch_size=8, embed_dim=8, num_blocks=1)
+    for resampler, words in (
+        ("area", "lrpe_m(resampler='area')"),
+        ("geometric", "lrpe_m"),
+    ):
+        assert resize(copy.deepcopy(mixed), 40, resampler).created["arguments"]["encoding"] == words
+
+
 def test_windows_are_resized():
     for name, encoding, options in (
         ("swin_tiny_patch4_window7_224", "relative_bias", PYRAMID),

@@ -51,6 +51,8 @@ class LrpeM(TokenMixing, MixingSum):
         resampler: how both are resampled at another grid.
     """
 
+    holds = "positions, displacements"
+
     @checked
     def __init__(self, grid: Grid, resampler: str = "bicubic") -> None:
         super().__init__(DenseMixing(grid, resampler=resampler), LearnableMixing(grid, resampler=resampler))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from graticule.backbones import Backbone
 from graticule.checks import checked
-from graticule.encodings import Folded, Position
+from graticule.encodings import ENCODINGS, Folded
 from graticule.grid import Grid
 from graticule.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.specs import Spec
@@ -57,8 +57,7 @@ def resize(
         _check_stock(model, size, windows, resampler if not attached else None)
     with _whole_or_not_at_all(model):
         if resampler is not None:
-            positions = [each.position for each in backbones] + [each.position for each in attached]
-            _set_resampler(positions, resampler)
+            _set_resampler([*backbones, *attached], resampler)
         for backbone in backbones:
             _resize_ours(backbone, size, windows)
         if not backbones:
@@ -135,15 +134,15 @@ def _resize_stock(model: Any, size: tuple[int, int], attached: list[AttachedPosi
                 each.position(grid)
 
 
-def _set_resampler(positions: list[Position], resampler: str | Spec) -> None:
-    """Let everything that is resampled by a resampler of choice be resampled by `resampler`.
+def _set_resampler(holders: list[Backbone | AttachedPosition], resampler: str | Spec) -> None:
+    """Let everything that is resampled by a resampler of choice be resampled by `resampler`, also once published.
 
     Raises:
         ValueError: if it resamples nothing of the model.
     """
     spec = RESAMPLERS.specs(resampler)[0]
     takes = RESAMPLERS[spec.name].takes
-    modules = [part for position in positions for part in position.modules()]
+    modules = [part for holder in holders for part in holder.position.modules()]
     held = [part for part in modules if isinstance(getattr(part, "resampler", None), Resampler)]
     able: list[Any] = [part for part in held if getattr(part, "holds", "positions") in takes]
     if not able:
@@ -154,6 +153,24 @@ def _set_resampler(positions: list[Position], resampler: str | Spec) -> None:
         )
     for part in able:
         part.resampler = build_resampler(spec, getattr(part, "holds", "positions"))
+    for holder in holders:
+        created = dict(holder.created or {})
+        if isinstance(holder, Backbone) and created:
+            created["arguments"] = _with_resampler(created["arguments"], spec)
+            holder.created = created
+        elif isinstance(holder, AttachedPosition):
+            holder.created = _with_resampler(created, spec)
+
+
+def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]:
+    """Return words with `resampler` as an option of each encoding all of whose tables it resamples."""
+    takes = set(RESAMPLERS[resampler.name].takes)
+    specs = []
+    for spec in ENCODINGS.specs(words["encoding"]):
+        tables = set(getattr(ENCODINGS[spec.name], "holds", "positions").split(", "))
+        resampled = "resampler" in ENCODINGS.options(spec.name) and tables <= takes
+        specs.append(Spec(spec.name, {**spec.options, "resampler": str(resampler)}) if resampled else spec)
+    return {**words, "encoding": " + ".join(map(str, specs))}
 
 
 @contextmanager
