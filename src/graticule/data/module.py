@@ -126,7 +126,10 @@ class DataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         if drop_last and batch_size % 2:
-            raise ValueError(f"`batch_size` must be even where images are mixed in pairs, got {batch_size}.")
+            raise ValueError(
+                f"`batch_size` must be even where images are mixed in pairs, got {batch_size}; "
+                "give another, or set mixup and cutmix to 0."
+            )
         known_name("dataset", dataset, DATASETS)
         self.dataset = dataset
         self.root = root

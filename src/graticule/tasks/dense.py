@@ -62,7 +62,10 @@ class DenseRecipe(TrainingRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fit[0] > self.fit[1]:
-            raise ValueError(f"`fit` must be the shorter and the longer side, got {self.fit[0]} and {self.fit[1]}.")
+            shorter, longer = sorted(self.fit)
+            raise ValueError(
+                f"`fit` must be the shorter and the longer side, {shorter} {longer}, got {longer} {shorter}."
+            )
 
     def quick(self) -> Self:
         """Return a recipe of the same code path: two epochs of some tens of images, on the CPU."""

@@ -140,10 +140,13 @@ class TrainingRecipe:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if shares := self.batch_size % (self.devices * self.nodes * self.accumulate):
+        parts = self.devices * self.nodes * self.accumulate
+        if left := self.batch_size % parts:
+            lower = self.batch_size - left
+            near = f"{lower} or {lower + parts}" if lower else f"{parts}"
             raise ValueError(
                 f"`batch_size` must be a multiple of devices x nodes x accumulate, {self.devices} x {self.nodes} x "
-                f"{self.accumulate}, got {self.batch_size}, which leaves {shares}."
+                f"{self.accumulate}, got {self.batch_size}; the nearest is {near}."
             )
         if self.strategy == "fsdp" and self.ema_decay is not None:
             raise ValueError(
@@ -158,24 +161,31 @@ class TrainingRecipe:
         """Check the values that the learning rate follows from."""
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
             raise ValueError(
-                f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}; 0 for none."
+                f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}; give fewer, or "
+                "0 for none, or `warmup_steps` for a part of an epoch."
             )
         if self.warmup_epochs and self.warmup_steps:
-            raise ValueError(f"`warmup_steps` must be 0 where there are `warmup_epochs`, got {self.warmup_steps}.")
+            raise ValueError(
+                f"`warmup_steps` must be 0 where there are `warmup_epochs`, got {self.warmup_steps}; "
+                f"to count in steps, set `warmup_epochs`, {self.warmup_epochs}, to 0."
+            )
         if bool(self.decay_epochs) != (self.schedule == "step"):
             raise ValueError(
                 f"`decay_epochs` must be given with the schedule step and no other, got {list(self.decay_epochs)} with "
-                f"{self.schedule}."
+                f"{self.schedule}; " + ("set `schedule` to step." if self.decay_epochs else "give epochs, as 8 11.")
             )
         if (
             list(self.decay_epochs) != sorted(set(self.decay_epochs))
             or max(self.decay_epochs, default=0) >= self.epochs
         ):
             raise ValueError(
-                f"`decay_epochs` must rise and be fewer than `epochs`, {self.epochs}, got {list(self.decay_epochs)}."
+                f"`decay_epochs` must rise and be fewer than `epochs`, {self.epochs}, got {list(self.decay_epochs)}; "
+                "of a shorter training, give earlier ones."
             )
         if self.poly_power != 1 and self.schedule != "poly":
-            raise ValueError(f"`poly_power` must be left out with the schedule {self.schedule}, got {self.poly_power}.")
+            raise ValueError(
+                f"`poly_power` must be left out with the schedule {self.schedule}, got {self.poly_power}; poly has it."
+            )
 
     def _check_names(self) -> None:
         """Check the names that only PyTorch or timm can check; the usual ones need neither."""
