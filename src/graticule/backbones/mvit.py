@@ -200,28 +200,14 @@ class MultiscaleVisionTransformer(Pyramid):
             ],
         )
 
-    def finish(self) -> None:
-        """Initialize the weights, and check that the position can be used."""
-        super().finish()
-        self._check_widths()
-
-    def replace_position(self, position: PositionBuilder) -> None:
-        """Build another position in place of the present one; all other weights stay."""
-        before = self.position
-        try:
-            super().replace_position(position)
-            self._check_widths()
-        except ValueError:
-            self.position = before
-            raise
-
     @torch.no_grad()
-    def _check_widths(self) -> None:
-        """Check that nothing is added to tokens after the first stage, whose grid and channels are of two stages.
+    def check_position(self) -> None:
+        """Check that the layers can use all that the position gives them, and get all that they need.
 
-        Raises:
-            ValueError: naming the first layer.
+        Without `expand_attn`, nothing may be added to tokens after the first stage, whose grid and channels are of two
+        stages.
         """
+        super().check_position()
         added = ("pre", "before", "inner", "inputs", "after", "queries_keys")
         for layer, given in enumerate(() if self.expand_attn else self.position(self.grid)):
             for field in added if layer >= self.depths[0] else ():
