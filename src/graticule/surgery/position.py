@@ -14,7 +14,7 @@ from graticule.encodings import Folded
 from graticule.specs import Spec
 from graticule.surgery.certificate import Certificate, drift_of, features
 from graticule.surgery.fits import fit_position, measure, table_contributions
-from graticule.surgery.fits.contributions import stage_blocks
+from graticule.surgery.fits.contributions import entered_blocks
 from graticule.surgery.fits.registry import Before
 from graticule.surgery.fits.streams import inner_streams
 
@@ -84,7 +84,7 @@ def _before(model: Backbone, images: Tensor) -> list[Before]:
     contributions = table_contributions(model, images)
     given, first, found = model.position(model.grid), 0, []
     streams = inner_streams(model, images, given)
-    for grid, blocks, stream in zip(model.position_grids(model.grid), stage_blocks(model), streams, strict=True):
+    for grid, blocks, stream in zip(model.position_grids(model.grid), entered_blocks(model), streams, strict=True):
         last = first + len(blocks)
         found.append(Before(grid, given[first:last], contributions[first:last], streams=stream))
         first = last

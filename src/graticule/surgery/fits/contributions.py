@@ -63,7 +63,7 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
     sums: list[_Sums | None] = []
     hooks = []
     first = 0
-    for blocks in stage_blocks(model):
+    for blocks in entered_blocks(model):
         table = given[first].pre
         for block in blocks:
             one = None
@@ -81,7 +81,7 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
     return [None if one is None else one.contribution() for one in sums]
 
 
-def stage_blocks(model: Backbone) -> list[list[Any]]:
+def entered_blocks(model: Backbone) -> list[list[Any]]:
     """Return the blocks of each stage of the position: those that tokens of one grid enter."""
     blocks = [model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
     entered = model.entered_stages()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from graticule.backbones import Backbone
 from graticule.layer_position import LayerPosition
-from graticule.surgery.fits.contributions import is_pre_norm, stage_blocks
+from graticule.surgery.fits.contributions import entered_blocks, is_pre_norm
 
 #: Images that are kept, at most: each layer keeps their tokens.
 _IMAGES = 8
@@ -95,7 +95,7 @@ def inner_streams(model: Backbone, images: Tensor, given: Sequence[LayerPosition
     """
     found: list[Streams | None] = []
     handles, first = [], 0
-    for blocks in stage_blocks(model):
+    for blocks in entered_blocks(model):
         depth = len(blocks)
         table = next((one.inner for one in given[first : first + depth] if one.inner is not None), None)
         if table is None:
