@@ -47,7 +47,9 @@ def examples(name: str) -> list[str]:
 
 @in_turn("name", [name for name in COMMANDS if name != "train"])
 def test_the_examples_in_the_help_have_options_that_the_command_has(name):
-    for example in examples(name):
+    found = examples(name)
+    assert found, "no example"
+    for example in found:
         parse(command_options(name), name, shlex.split(example.partition(" > ")[0], comments=True)[2:])
 
 
