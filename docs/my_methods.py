@@ -21,7 +21,7 @@ from graticule.tasks import build_backbone
 
 
 @graticule.register_encoding("random_fourier")
-class RandomFourier(graticule.AbsoluteEncoding):
+class RandomFourier(graticule.ComputedEncoding):
     r"""Random Fourier features of the position, projected to the channels by a learned matrix.
 
     .. math:: w = W [\cos 2 \pi B p; \sin 2 \pi B p], \quad B \sim N(0, \sigma^2), \quad p \in [0, 1]^2
@@ -34,39 +34,28 @@ class RandomFourier(graticule.AbsoluteEncoding):
         self.register_buffer("directions", torch.randn(2, frequencies) * sigma)
         self.project = nn.Linear(2 * frequencies, dim)
 
-    def forward(self, grid: graticule.Grid) -> Tensor:
-        """Return w for `grid`, (N, D); any grid is computed, none is resampled."""
+    def rows(self, grid: graticule.Grid) -> Tensor:
+        """Return the rows of the patches of any `grid`, (H * W, D)."""
         place = grid.coordinates(self.directions.device).to(self.directions.dtype) + 0.5
         place = place / torch.tensor(grid.shape, device=place.device, dtype=place.dtype)
         angle = 2 * math.pi * place @ self.directions
-        return grid.with_prefix_rows(self.project(torch.cat([angle.cos(), angle.sin()], -1)))
-
-    def at(self, grid: graticule.Grid) -> Tensor:
-        """Return w for a grid other than the one it was built for."""
-        return self(grid)
-
-    def set_grid(self, grid: graticule.Grid) -> None:
-        """Make `grid` the one that it is built for; no parameter depends on it."""
-        self.grid = grid
+        rows: Tensor = self.project(torch.cat([angle.cos(), angle.sin()], -1))
+        return rows
 
 
 @graticule.register_encoding("distance")
 class Distance(graticule.PatchBias):
     """A relative bias: one learned slope per head on the logarithm of the distance of two patches."""
 
-    def __init__(self, grid: graticule.Grid, num_heads: int, scale: float = 1.0) -> None:
+    def __init__(self, num_heads: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.grid, self.num_heads, self.scale = grid, num_heads, scale
+        self.scale = scale
         self.slope = nn.Parameter(torch.zeros(num_heads))
 
     def patch_bias(self, grid: graticule.Grid) -> Tensor:
         """Return the bias between the patches of `grid`, (heads, H * W, H * W)."""
         distance = grid.distances(self.slope.device).to(self.slope.dtype)
         return -F.softplus(self.slope)[:, None, None] * self.scale * torch.log1p(distance)
-
-    def set_grid(self, grid: graticule.Grid) -> None:
-        """Make `grid` the one that it is built for; no parameter depends on it."""
-        self.grid = grid
 
 
 @graticule.register_joining("decayed")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import graticule
+from graticule.testing import check_encoding
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose blocks of Python run here, one after another in one namespace.
@@ -47,6 +48,7 @@ NAMED = {
     "serve": "../docs/_ext/test_pages.py",
     "start": "../docs/_ext/test_pages.py",
     "study": "studies/test_study_docs.py",
+    "table": "test_docs_code.py",
     "testing": "test_plugins.py",
 }
 
@@ -84,9 +86,28 @@ def test_every_block_of_python_is_run_by_a_test():
                 assert path.name in (tests / ELSEWHERE[path.stem]).read_text(encoding="utf-8"), path.name
 
 
-def test_the_encoding_of_the_guide_is_one_file(my_methods):
-    (code,) = blocks(page("extending"), "own")
-    exec(compile(code, "extending.md", "exec"), {"__name__": "city_block"})
+def load_block(word, folder):
+    """Load the block of extending.md that begins with `python word` as a plugin."""
+    (code,) = blocks(page("extending"), word)
+    (folder / "block.py").write_text(code, encoding="utf-8")
+    graticule.load_plugin(folder / "block.py")
+
+
+def test_the_encoding_of_the_guide_is_one_file(my_methods, tmp_path):
+    load_block("own", tmp_path)
     model = graticule.create_model("vit_nano_patch4_28", encoding="city_block(slope=0.3)", depth=1)
     bias = model.position(model.grid)[0].bias
     assert bias[0, 1, 1] == 0 and torch.allclose(bias[0, 1, 9], torch.tensor(-0.6))  # one row and one column apart
+    check_encoding("city_block", "lape(over='heads')", compiled=False)
+
+
+def test_the_learned_table_of_the_guide_is_resampled(my_methods, tmp_path):
+    load_block("table", tmp_path)
+    check_encoding("uniform_table(limit=0.2)", "lape", compiled=False)
+    source, larger = (
+        graticule.create_model("vit_nano_patch4_28", encoding="uniform_table", depth=1, img_size=side)
+        for side in (28, 36)
+    )
+    larger.load_state_dict(source.state_dict())
+    expected = source.grid.resize(source.position(source.grid)[0].pre, larger.grid)
+    torch.testing.assert_close(larger.position(larger.grid)[0].pre, expected)

@@ -160,6 +160,27 @@ def test_a_corrected_plugin_can_be_loaded_again(tmp_path):
         del ENCODINGS._classes["again"]
 
 
+def test_a_plugin_that_raised_can_be_corrected_and_its_classes_renamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "_registered", {})
+    file = tmp_path / "corrected.py"
+    body = (
+        "import graticule\nfrom graticule.encodings.base import NoEncoding\n"
+        "@graticule.register_encoding('corrected')\nclass {}(NoEncoding):\n    pass\n{}\n"
+    )
+    try:
+        file.write_text(body.format("First", "1 / 0"))
+        with pytest.raises(ValueError, match="division by zero, in line 6"):
+            graticule.load_plugin(file)
+        for name in ("First", "Second"):
+            file.write_text(body.format(name, ""))
+            assert getattr(graticule.load_plugin(file), name) is ENCODINGS["corrected"]
+        file.write_text(body.format("Third", body.format("Fourth", "")))
+        with pytest.raises(ValueError, match="`name` must be new, got 'corrected', which is the encoding Third of"):
+            graticule.load_plugin(file)
+    finally:
+        ENCODINGS._classes.pop("corrected", None)
+
+
 def test_plugins_of_one_name_in_two_folders_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(plugins, "_registered", {})
     body = (

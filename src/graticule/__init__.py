@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graticule.encodings import (
         AbsoluteEncoding,
         BiasEncoding,
+        ComputedEncoding,
         PatchBias,
         PositionBuilder,
         RotaryEncoding,
@@ -52,6 +53,7 @@ _HOMES = {
     "Augmentation": "data",
     "Backbone": "backbones",
     "BiasEncoding": "encodings",
+    "ComputedEncoding": "encodings",
     "Crop": "grid",
     "DenseAugmentation": "data",
     "DetectionRecipe": "tasks",
@@ -115,6 +117,7 @@ __all__ = [
     "Augmentation",
     "Backbone",
     "BiasEncoding",
+    "ComputedEncoding",
     "Crop",
     "DenseAugmentation",
     "DetectionRecipe",

@@ -18,6 +18,10 @@ GROUP = "graticule.plugins"
 Definition = Callable[..., Any]
 #: The plugins that were loaded, by resolved path or entry point, in their order.
 _loaded: list[str] = []
+#: The plugins that the command line named, as written there.
+_named: list[str] = []
+#: Module of every plugin that was imported, also of one whose code raised -> its file.
+_files: dict[str, Path] = {}
 #: File of every plugin that registered something -> its SHA-256 when it did.
 _registered: dict[Path, str] = {}
 
@@ -49,6 +53,7 @@ def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
     if spec is None or spec.loader is None:
         raise ValueError(f"`plugin` must be a Python file (NAME.py), got {str(name)!r}.")
     module = importlib.util.module_from_spec(spec)
+    _files[module_name] = path.resolve()
     sys.modules[module_name] = module  # pickling and dataclasses look their classes up there
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -101,6 +106,7 @@ def load_named_plugins(arguments: Sequence[str]) -> list[str]:
         FileNotFoundError: if there is no such file.
     """
     left = []
+    _named.clear()
     given = iter(arguments)
     for argument in given:
         option, equals, value = argument.partition("=")
@@ -111,7 +117,13 @@ def load_named_plugins(arguments: Sequence[str]) -> list[str]:
         if not name or name.startswith("--"):
             raise ValueError(f"`--plugin` must be followed by a Python file or an entry point, got {name!r}.")
         load_plugin(name)
+        _named.append(name)
     return left
+
+
+def named_plugins() -> list[str]:
+    """Return the plugins that the command line named, as written there."""
+    return list(_named)
 
 
 def check_new_name(kind: str, name: object) -> None:
@@ -140,11 +152,20 @@ def register_once(kind: str, name: str, given: Definition, known: Definition | N
         ValueError: if something else has that name, or it is not an identifier.
     """
     check_new_name(kind, name)
-    if known is not None and (known.__qualname__, source_of(known)) != (given.__qualname__, source_of(given)):
+    if known is not None and not _replaces(given, known):
         place = source_of(known) or known.__module__
         raise ValueError(f"`name` must be new, got {name!r}, which is the {kind} {known.__qualname__} of {place}.")
     if (file := source_of(given)) is not None:
         _registered[file] = _hash(file)
+
+
+def _replaces(given: Definition, known: Definition) -> bool:
+    """Return whether a definition is the same again, or one of a later version of the file that has the other."""
+    if (known.__qualname__, source_of(known)) == (given.__qualname__, source_of(given)):
+        return True
+    modules = [one.__module__ for one in (known, given)]
+    files = {_files.get(module) for module in modules}
+    return None not in files and len(files) == 1 and modules[0] != modules[1]
 
 
 def check_complete(kind: str, name: str, cls: type) -> None:
@@ -161,6 +182,8 @@ def source_of(definition: Definition) -> Path | None:
     """Return the file of a class or function; None for those of the package and for those without a file."""
     if definition.__module__.partition(".")[0] == __name__.partition(".")[0]:
         return None
+    if definition.__module__ in _files:
+        return _files[definition.__module__]
     try:
         file = inspect.getsourcefile(definition)
     except (TypeError, OSError):  # typed into a console

@@ -131,6 +131,8 @@ def test_a_comparison_takes_it(run, tmp_path, capsys):
     choices = ["encoding=learnable", "encoding=random_fourier(frequencies=4, sigma=1.0),joining=lape(layers=2)"]
     code, out, _ = run_command(capsys, *command, "--choices", *choices)
     assert code == 0 and choices[1] in out
+    recorded = json.loads((tmp_path / "compared" / "comparison.json").read_text())["command"]
+    assert recorded.startswith("graticule compare digits_quick ") and recorded.endswith(f" --plugin {FILE}")
 
 
 def test_a_recipe_finds_what_lies_beside_it(tmp_path, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +15,7 @@ from graticule.commands.kinds import check_task_options
 from graticule.commands.options import (
     Output,
     choose_device,
+    command_line,
     output_folder,
     parse,
     parse_part,
@@ -121,7 +121,7 @@ def run(arguments: list[str]) -> int:
             if left:
                 print(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
                 return 0
-        command = shlex.join(["graticule", "compare", *arguments])
+        command = command_line("compare", arguments)
         comparison = compare(
             choices, options.seeds, folder, command=command, replace=options.replace, executor=executor
         )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from graticule.commands.options import Output, output_folder, parse
+from graticule.commands.options import Output, command_line, output_folder, parse
 from graticule.studies.gym.recipe import GymRecipe
 
 
@@ -68,7 +67,7 @@ def run(arguments: list[str]) -> int:
         tasks=options.tasks,
         seeds=options.seeds,
         sides=options.sizes,
-        command=shlex.join(["graticule", "gym", *arguments]),
+        command=command_line("gym", arguments),
     )
     for side in profile.sides:
         output.say(f"\n{profile.title(side)}")

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from graticule.checks import parse_sizes as parse_sizes
 from graticule.checks import printable
 from graticule.commands.help import help_page, options_of
 from graticule.commands.values import BadOption, value_registry
+from graticule.plugins import named_plugins
 from graticule.run_folder import RunFolder
 from graticule.terminal import red
 
@@ -132,6 +134,12 @@ def overridden(recipe: Any, arguments: list[str], command: str) -> Any:
 
     Overrides.__annotations__["recipe"] = Annotated[type(recipe), tyro.conf.arg(name="")]
     return parse(Overrides, command, arguments).recipe
+
+
+def command_line(command: str, arguments: Sequence[str]) -> str:
+    """Return the line that repeats a command, plugins included, as its results record it."""
+    plugins = [word for name in named_plugins() for word in ("--plugin", name)]
+    return shlex.join(["graticule", command, *arguments, *plugins])
 
 
 def parse_checkpoint(given: str) -> Any:

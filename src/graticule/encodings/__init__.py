@@ -21,6 +21,7 @@ from graticule.encodings.base import (
 )
 from graticule.encodings.between import BeforeProjections, BetweenBlocks
 from graticule.encodings.bias import BiasEncoding, PatchBias
+from graticule.encodings.computed import ComputedEncoding
 from graticule.encodings.folded import Folded, FoldedPosition
 from graticule.encodings.folded_sizes import FoldedSizes
 from graticule.encodings.layer_bias import BiasPosition, LayerBias, SharedBiasPosition
@@ -40,6 +41,7 @@ __all__ = [
     "BiasEncoding",
     "BiasPosition",
     "CombinedPosition",
+    "ComputedEncoding",
     "Encoding",
     "FixedEncoding",
     "Folded",

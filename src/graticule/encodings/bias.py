@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ class BiasEncoding(LayerBias, Encoding):
 
     #: Whether all layers share one, instead of one per layer.
     shared: ClassVar[bool] = False
+    num_heads: int
 
     @classmethod
     def position(
@@ -53,6 +54,15 @@ class BiasEncoding(LayerBias, Encoding):
         return BiasPosition([one() for _ in joining.joined], site.depth, joining.joined)
 
     @classmethod
+    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
+        """Build one instance for `grid`; it knows grid and heads, whether or not its constructor asks for them."""
+        built = super().build(site, grid, options)
+        for name, value in (("grid", grid), ("num_heads", site.num_heads)):
+            if name not in vars(built):
+                setattr(built, name, value)
+        return built
+
+    @classmethod
     def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
         """Build the bias of a layer."""
         return cls.build(site, site.within, options)
@@ -62,7 +72,6 @@ class PatchBias(BiasEncoding):
     """A bias between patches that depends on parameters and grid only; prefix tokens get none by default."""
 
     joined: ClassVar[Literal["table", "bias"] | None] = "bias"
-    num_heads: int
 
     @abstractmethod
     def patch_bias(self, grid: Grid) -> Tensor:
