@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones import Backbone
-from graticule.grid import Windows
 from graticule.model_checks.recording import Recording, record
 
 Size = tuple[int, int]
@@ -116,7 +115,7 @@ class Subject:
                 set_size(model, image)
             with torch.no_grad():
                 model(other.images(1))
-            if self._windows() != other._windows():
+            if self._windows(image) != other._windows(image):
                 raise ValueError("the model changes its windows")
         except Exception as error:  # whatever code of others raises is its way to refuse the size
             said = str(error).strip().partition("\n")[0]
@@ -125,16 +124,16 @@ class Subject:
             ) from error
         return other
 
-    def _windows(self) -> list[Any]:
+    def _windows(self, image: Size) -> list[Any]:
         """Return the windows of all modules, in their order, None where a window is the whole grid.
 
-        Of a model of this library, whether each block shifts its windows: Swin does where there are several.
+        Of a model of this library, the windows of each block on an image of that size, and their shifts: those of
+        Swin are cut and shifted for the size that it is built for.
         """
         if isinstance(self.model, Backbone):
-            grids = enumerate(self.model.position_grids(self.model.grid_at(self.image)))
+            grids = enumerate(self.model.position_grids(self.model.grid_at(image)))
             each = [(stage, index, at) for stage, at in grids for index in range(self.model.depths[stage])]
-            seen = [one for stage, index, at in each for one in self.model.where(stage, index, at)]
-            return [any(one.shift) for one in seen if isinstance(one, Windows)]
+            return [(at.within.shape, self.model.where(stage, index, at)) for stage, index, at in each]
         sides = [getattr(one, "window_size", None) for one in self.model.modules()]
         return [side if _pair(side) is not None and _pair(side) != self.grid else None for side in sides]
 
