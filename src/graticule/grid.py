@@ -459,7 +459,7 @@ class Tile(NamedTuple):
         return Grid(*(cut.stop - cut.start for cut in (self.window_rows, self.window_columns)))
 
     @property
-    def count(self) -> tuple[int, int]:
+    def repeats(self) -> tuple[int, int]:
         """How many windows it has, per axis."""
         rows, columns = (cut.stop - cut.start for cut in (self.rows, self.columns))
         return rows // self.part.height, columns // self.part.width

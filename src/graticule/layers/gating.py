@@ -52,7 +52,7 @@ def _mixed(x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows | No
         row = []
         for tile in strip:
             part = tokens[:, tile.rows, tile.columns]
-            down, across = tile.count
+            down, across = tile.repeats
             part = part.unflatten(2, (across, tile.part.width)).unflatten(1, (down, tile.part.height))
             y = _product(part, *_weights_of(tile, windows.window, mixing, bias))
             # the copy is made here, and not by `flatten`, whose search for a view takes minutes where sizes are symbols

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -111,8 +111,9 @@ def fit_position(model: Backbone, old: Position, before: Sequence[Before]) -> li
 
 def _states(old: Position, new: Position, before: Sequence[Before]) -> Iterator[tuple[int, Position, Position, Before]]:
     """Go through the positions of all grids: the index of the stage, the old one, the new one, what there was."""
-    pyramids = isinstance(old, PyramidPosition) and isinstance(new, PyramidPosition)
-    pairs = zip(cast("Any", old).stages, cast("Any", new).stages, strict=True) if pyramids else [(old, new)]
+    pairs: Iterable[tuple[Any, Any]] = [(old, new)]
+    if isinstance(old, PyramidPosition) and isinstance(new, PyramidPosition):
+        pairs = zip(cast("Any", old).stages, cast("Any", new).stages, strict=True)
     for stage, ((was, now), state) in enumerate(zip(pairs, before, strict=True)):
         if isinstance(was, WindowedPosition):
             yield stage, was.whole, now.whole, replace(state, given=was.whole(state.grid))
