@@ -355,6 +355,10 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
     assert code == 0 and len(json.loads(out)["runs"]) == 3  # and their sum
     code, out, _ = run_command(capsys, "study", "mine.py", "--dry-run")
     assert code == 0 and "2 runs to train, 0 in runs/study-mine/study_mine.csv; about 4.0 s on one core" in out
+    assert [line.split()[-2:] for line in out.splitlines() if line.startswith(("learnable", "all"))] == [
+        ["2.0", "s"],
+        ["4.0", "s"],
+    ]
     code, out, err = run_command(capsys, "study", "mine.py", "--choices", "none")
     assert code == 0, err
     assert "Does it run from a file?" in out and "\nnone " in out

@@ -1,12 +1,13 @@
 """The pages of results are what their commands make of the kept data."""
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from graticule.studies import StudyReport, list_studies, load_study
+from graticule.studies import Study, StudyReport, list_studies, load_study
 from graticule.studies.gym.profile import Profile, Row, write_profile
 from graticule.studies.study_table import read_table, write_table
 
@@ -123,12 +124,16 @@ def test_scores_of_the_extrapolation_benchmark_are_those_of_the_plain_encodings(
     }
 
 
-def test_the_study_of_the_guide_can_be_planned():
-    text = (DOCS / "training.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python study\n(.*?)```", text, flags=re.DOTALL)
-    names: dict = {}
-    exec(compile(block, "docs/training.md", "exec"), names)
-    assert len(names["study"]().recipes()) == 4
+def test_the_studies_of_the_guide_can_be_planned():
+    text = (DOCS / "studies.md").read_text(encoding="utf-8")
+    planned = []
+    for block in re.findall(r"```python study\n(.*?)```", text, flags=re.DOTALL):
+        names: dict = {}
+        exec(compile(block, "docs/studies.md", "exec"), names)
+        planned.append(names["study"]())
+    assert [len(one.recipes()) * len(one.seeds) for one in planned] == [12, 10]
+    fields = re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(fields))) == sorted(one.name for one in dataclasses.fields(Study))
 
 
 def test_scores_of_the_gym_are_those_of_its_tasks_at_both_sizes_in_percent(tmp_path):

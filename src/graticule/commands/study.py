@@ -24,6 +24,7 @@ class StudyOptions(CommonValues):
 
         graticule study
         graticule study amplitude
+        graticule study my_study.py --quick
         graticule study amplitude --epochs 3 --precision bf16-mixed
         graticule study amplitude --docs docs --report
         graticule study --docs docs --report
@@ -110,7 +111,8 @@ def run(arguments: list[str]) -> int:
     if options.list_runs or options.dry_run:
         rows = read_table(table)
         missing = missing_runs(part_of_it, rows, folder, **given)
-        columns, *planned = planned_rows(missing)
+        guesses = {cell: part_of_it.seconds_of(variant) for cell, (_, variant) in part_of_it.cells.items()}
+        columns, *planned = planned_rows(missing, guesses)
         records = output.table(columns, planned) if missing else []
         kept = len(part_of_it.cells) * len(part_of_it.seeds) - len(missing)
         cost = StudyReport(name, part_of_it, rows).cost()

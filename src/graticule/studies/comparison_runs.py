@@ -27,11 +27,12 @@ class PlannedRun:
     recipe: TrainingRecipe
     folder: Path
 
-    def seconds_left(self, known: Mapping[str, float]) -> float | None:
-        """Estimate the wall time that is left; None without a finished epoch to go by.
+    def seconds_left(self, known: Mapping[str, float], guess: float | None = None) -> float | None:
+        """Estimate the wall time that is left; None without a finished epoch or a guess to go by.
 
         Args:
             known: choice -> seconds per epoch, measured in other runs.
+            guess: seconds of a whole run, where nothing was measured.
         """
         run = Run(self.folder)
         if run.finished:
@@ -39,7 +40,7 @@ class PlannedRun:
         done = _epoch_seconds(run)
         pace = fmean(done) if done else known.get(self.choice, fmean(known.values()) if known else None)
         epochs = self.recipe.epochs + self.recipe.cooldown_epochs
-        return None if pace is None else pace * (epochs - len(done))
+        return guess if pace is None else pace * (epochs - len(done))
 
 
 def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: str | Path) -> list[PlannedRun]:
@@ -67,8 +68,13 @@ def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: st
     ]
 
 
-def planned_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
-    """Return a header, one row per run with its state and an estimate of the time that is left, and their sum."""
+def planned_rows(runs: Sequence[PlannedRun], guesses: Mapping[str, float] | None = None) -> list[tuple[str, ...]]:
+    """Return a header, one row per run with its state and an estimate of the time that is left, and their sum.
+
+    Args:
+        runs: a plan.
+        guesses: choice -> seconds of a run, where no epoch was measured.
+    """
     found = [(one, _epoch_seconds(Run(one.folder))) for one in runs]
     known = {
         choice: fmean(seconds)
@@ -76,7 +82,7 @@ def planned_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
         if (seconds := [value for one, times in found if one.choice == choice for value in times])
     }
     rows: list[tuple[str, ...]] = [("choice", "seed", "folder", "state", "time left")]
-    lefts = [one.seconds_left(known) for one in runs]
+    lefts = [one.seconds_left(known, (guesses or {}).get(one.choice)) for one in runs]
     for (one, done), left in zip(found, lefts, strict=True):
         epochs = one.recipe.epochs + one.recipe.cooldown_epochs
         state = "finished" if Run(one.folder).finished else f"epoch {len(done)} of {epochs}"
