@@ -8,7 +8,7 @@ import pytest
 
 from graticule.cli import main
 from graticule.studies.gym import TASKS, read_profile
-from graticule.studies.gym.page import page_text
+from graticule.studies.gym.page import kept_profile, page_text
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -63,4 +63,4 @@ def test_help_needs_no_pytorch():
 
 def test_the_page_is_rebuilt_from_the_kept_scores():
     text = (DOCS / "gym.md").read_text(encoding="utf-8")
-    assert page_text(text, read_profile(DOCS / "data" / "gym.csv")) == text
+    assert page_text(text, kept_profile(DOCS)) == text

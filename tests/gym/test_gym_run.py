@@ -123,7 +123,11 @@ def test_on_a_torus_the_tasks_are_those_that_it_has():
 def test_the_table_has_means_and_deviations_over_seeds():
     rows = [row(seed=seed, normalized=value) for seed, value in enumerate((0.5, 0.7, 0.9))]
     profile = Profile((*rows, row(choice="b", seed=0, normalized=math.nan)))
-    assert profile.table(6) == [("choice", "parameters", "place"), ("a", "1,234", "70 ± 20"), ("b", "1,234", "-")]
+    assert profile.table(6) == [
+        ("choice", "parameters, at most", "place"),
+        ("a", "1,234", "70 ± 20"),
+        ("b", "1,234", "-"),
+    ]
     assert "mean ± s.d. of 3 seeds" in profile.title(6)
     assert profile.steps_table() == [("choice", "place"), ("a", "10"), ("b", "10")]
     assert [percent(share) for share in (-0.001, 0.995)] == ["0", "100"]

@@ -61,9 +61,15 @@ def between(text: str, name: str, new: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}\n{new}\n\n{found[2]}", text)
 
 
+def kept_profile(docs: Path) -> Profile:
+    """Read the scores that are kept for the page, the tasks in the order in which they are listed."""
+    profile = read_profile(docs / "data" / "gym.csv")
+    return profile.chosen(tasks=[task for task in TASKS if task in profile.tasks])
+
+
 def write_page(docs: Path) -> list[Path]:
     """Rebuild docs/gym.md and its pictures; returns the paths."""
-    profile = read_profile(docs / "data" / "gym.csv")
+    profile = kept_profile(docs)
     page = docs / "gym.md"
     written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile))]
     written.append(save_figure(task_sheet(), docs / "figures" / "gym_tasks.png"))
