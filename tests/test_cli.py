@@ -201,7 +201,7 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
         (["attention", "RUN", "--query", "middle"], "`query` must be ROWxCOLUMN"),
         (["attention", "RUN", "--scale", 1, 0], "`scale` must be two numbers"),
         (["correlations", "RUN", "--scale", 1], "`scale` must be two numbers"),
-        (["attention", "./nowhere"], "is not there"),
+        (["attention", "./nowhere"], "does not exist"),
         (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
         (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),
         (["compare", "digits_quick", "--choices", "encoding=peg(places=[0, 6])"], "`places`"),
@@ -399,7 +399,7 @@ def test_an_evaluation_of_nothing_and_a_run_that_is_not_there_are_named(capsys, 
     assert code == 1 and "`models`" in err
     for command in ("evaluate", "correlations"):
         code, _, err = run_command(capsys, command, tmp_path / "nowhere")
-        assert code == 1 and "nowhere" in err and "not there" in err
+        assert code == 1 and "nowhere" in err and "does not exist" in err
     code, _, err = run_command(capsys, "train", "--resume", tmp_path)
     assert code == 1 and "recipe.json" in err
 

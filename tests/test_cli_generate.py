@@ -341,7 +341,7 @@ def test_without_a_table_a_text_may_be_longer_than_in_training(capsys, computed)
         (["--device", "cuda:7"], "`device` must be one that PyTorch has here"),
         (["--prompt", "a", "--prompt-file", "FILE"], "`prompt` must be left out with `prompt_file`"),
         (["--prompt", "a\udcffb"], "place 1"),
-        (["--prompt-file", "nowhere.txt"], "'nowhere.txt', which is not there"),
+        (["--prompt-file", "nowhere.txt"], "'nowhere.txt', which does not exist"),
         (["--prompt-file", "."], "which is a folder"),
         (["--output", "."], "`output` must be a file"),
         (["--tempreature", 1], "did you mean --temperature"),
@@ -390,12 +390,12 @@ def test_the_tokenizer_of_another_text_is_refused_and_a_missing_one_is_named(cap
     assert code == 1 and out == "" and str(run.tokenizer_file) in err
     run.tokenizer_file.unlink()
     code, out, err = run_command(capsys, "generate", run.folder)
-    assert code == 1 and out == "" and str(run.tokenizer_file) in err and "is not there" in err
+    assert code == 1 and out == "" and str(run.tokenizer_file) in err and "does not exist" in err
 
 
 def test_a_run_that_cannot_write_is_named(capsys, tmp_path, computed):
     code, _, err = run_command(capsys, "generate", tmp_path / "nowhere")
-    assert code == 1 and "nowhere" in err and "is not there" in err
+    assert code == 1 and "nowhere" in err and "does not exist" in err
     images = tmp_path / "images"
     images.mkdir()
     described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}

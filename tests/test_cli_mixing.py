@@ -18,7 +18,7 @@ from graticule.training import Run
 
 
 def trained(folder: Path, *arguments: str) -> Run:
-    """Train quickly; a run that is not there is an error."""
+    """Train quickly; a run that does not exist is an error."""
     main(["train", *arguments, "--quick", "--output", str(folder)])
     return Run.open(folder)
 
@@ -179,15 +179,15 @@ def test_mixing_shows_another_image_size(capsys, tmp_path, runs, quick_pictures)
         ("mixing POSMLP --layers 0", "must count from 1"),
         ("mixing POSMLP --groups 99", "`groups` must be from 1 to 8"),
         ("mixing POSMLP --groups 0", "must count from 1"),
-        ("mixing POSMLP --query abc", "`query` must be ROWxCOLUMN, as 0x3, got 'abc'"),
+        ("mixing POSMLP --query abc", "`query` must be ROWxCOLUMN, such as 0x3, got 'abc'"),
         ("mixing POSMLP --query 3", "`query` must be ROWxCOLUMN"),
         ("mixing POSMLP --query -1x0", "`query` must be ROWxCOLUMN"),
         ("mixing POSMLP --query 7x7", "inside the 4 x 4 tokens that stage 2 mixes, got (7, 7)"),
         ("mixing POSMLP --img-size 30", "nearest sizes are 24 and 32"),
-        ("mixing POSMLP --img-size large", "or HEIGHTxWIDTH, as 224 or 320x224, got 'large'"),
+        ("mixing POSMLP --img-size large", "or HEIGHTxWIDTH, such as 224 or 320x224, got 'large'"),
         ("mixing POSMLP --checkpoint first", "`checkpoint` must be best or last"),
         ("mixing POSMLP POSMLP", "`runs` must differ"),
-        ("mixing POSMLP nowhere", "'nowhere', which is not there"),
+        ("mixing POSMLP nowhere", "'nowhere', which does not exist"),
         ("mixing POSMLP GMLP --groups 2", "`groups` must be from 1 to 1 in"),
         ("mixing VIT", "must mix its tokens by position, as gMLP and PosMLP, got VisionTransformer"),
         ("mixing POSMLP VIT", "must mix its tokens by position"),
@@ -318,7 +318,7 @@ def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path,
         ("--model-kwargs windows=", "must be different NAME=VALUE"),
         ("--model-kwargs =[4,2]", "must be different NAME=VALUE"),
         ("--model-kwargs windows=[4,2] windows=[8,4]", "must be different NAME=VALUE"),
-        ("--model-kwargs windows=[4,2", "must have JSON or a word after =, as windows=[28,14,14,7]"),
+        ("--model-kwargs windows=[4,2", "must have JSON or a word after =, such as windows=[28,14,14,7]"),
         ("--model-kwargs windows=[4,two]", "must have JSON or a word"),
         ("--model-kwargs drop_rate=NaN", "`model_kwargs` must be what posmlp_nano_32 takes"),
         ("--model-kwargs windows=null", "must not have null"),

@@ -85,7 +85,7 @@ def test_an_option_that_took_what_the_command_is_about_says_how_to_write_it(caps
 )
 def test_any_other_order_finds_the_run(capsys, arguments):
     code, _, err = run_command(capsys, *arguments.replace("RUN", "./RUN").split())
-    assert code == 1 and "`run` must be the folder of a run, got './RUN', which is not there" in err
+    assert code == 1 and "`run` must be the folder of a run, got './RUN', which does not exist" in err
 
 
 def test_what_a_recipe_sets_can_be_opened_by_none(tmp_path):

@@ -123,7 +123,7 @@ def test_an_output_that_is_a_link_leads_to_its_file_and_other_outputs_replace_no
     assert followed(None) is None and followed(tmp_path / "new") == tmp_path / "new"
     code, _, _ = run_command(capsys, "plot", run.folder, "--output", tmp_path / "link.png")
     assert code == 0 and (tmp_path / "link.png").is_symlink() and (tmp_path / "real.png").is_file()
-    for output, said in ((run.folder, "`output` must be a file"), (run.log_file / "a.png", "log.txt is no folder")):
+    for output, said in ((run.folder, "`output` must be a file"), (run.log_file / "a.png", "log.txt is not a folder")):
         code, _, err = run_command(capsys, "plot", run.folder, "--output", output)
         assert code == 1 and said in err and "[Errno" not in err
     code, _, err = run_command(capsys, "correlations", run.folder, "--output", run.log_file)
@@ -167,7 +167,7 @@ def test_no_name_or_value_of_a_file_commands_the_terminal(capsys, tmp_path, run)
 def test_a_run_whose_checkpoint_went_meanwhile_is_not_taken_for_a_sharded_one(tmp_path):
     from graticule.training.devices import load_weights
 
-    with pytest.raises(FileNotFoundError, match="is not there; if the run is being trained"):
+    with pytest.raises(FileNotFoundError, match="does not exist; if the run is being trained"):
         load_weights(None, tmp_path / "step-000000001.ckpt")
 
 

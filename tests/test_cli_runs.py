@@ -264,7 +264,7 @@ def test_names_of_whatever_letters_are_a_row_each(capsys, tmp_path):
 def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = run_command(capsys, "runs")
-    assert code == 1 and out == "" and "`folders`" in err and "'runs', which is not there" in err
+    assert code == 1 and out == "" and "`folders`" in err and "'runs', which does not exist" in err
     (tmp_path / "runs").mkdir()
     code, out, err = run_command(capsys, "runs")
     assert code == 0 and out == "no run in runs\n" and err == ""
@@ -281,7 +281,7 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
         (["plot", "runs/done", "--metric", "val_bpb"], 1, "`metric` must be one that runs/done has"),
         (["plot", "runs/done", "--against", "steps"], 2, "seconds"),
         (["plot"], 1, "`runs`"),
-        (["plot", "runs/nowhere"], 1, "'runs/nowhere', which is not there"),
+        (["plot", "runs/nowhere"], 1, "'runs/nowhere', which does not exist"),
         (["plot", "runs/none"], 1, "'runs/none', in which none has an epoch yet"),
         (["plot", "runs/done", "runs/done"], 1, "`runs` must differ"),
         (["plot", "runs/done", "runs/../runs/done"], 1, "`runs` must differ"),

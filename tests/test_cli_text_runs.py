@@ -96,7 +96,7 @@ def refused(capsys, tmp_path: Path, *arguments: object, recipe: object = "pydoc_
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (None, ["`data_root`", "which is not there"]),
+        (None, ["`data_root`", "which does not exist"]),
         ({}, ["`data_root` must have text files", "got none in"]),
         ({"a.txt": b" \n", "b.txt": b""}, ["`data_root`", "got 2 empty ones"]),
         ({"a.txt": b"one text"}, ["two text files or more", "a.txt alone", "cut it in two"]),
@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, sa
         ("--tokenizer bpe --vocab-size 99999999", ["to 1,048,576, got 99999999"]),
         ("--vocab-size 300", ["`vocab_size` must be left out with `tokenizer` bytes", "300"]),
         ("--tokenizer bites", ["`tokenizer`", "bpe", "FILE.json", "did you mean 'bytes'"]),
-        ("--tokenizer nowhere.json", ["`tokenizer`", "nowhere.json", "is not there"]),
+        ("--tokenizer nowhere.json", ["`tokenizer`", "nowhere.json", "does not exist"]),
         ("--encoding peg", ["encoding", "ahead"]),
         ("--encoding sgu", ["encoding"]),
         ("--encoding rotary_1", ["did you mean 'rope_1d'"]),
@@ -204,5 +204,5 @@ def test_a_run_is_not_resumed_with_another_tokenizer_or_none(capsys, tmp_path, p
     assert code == 1 and "vocabulary" in err and str(run.folder) in err
     run.tokenizer_file.unlink()
     code, _, err = run_command(capsys, "train", "--resume", run.folder)
-    assert code == 1 and str(run.tokenizer_file) in err and "is not there" in err
+    assert code == 1 and str(run.tokenizer_file) in err and "does not exist" in err
     assert not run.finished

@@ -326,7 +326,7 @@ def test_a_token_far_larger_than_the_others_does_not_show_in_those_that_hardly_t
     x[:, 84] *= size
     expected = product(Displacements(kernel.table.double(), softmax).matrix(), x.double())
     weights = Displacements(kernel.table.double(), softmax).matrix()[:, :, 84]
-    hardly = (weights * size < 1e-6).all(0)  # rows that the large token is no part of
+    hardly = (weights * size < 1e-6).all(0)  # rows that the large token is not a part of
     assert hardly.sum() > 10
     torch.testing.assert_close(kernel.mix(x)[:, hardly], expected[:, hardly].float(), rtol=1e-6, atol=1e-6)
 

@@ -103,7 +103,7 @@ REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
     ("mixing_maps", tuple(set(SMALL) - set(GATED))): "`model` must mix its tokens by position",
     ("mixing_maps of its own", ("MLP-Mixer",)): "`model` must mix its tokens by weights",
     ("position_correlations", ("bucketed_bias", "rope+shaw", "peg+sgu")): "`model` must have an absolute encoding",
-    # the families whose own encoding is no table
+    # the families whose own encoding is not a table
     (
         "position_correlations of its own",
         ("CPVT, GAP", "Swin", "Swin V2", "Twins-SVT", "MViTv2", *(f for f in GATED if f != "GFNet")),
@@ -650,17 +650,19 @@ def test_a_language_model_draws_its_table_of_the_chosen_deviation():
 def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(family, misspelt, meant):
     name, sizes = SMALL[family]
     for create, known in ((graticule.create_model, name), (timm.create_model, f"graticule_{name}")):
-        with pytest.raises(ValueError, match=f"`{misspelt}` is no argument of {name}; did you mean .*`{meant}`"):
+        with pytest.raises(ValueError, match=f"`{misspelt}` is not an argument of {name}; did you mean .*`{meant}`"):
             create(known, **sizes, **{misspelt: 1})
 
 
 def test_a_misspelt_argument_of_a_language_model_is_refused_too():
-    with pytest.raises(ValueError, match=r"`contexts` is no argument of lm_nano; did you mean `context`\?"):
+    with pytest.raises(ValueError, match=r"`contexts` is not an argument of lm_nano; did you mean `context`\?"):
         graticule.create_language_model("lm_nano", 11, contexts=8)
 
 
 def test_an_argument_that_is_like_no_other_is_refused_with_all_of_them():
-    with pytest.raises(ValueError, match=r"`xyz` is no argument of vit_nano_patch4_28\. The arguments are act_layer, "):
+    with pytest.raises(
+        ValueError, match=r"`xyz` is not an argument of vit_nano_patch4_28\. The arguments are act_layer, "
+    ):
         graticule.create_model("vit_nano_patch4_28", xyz=1)
 
 

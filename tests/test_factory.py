@@ -325,7 +325,7 @@ def test_the_order_of_places_does_not_matter():
 
 @pytest.mark.parametrize("places", [(), [], (0, 0), (1, -1, 1)], ids=repr)
 def test_places_that_are_no_different_layers_are_refused(places):
-    with pytest.raises(ValueError, match=r"`places` must be different layers, at least one, as \[0, 1, 2\], got"):
+    with pytest.raises(ValueError, match=r"`places` must be different layers, at least one, such as \[0, 1, 2\], got"):
         build(spec("peg", places=places))
 
 

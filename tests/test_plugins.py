@@ -81,7 +81,7 @@ def test_the_names_are_known_everywhere(capsys):
     assert code == 0 and "convolutional_vit" in out and "random_fourier" in out and "decayed" in out
     with pytest.raises(ValueError, match=r"must not have the option 'frequency'; did you mean 'frequencies'\?"):
         graticule.create_model("convolutional_vit", encoding="random_fourier(frequency=3)")
-    with pytest.raises(ValueError, match="`patches` is no argument of convolutional_vit"):
+    with pytest.raises(ValueError, match="`patches` is not an argument of convolutional_vit"):
         graticule.create_model("convolutional_vit", patches=3)
 
 

@@ -148,7 +148,7 @@ def _options(kind: Any) -> str:
     for option, each in types.items():
         if option not in texts:
             raise ValueError(
-                f"`{option}` of {kind.__name__} must be described in a docstring, as 'Args: {option}: ...'."
+                f"`{option}` of {kind.__name__} must be described in a docstring, such as 'Args: {option}: ...'."
             )
         lines.append(f"| `{option}` | `{each.default!r}` | {_cell(_type(each.kind))} | {_cell(texts[option])} |")
     if kind.has_layers():

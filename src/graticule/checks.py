@@ -123,12 +123,12 @@ def check(name: str, value: Any, kind: Any) -> None:
 
 
 def type_words(kind: Any) -> str:
-    """Return an annotated type in words, as 'a whole number or None'."""
+    """Return an annotated type in words, such as 'a whole number or None'."""
     return " or ".join(dict.fromkeys(word for one in _alternatives(_plain(kind)) for word in _words(_plain(one))))
 
 
 def whole(value: Any) -> bool:
-    """Whether it is a whole number; a truth value is none, and a number of NumPy is one."""
+    """Return whether it is a whole number; a truth value is none, and a number of NumPy is one."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -149,7 +149,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotated type; what cannot be asked at run time is taken for true."""
+    """Return whether a value is of an annotated type; what cannot be asked at run time is taken for true."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return True
@@ -178,7 +178,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _words(kind: Any) -> list[str]:
-    """Say what a type asks for."""
+    """Describe what a type asks for."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return [f"one of {', '.join(map(str, inner))}"]
@@ -208,7 +208,7 @@ def parse_sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, in
         sides = text.lower().split("x")
         if len(sides) > 2 or not all(side.isdecimal() and len(side) < 6 and int(side) for side in sides):
             raise ValueError(
-                f"`{name}` must be sides in pixels, below 100,000, or HEIGHTxWIDTH, as 224 or 320x224, got "
+                f"`{name}` must be sides in pixels, below 100,000, or HEIGHTxWIDTH, such as 224 or 320x224, got "
                 f"{text[:40]!r}."
             )
         sizes.append((int(sides[0]), int(sides[-1])))

@@ -38,7 +38,7 @@ class Displacements(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """How many groups of channels are mixed differently."""
+        """Return the number of groups of channels that are mixed differently."""
         return len(self.table)
 
     @property

@@ -13,7 +13,7 @@ from graticule.specs import Spec
 
 
 def list_encodings() -> list[str]:
-    """List the names that `encoding` takes; several are combined by '+', as 'learnable + relative_bias'."""
+    """List the names that `encoding` takes; several are combined by '+', such as 'learnable + relative_bias'."""
     return list(ENCODINGS)
 
 
@@ -45,13 +45,13 @@ def build_position(
         dim: D.
         depth: number of layers.
         num_heads: h.
-        encoding: one of `list_encodings()` with its options, as 'shaw(clip=4)', or several combined by '+'. The option
-            `layers` of any of them is for this encoding instead of the joining's: 'rope(layers=[0, 1]) +
+        encoding: one of `list_encodings()` with its options, such as 'shaw(clip=4)', or several combined by '+'. The
+            option `layers` of any of them is for this encoding instead of the joining's: 'rope(layers=[0, 1]) +
             relative_bias(layers=[2, 3])'. An encoding can be named several times for different layers.
-        joining: one of `list_joinings()` with its options, as 'lape(layers=6)'; it is how an absolute encoding reaches
-            the layers. A relative bias takes 'default' (as it is) and 'lape' (through a LayerNorm); beside an absolute
-            encoding it stays as it is. All others take 'default' alone. `layers` is the number of the first layers that
-            are joined, or the indices of any, as 'lape(layers=[0, 5])'; the others get nothing.
+        joining: one of `list_joinings()` with its options, such as 'lape(layers=6)'; it is how an absolute encoding
+            reaches the layers. A relative bias takes 'default' (as it is) and 'lape' (through a LayerNorm); beside an
+            absolute encoding it stays as it is. All others take 'default' alone. `layers` is the number of the first
+            layers that are joined, or the indices of any, such as 'lape(layers=[0, 5])'; the others get nothing.
         within: further fields of `Site`.
 
     Raises:

@@ -28,7 +28,7 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
     """
     above = next(folder for folder in path.parents if folder.exists())
     if not above.is_dir() or path.is_dir():
-        what = f"{above} is no folder" if not above.is_dir() else "it is a folder"
+        what = f"{above} is not a folder" if not above.is_dir() else "it is a folder"
         raise OSError(f"{path} could not be written: {what}.")
     if _is_stream(path):
         return _write_stream(path, write)
@@ -61,7 +61,7 @@ def followed(path: Path | None) -> Path | None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether `path` is something to write to and not to replace: a device, a pipe, a socket, or in /dev."""
+    """Return whether `path` is something to write to and not to replace: a device, a pipe, a socket, or in /dev."""
     if path.is_absolute() and path.parts[1:2] == ("dev",):
         return True
     return path.exists() and not path.is_file() and not path.is_dir()
@@ -122,8 +122,8 @@ def read_bytes(path: Path, limit: int) -> bytes:
     """Read a plain file of at most `limit` bytes.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is no plain file, or larger; nothing of it is read then.
+        FileNotFoundError: if it does not exist.
+        ValueError: if it is not a regular file, or larger; nothing of it is read then.
     """
     if (size := check_plain(path)) > limit:
         raise ValueError(f"{path} must have at most {limit:,} bytes, got {size:,}.")
@@ -134,8 +134,8 @@ def read_json(path: Path, limit: int = 1 << 26) -> Any:
     """Read the JSON in a plain file of at most `limit` bytes.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is no plain file, larger, or no JSON.
+        FileNotFoundError: if it does not exist.
+        ValueError: if it is not a regular file, larger, or not JSON.
     """
     content = read_bytes(path, limit)
     try:

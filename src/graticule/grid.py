@@ -94,7 +94,7 @@ class Axis(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether all coordinates are whole numbers."""
+        """Return whether all coordinates are whole numbers."""
         return isinstance(self.first, int | torch.SymInt) and isinstance(self.step, int)
 
     def displacements(self, count: int) -> Axis:
@@ -382,7 +382,7 @@ class Grid:
         return tokens[..., : self.prefix, :], tokens[..., self.prefix :, :]
 
     def to_map(self, tokens: Tensor) -> Tensor:
-        """Lay the patches of tokens (B, N, D) out as a feature map, (B, D, H, W); prefix tokens are left out."""
+        """Return the patches of tokens (B, N, D) as a feature map, (B, D, H, W); prefix tokens are left out."""
         features: Tensor = self.split(tokens)[1].transpose(-2, -1).unflatten(-1, self.shape)
         return features
 
@@ -460,7 +460,7 @@ class Tile(NamedTuple):
 
     @property
     def repeats(self) -> tuple[int, int]:
-        """How many windows it has, per axis."""
+        """Return the number of windows per axis."""
         rows, columns = (cut.stop - cut.start for cut in (self.rows, self.columns))
         return rows // self.part.height, columns // self.part.width
 

@@ -37,7 +37,7 @@ def save_pretrained(
     Args:
         model: a backbone, also a converted one; a detector or a segmentation model; or a module with an attached
             position that timm or torchvision builds by name.
-        folder: is made if it is not there.
+        folder: is made if it does not exist.
         host: the name that a module with an attached position was built from, with its options, as
             'torchvision:vit_b_16(num_classes=10)'. A module of timm says it itself, unless it was built with other
             options than `img_size`, `in_chans` and `num_classes`.

@@ -107,12 +107,12 @@ class Joining(nn.Module, ABC):
 
     @property
     def layers(self) -> int:
-        """How many layers are joined."""
+        """Return the number of joined layers."""
         return len(self.joined)
 
     @property
     def tables(self) -> int:
-        """How many tables `forward` takes."""
+        """Return the number of tables that `forward` takes."""
         return 1
 
     @property

@@ -24,7 +24,7 @@ def known_name(argument: str, name: str, known: Collection[str]) -> str:
 
 
 def is_path(given: str) -> bool:
-    """Whether `given`, where a name or a path may stand, is a path: it contains a separator, or is . or ..
+    """Return whether `given`, where a name or a path may stand, is a path: it contains a separator, or is . or ..
 
     >>> [is_path(given) for given in ("digits", "./digits", "runs/digits", "..")]
     [False, True, True, True]

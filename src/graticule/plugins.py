@@ -76,7 +76,7 @@ def call_file(path: Path, function: str) -> Any:
 
     Args:
         path: of an existing file.
-        function: the name, which is also what messages call the file, as 'recipe'.
+        function: the name, which is also what messages call the file, such as 'recipe'.
 
     Raises:
         ValueError: if the code raises, with the line.
@@ -143,7 +143,7 @@ def register_once(kind: str, name: str, given: Definition, known: Definition | N
     """Check that a class or function can be registered as `name`, and remember its file if it is not of the package.
 
     Args:
-        kind: what it is for users, as 'encoding'; messages name it.
+        kind: what it is for users, such as 'encoding'; messages name it.
         name: the name that it is to have.
         given: the class or function.
         known: what has that name already; the same definition of the same file may replace it.
@@ -252,7 +252,7 @@ def _hash(path: Path) -> str:
 
 
 def _where(error: BaseException, path: Path) -> str:
-    """Say what went wrong, and in which line of the plugin."""
+    """Describe what went wrong, and in which line of the plugin."""
     if isinstance(error, SyntaxError):
         return f"{error.msg}" + (f" in line {error.lineno}." if error.lineno else ".")
     frames = traceback.extract_tb(error.__traceback__)

@@ -8,6 +8,6 @@ import sys
 def hidden(wanted: bool) -> bool:
     """Return whether a progress bar is left out: it is not wanted, or nobody watches, as stderr is a file or a pipe.
 
-    In a notebook, where stderr is no terminal either, bars are drawn.
+    In a notebook, where stderr is not a terminal either, bars are drawn.
     """
     return not wanted or not (sys.stderr.isatty() or "ipykernel" in sys.modules)

@@ -34,7 +34,7 @@ class Registry(Generic[T]):
     The options of a name are the keyword arguments of its class, with their types and defaults.
 
     Args:
-        argument: what users call it, as 'encoding'; messages name it.
+        argument: what users call it, such as 'encoding'; messages name it.
         base: what a registered class must be a subclass of.
         options: returns the options of a class.
     """

@@ -3,7 +3,7 @@ r"""Resampling of what is held for a grid: one small matrix per axis, each row o
 .. math:: T' = R\, T\, C^\top, \quad R: (H', H), \quad C: (W', W)
 
 So resampling is linear, differentiable and separable, and it is exported as matrix products. `resampler` names one with
-its options, as 'bicubic(antialias=False)'.
+its options, such as 'bicubic(antialias=False)'.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ register_resampler = RESAMPLERS.register
 
 
 def build_resampler(resampler: str | Spec, table: Literal["positions", "displacements"] = "positions") -> Resampler:
-    """Build the resampler that `resampler` names, as 'bicubic(antialias=False)'.
+    """Build the resampler that `resampler` names, such as 'bicubic(antialias=False)'.
 
     Raises:
         ValueError: for an unknown name or option, or one that cannot resample tables of `table`.

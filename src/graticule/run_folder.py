@@ -24,7 +24,7 @@ class RunFolder:
         """
         run = cls(Path(folder))
         if not run.recipe_file.is_file():
-            what = "has no recipe.json, so it is no run" if run.folder.is_dir() else "is not there"
+            what = "has no recipe.json, so it is not a run" if run.folder.is_dir() else "does not exist"
             beside = {path.name: str(path) for path in runs_in(run.folder.parent)}
             near = [repr(beside[name]) for name in difflib.get_close_matches(run.folder.name, beside, n=3)]
             hint = f"; did you mean {' or '.join(near)}?" if near else "."
@@ -73,6 +73,6 @@ class RunFolder:
 
 
 def runs_in(folder: Path) -> Iterator[Path]:
-    """Yield the runs that lie directly in `folder`, in the order of their names; none if it is not there."""
+    """Yield the runs that lie directly in `folder`, in the order of their names; none if it does not exist."""
     if folder.is_dir():
         yield from (path for path in sorted(folder.iterdir()) if RunFolder(path).recipe_file.is_file())

@@ -1,4 +1,4 @@
-"""The grammar of `encoding`, `joining` and `model`: a name, or a name with options, as `shaw(clip=4)`."""
+"""The grammar of `encoding`, `joining` and `model`: a name, or a name with options, such as `shaw(clip=4)`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Spec:
         """
         specs = parse_sum(text, argument)
         if len(specs) > 1:
-            raise ValueError(f"`{argument}` must be one name, as {specs[0]}, got {len(specs)}: {text!r}.")
+            raise ValueError(f"`{argument}` must be one name, such as {specs[0]}, got {len(specs)}: {text!r}.")
         return specs[0]
 
 
@@ -68,9 +68,11 @@ def parse_sum(text: str, argument: str = "spec") -> tuple[Spec, ...]:
         ['peg(kernel=5)', 'learnable(std=1.0)']
     """
     if not isinstance(text, str):
-        raise TypeError(f"`{argument}` must be text, as 'shaw(clip=4)', got {text!r}.")
+        raise TypeError(f"`{argument}` must be text, such as 'shaw(clip=4)', got {text!r}.")
     if len(text) > _LONGEST:
         raise ValueError(f"`{argument}` must have at most {_LONGEST:,} characters, got {len(text):,}.")
+    if not text.strip():
+        raise _complaint(argument, text, "it is empty")
     if not text.isprintable():
         raise ValueError(f"`{argument}` must be one line of printable text, got {text!r}.")
     try:
@@ -95,10 +97,10 @@ def _terms(node: ast.expr) -> list[ast.expr]:
 def _spec(node: ast.expr, text: str, argument: str) -> Spec:
     if isinstance(node, ast.Name):
         return Spec(node.id)
-    if isinstance(node, ast.Constant) and node.value is None:  # 'None' is no name of ours
-        raise _complaint(argument, text, "None is no name; 'none' is")
+    if isinstance(node, ast.Constant) and node.value is None:  # 'None' is not a name of ours
+        raise _complaint(argument, text, "None is not a name; 'none' is")
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        raise _complaint(argument, text, f"{ast.unparse(node)} is no name")
+        raise _complaint(argument, text, f"{ast.unparse(node)} is not a name")
     if node.args:
         raise _complaint(
             argument, text, f"{ast.unparse(node.args[0])} must be written NAME={ast.unparse(node.args[0])}"
@@ -114,15 +116,15 @@ def _spec(node: ast.expr, text: str, argument: str) -> Spec:
         except (ValueError, TypeError):
             value = ast.unparse(keyword.value)
             raise _complaint(
-                argument, text, f"{keyword.arg}={value} must be a literal, as 4, 0.5, 'text', True, None or [1, 2]"
+                argument, text, f"{keyword.arg}={value} must be a literal, such as 4, 0.5, 'text', True, None or [1, 2]"
             ) from None
     return Spec(node.func.id, options)
 
 
 def _complaint(argument: str, text: str, why: str) -> ValueError:
     return ValueError(
-        f"`{argument}` must be a name, or a name with options as shaw(clip=4), several combined by +; got {text!r}: "
-        f"{why}."
+        f"`{argument}` must be a name, or a name with options such as shaw(clip=4), several combined by +; got "
+        f"{text!r}: {why}."
     )
 
 

@@ -9,12 +9,12 @@ _BOLD, _RED = "1", "1;31"
 
 
 def bold(text: str, stream: TextIO) -> str:
-    """Return `text` as `stream` shows it in bold, or as it is where that is no terminal or colors are not wanted."""
+    """Return `text` as `stream` shows it in bold, or as it is where that is not a terminal or colors are not wanted."""
     return _styled(text, _BOLD, stream)
 
 
 def red(text: str, stream: TextIO) -> str:
-    """Return `text` as `stream` shows it in red, or as it is where that is no terminal or colors are not wanted."""
+    """Return `text` as `stream` shows it in red, or as it is where that is not a terminal or colors are not wanted."""
     return _styled(text, _RED, stream)
 
 

@@ -27,7 +27,7 @@ class TokenMlp(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """How many groups of channels are mixed differently."""
+        """Return the number of groups of channels that are mixed differently."""
         return 1
 
     def part(self, shape: tuple[int, int], rows: slice, columns: slice) -> TokenMlp:

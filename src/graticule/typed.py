@@ -45,7 +45,7 @@ def check_fields(instance: Any, prefix: str = "") -> None:
 
     Args:
         instance: the dataclass, in its `__post_init__`.
-        prefix: precedes the names of fields in messages, as `peg.`.
+        prefix: precedes the names of fields in messages, such as `peg.`.
 
     Raises:
         ValueError: naming the first field that is of another type or out of its range, the rule and the value.
@@ -76,8 +76,8 @@ def read_typed(path: Path, kind: Any) -> Any:
     """Read a JSON file as `kind`.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is no plain file, too large, nested too deep, no JSON, or something else than `kind`.
+        FileNotFoundError: if it does not exist.
+        ValueError: if it is not a regular file, too large, nested too deep, not JSON, or something else than `kind`.
     """
     values = read_json(path, _LARGEST)
     level: list[Any] = [values]
@@ -116,7 +116,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _complaint(error: ValidationError, kind: Any, prefix: str = "") -> str:
-    """Say what is wrong with the first value that is."""
+    """Describe what is wrong with the first value that is."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":  # of a dataclass within, which has said it all
         return str(first["ctx"]["error"]).rstrip(".")

@@ -17,7 +17,7 @@ def line(*values, deviation=None):
 
 
 def drawn(figure):
-    figure.draw_without_rendering()  # a layout that does not fit, or a glyph that is not there, warns here
+    figure.draw_without_rendering()  # a layout that does not fit, or a glyph that does not exist, warns here
     return figure
 
 

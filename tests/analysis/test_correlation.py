@@ -145,7 +145,7 @@ def test_hierarchy_is_the_rank_correlation_of_locality_with_depth():
     assert model(0.9, 0.5, 0.2).hierarchy == pytest.approx(-1)
     assert model(0.1, 0.5, 0.2).hierarchy == pytest.approx(0.5)
     assert np.isnan(model(0.1, 0.9).hierarchy)
-    assert np.isnan(model(0.5, 0.5, 0.5 + 1e-9).hierarchy)  # rounding is no hierarchy
+    assert np.isnan(model(0.5, 0.5, 0.5 + 1e-9).hierarchy)  # rounding is not a hierarchy
     assert model(np.nan, 0.1, 0.2, 0.5).hierarchy == pytest.approx(1)
 
 

@@ -249,9 +249,9 @@ def test_what_explore_cannot_show_is_refused_and_nothing_is_written(capsys, tmp_
         (): "`models`",
         ("RUN", "RUN"): "`models` must differ",
         ("RUN", "RUN/weights.safetensors", "vit_nano_patch4_28"): "`models` must be one or two",
-        ("./nowhere",): "is not there",
+        ("./nowhere",): "does not exist",
         ("RUN", "--images", "20"): "`image` must be from 0 to 19",
-        ("RUN", "--images", "there.png"): "'there.png', which is not there",
+        ("RUN", "--images", "there.png"): "'there.png', which does not exist",
         ("RUN", "--images", "text.png"): "cannot be read as one",
         ("RUN", "--sizes", "30"): "28 and 32",
         ("RUN", "--output", "page.pdf"): "NAME.html",
@@ -259,12 +259,12 @@ def test_what_explore_cannot_show_is_refused_and_nothing_is_written(capsys, tmp_
         ("vit_nona_patch4_28", "--images", "text.png"): "did you mean 'vit_nano_patch4_28'",
         ("vit_nona_patch4_28",): "there is no such folder, file or name; did you mean 'vit_nano_patch4_28'",
         ("timm:vit_nano_patch4_28",): "got 'timm:vit_nano_patch4_28': there is no such",
-        ("nowhere.py:model",): "`model` must be FILE.py:NAME, got 'nowhere.py:model', whose file is not there",
+        ("nowhere.py:model",): "`model` must be FILE.py:NAME, got 'nowhere.py:model', whose file does not exist",
         (
             "qqqqqqqq",
         ): "the folder of a run, a file of weights in it, the name of a model of graticule or timm, or FILE.py",
         ("rop",): "did you mean 'runs/rope'?",
-        ("runs/ropes",): "which is not there; did you mean 'runs/rope'?",
+        ("runs/ropes",): "which does not exist; did you mean 'runs/rope'?",
     }
     for given, said in cases.items():
         arguments = [one.replace("RUN", str(run.folder)) for one in given]

@@ -156,7 +156,7 @@ def test_a_hub_that_cannot_be_reached_is_not_waited_for(tmp_path, monkeypatch):
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         start = time.monotonic()
-        with pytest.raises(FileNotFoundError, match=r"me/tiny is no folder, .*takes no connection within 3 s"):
+        with pytest.raises(FileNotFoundError, match=r"me/tiny is not a folder, .*takes no connection within 3 s"):
             graticule.from_pretrained("me/tiny", cache_dir=tmp_path)
         with pytest.raises(ConnectionError, match="the file is not in the cache"):
             graticule.create_model("deit_tiny_patch16_224", pretrained=True, depth=1, cache_dir=tmp_path)
@@ -190,7 +190,7 @@ def test_what_a_config_must_not_say_is_refused(changed):
             "describes no model that can be built",
         ),
         ("path", {"model_args": {"checkpoint_path": "../../x.pth"}}, "`model_args` must not set `checkpoint_path`"),
-        ("function", {"model_args": {"norm_layer": "os.system"}}, "os.system is no name"),
+        ("function", {"model_args": {"norm_layer": "os.system"}}, "os.system is not a name"),
         ("module", {"model_args": {"embed_layer": "os.system"}}, "`model_args` must not set `embed_layer`"),
         ("kind", {"graticule": {"kind": "pickle"}}, "`kind` must be one of"),
         ("value", {"model_args": {"depth": {"a": 1}}}, "`model_args` must hold plain values, got depth"),
@@ -247,8 +247,8 @@ def test_what_is_no_model_is_refused(model, tmp_path):
     (tmp_path / "empty").mkdir()
     for source, message in [
         (tmp_path / "empty", "no config.json"),
-        (tmp_path / "nothing" / "there", "which is not there"),
-        ("../up", "which is not there"),
+        (tmp_path / "nothing" / "there", "which does not exist"),
+        ("../up", "which does not exist"),
     ]:
         with pytest.raises(FileNotFoundError, match=message):
             graticule.from_pretrained(source)

@@ -137,7 +137,7 @@ REFUSED = {
     "a bias from the keys": ({"encoding": "irpe(on='q')"}, "Queries and keys are pooled to different grids."),
     "a bias from a table": ({"encoding": "learnable", "joining": "tupe"}, "`joining` must be one that adds the table"),
     "a PEG where tokens are pooled": ({"encoding": "peg(places=1)"}, "`encoding` must not act on what leaves layer 1"),
-    "a class token that is not there": ({"global_pool": "token"}, "`global_pool` must be 'avg' or ''"),
+    "a class token that does not exist": ({"global_pool": "token"}, "`global_pool` must be 'avg' or ''"),
 }
 
 

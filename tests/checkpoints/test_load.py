@@ -229,8 +229,8 @@ def test_a_checkpoint_of_another_number_of_prefix_tokens_is_refused(saved):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    assert "which is not there" in assert_refused(tiny(), tmp_path / "none.pth", FileNotFoundError)
-    assert "which is not there" in assert_refused(tiny(), tmp_path / "none.safetensors", FileNotFoundError)
+    assert "which does not exist" in assert_refused(tiny(), tmp_path / "none.pth", FileNotFoundError)
+    assert "which does not exist" in assert_refused(tiny(), tmp_path / "none.safetensors", FileNotFoundError)
 
 
 def test_a_folder_is_not_a_file(tmp_path):

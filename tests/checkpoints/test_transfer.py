@@ -711,8 +711,8 @@ def test_the_checkpoint_of_another_family_is_refused(family, tmp_path):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    assert_refused(drawn(), tmp_path / "none.pth", "which is not there", FileNotFoundError)
-    assert_refused(drawn(), tmp_path, "which is not there", FileNotFoundError)
+    assert_refused(drawn(), tmp_path / "none.pth", "which does not exist", FileNotFoundError)
+    assert_refused(drawn(), tmp_path, "which does not exist", FileNotFoundError)
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])

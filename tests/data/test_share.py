@@ -104,7 +104,7 @@ def test_labels_may_be_a_list_or_an_array_of_any_integers():
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.01, 50, float("nan"), float("inf")])
 def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(ValueError, match=r"`train_share` must be in \(0, 1\], as 0.5 for a half, got"):
+    with pytest.raises(ValueError, match=r"`train_share` must be in \(0, 1\], such as 0.5 for a half, got"):
         class_share(LABELS, share, 0)
 
 

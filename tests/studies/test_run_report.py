@@ -66,7 +66,7 @@ def test_what_cannot_be_reported_is_refused(capsys, tmp_path, folder, monkeypatc
     (tmp_path / "empty").mkdir()
     cases = {
         (): "`runs` must be one run folder or more",
-        ("nowhere",): "'nowhere', which is not there",
+        ("nowhere",): "'nowhere', which does not exist",
         ("empty",): "which has none",
         (str(folder), "--output", "a.pdf"): "NAME.html",
         (str(folder), "--untrained", "-1"): "`untrained` must be at least 0",

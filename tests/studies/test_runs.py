@@ -47,9 +47,9 @@ def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_in_a_run(tmp_path
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(FileNotFoundError, match=r"`folders`.*nowhere.*is not there"):
+    with pytest.raises(FileNotFoundError, match=r"`folders`.*nowhere.*does not exist"):
         list(find_runs(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match=r"file', which is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"file', which is not a folder"):
         list(find_runs(tmp_path / "file"))
 
 

@@ -264,7 +264,7 @@ def test_an_attached_position_is_exported_with_its_host(tmp_path):
     with pytest.raises(ValueError, match="`dynamic` must be left out or 'batch' with VisionTransformer, which takes"):
         export_function(model, tmp_path / "free.pt2", dynamic=EVERY)
     assert export_function(model, tmp_path / "model.safetensors").error == 0
-    with pytest.raises(ValueError, match="`features` must be left out with VisionTransformer, which is no backbone"):
+    with pytest.raises(ValueError, match="`features` must be left out with VisionTransformer, which is not a backbone"):
         export_function(model, tmp_path / "features.pt2", features=[0])
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, the last few and the best are kept, and a bad one leaves the others of use."""
+"""A checkpoint is complete or absent, the last few and the best are kept, and a bad one leaves the others of use."""
 
 import errno
 import json

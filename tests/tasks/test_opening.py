@@ -59,7 +59,7 @@ def test_what_says_not_what_model_it_is_for_is_refused(run, tmp_path):
     damaged.write_bytes(run.weights.read_bytes()[:100])
     for source, options, error, message in (
         (tmp_path / "nowhere", {}, FileNotFoundError, "`source` must be a run or a file of its weights, got .*nowhere"),
-        (run.folder / "nowhere.ckpt", {}, FileNotFoundError, "which is not there"),
+        (run.folder / "nowhere.ckpt", {}, FileNotFoundError, "which does not exist"),
         (tmp_path, {}, ValueError, "which has no recipe.json; build the model and call graticule.load_checkpoint"),
         (alone, {}, ValueError, "which is not in the folder of a run"),
         (damaged, {}, ValueError, "is not a checkpoint of PyTorch or safetensors, or it is truncated"),

@@ -96,7 +96,7 @@ def test_another_seed_gives_other_weights(tmp_path):
 def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"recipe\.json"):
         Run.open(tmp_path)
-    with pytest.raises(FileNotFoundError, match="not there"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         Run.open(Path(tmp_path, "nowhere"))
 
 

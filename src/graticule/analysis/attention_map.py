@@ -39,7 +39,7 @@ class AttentionMap:
 
     @property
     def num_heads(self) -> int:
-        """How many heads."""
+        """Return the number of heads."""
         return len(self.weights[0])
 
     def patches(self, head: int, image: int = 0) -> Array:

@@ -126,7 +126,7 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
         The maps; None if no layer has one.
 
     Raises:
-        ValueError: if the model is no backbone or has no such stage.
+        ValueError: if the model is not a backbone or has no such stage.
     """
     positions, grid, _ = positions_of(model, img_size, stage)
     found: dict[int, tuple[Tensor | LowRank, list[int]]] = {}

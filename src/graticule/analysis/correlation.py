@@ -76,7 +76,7 @@ def position_correlations(
         untrained: how many untrained models; 39 give p values down to 1 / 40.
 
     Raises:
-        ValueError: if the model is no backbone or has no such stage, or has no absolute encoding but another, which
+        ValueError: if the model is not a backbone or has no such stage, or has no absolute encoding but another, which
             gives no vectors.
     """
     if untrained < 0:
@@ -113,7 +113,7 @@ def positions_of(
     """Return what each layer gets, the grid, and the one table w, if there is just one.
 
     Raises:
-        ValueError: if the model is no backbone or has no such stage, or a language model is given an image size.
+        ValueError: if the model is not a backbone or has no such stage, or a language model is given an image size.
     """
     backbone: Any = model
     text = isinstance(model, LanguageModel)

@@ -61,7 +61,7 @@ class Maps:
 
     @property
     def group(self) -> tuple[str, int | None]:
-        """What maps are averaged together: kind and image; attention without position is treated as attention."""
+        """Return what maps are averaged by, kind and image; attention without position is treated as attention."""
         return "attention" if self.kind == "without" else self.kind, self.image
 
     def averaged(self) -> Maps:
@@ -99,7 +99,7 @@ def explorer_maps(view: ModelView, images: Tensor) -> SizeMaps:
     view = view.sized(size)
     grids = [grid.shape for grid in view.grids(size)]
     maps, notes = list(_of_position(view, size)), []
-    with suppress(ValueError):  # of a model that is no gated MLP
+    with suppress(ValueError):  # of a model that is not a gated MLP
         maps += list(_mixing(view, size))
     try:
         maps += _attention(view, images, "attention")

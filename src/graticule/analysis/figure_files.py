@@ -59,7 +59,7 @@ def png(figure: Figure) -> bytes:
 def rendered(figure: Figure, kind: str) -> bytes:
     """Render `figure` in one of `FORMATS`.
 
-    Names in it are drawn as they are: $ is no mathematics, and what cannot be drawn is escaped.
+    Names in it are drawn as they are: $ is not mathematics, and what cannot be drawn is escaped.
     """
     for text in _texts(figure):
         text.set_parse_math(False)

@@ -62,7 +62,7 @@ def check_larger(model: Any, size: Size, larger: Size) -> tuple[Grid, Grid]:
     """Return the grids of images of two sizes.
 
     Raises:
-        ValueError: if the model is no backbone of one stage with a head, or the second image is smaller.
+        ValueError: if the model is not a backbone of one stage with a head, or the second image is smaller.
     """
     if not isinstance(model, Backbone) or len(model.depths) != 1 or not model.num_classes:
         raise ValueError(

@@ -58,7 +58,7 @@ class MixingMap:
 
     @property
     def groups(self) -> int:
-        """How many groups."""
+        """Return the number of groups."""
         return len(self.weights)
 
     def distance(self) -> float:

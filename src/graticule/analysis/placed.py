@@ -31,7 +31,7 @@ class Places:
 
     @property
     def permutes(self) -> bool:
-        """Whether every place of the source is taken once."""
+        """Return whether every place of the source is taken once."""
         return len(self.index) == self.source.patches and (self.window is None or self.window.permutes)
 
     @property

@@ -37,7 +37,7 @@ def rotary_similarity(
         where others see the whole grid. None if there is no other.
 
     Raises:
-        ValueError: if the model is no backbone or has no such stage.
+        ValueError: if the model is not a backbone or has no such stage.
     """
     positions, grid, _ = positions_of(model, img_size, stage)
     layers: list[Array | None] = []

@@ -45,7 +45,7 @@ class Part(ABC):
         """Give each patch of `grid` the position of the nearest patch of `wide`, held by the model `larger`."""
 
     def remove(self, model: nn.Module) -> bool:
-        """Take it out; False if the structure does not allow it."""
+        """Remove it; False if the structure does not allow it."""
         return False
 
     def at(self, model: nn.Module) -> Any:
@@ -314,6 +314,6 @@ def _bias_tensors(holder: Any) -> list[Tensor]:
 
 
 def _is_grid(rows: int, model: Any) -> bool:
-    """Whether a table of `rows` rows is of the patches alone."""
+    """Return whether a table of `rows` rows is of the patches alone."""
     patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
     return rows == patches if patches is not None else not getattr(model, "num_prefix_tokens", 0)

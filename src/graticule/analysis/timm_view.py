@@ -24,7 +24,7 @@ from graticule.grid import Grid, Windows
 
 #: Names of parameters that look like position information.
 _NAMES = re.compile(r"pos_embed|rel_pos|relative_position|rope|pos_block|pos_proj|attention_biases")
-#: Where models keep their blocks, the first that is there; a stage may have lists of its own.
+#: Where models keep their blocks, the first that exists; a stage may have lists of its own.
 _LISTS = ("blocks", "layers", "stages", "encoder")
 
 
@@ -233,7 +233,7 @@ class TimmView(ModelView):
                 return x.flatten(1, 2), Grid(x.shape[1], x.shape[2])
             return x.flatten(2).mT, Grid(x.shape[2], x.shape[3])
         if x.ndim != 3:
-            raise Unavailable(f"a block gives {x.ndim} axes, which is no sequence of tokens and no map")
+            raise Unavailable(f"a block gives {x.ndim} axes, which is neither a sequence of tokens nor a map")
         ahead = self.prefix if prefix is None else prefix
         return x, _grid_of(x.shape[1], size, ahead)
 
@@ -263,7 +263,7 @@ def _of_stage(stage: nn.Module) -> list[nn.Module]:
 
 
 def _tokens_last(x: Tensor, module: nn.Module) -> bool:
-    """Whether the last axis is that of the channels: of a sequence, or of a map (B, H, W, D) rather than (B, D, H, W).
+    """Return whether channels are the last axis: of a sequence, or of a map (B, H, W, D) rather than (B, D, H, W).
 
     `module`, which gave it, has a norm or a convolution of as many channels.
     """

@@ -33,7 +33,7 @@ def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> 
             near = difflib.get_close_matches(argument, known, n=2)
             hint = f"; did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else "."
             raise ValueError(
-                f"`{argument}` is no argument of {name}{hint} The arguments are {', '.join(sorted(known))}."
+                f"`{argument}` is not an argument of {name}{hint} The arguments are {', '.join(sorted(known))}."
             )
 
 

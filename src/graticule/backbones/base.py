@@ -53,7 +53,7 @@ class Backbone(TokenModel, HubModel):
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg")
     #: Names of the module lists that have an entry for every stage; empty for the one stage whose blocks are `blocks`.
     stage_lists: ClassVar[tuple[str, ...]] = ()
-    #: Name of what timm adapts to another number of channels; empty where it is no convolution.
+    #: Name of what timm adapts to another number of channels; empty where it is not a convolution.
     first_conv: ClassVar[str | tuple[str, ...]] = "patch_embed.proj"
     #: Names of the classifiers, for timm.
     classifiers: ClassVar[str | tuple[str, ...]] = "head"
@@ -331,7 +331,7 @@ class Backbone(TokenModel, HubModel):
 
     @property
     def map_prefix_tokens(self) -> int:
-        """How many prefix tokens the intermediates have."""
+        """Return the number of prefix tokens of the intermediates."""
         return self.num_prefix_tokens
 
     def forward_intermediates(

@@ -131,7 +131,7 @@ class Cait(LateTokenTransformer):
 
     @property
     def map_prefix_tokens(self) -> int:
-        """How many prefix tokens the intermediates have: none."""
+        """Return the number of prefix tokens of the intermediates: none."""
         return 0
 
     def prune_intermediate_layers(
@@ -257,7 +257,7 @@ class ClassAttentionBlock(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
 
     def forward(self, token: Tensor, x: Tensor) -> Tensor:
-        """Take the class token (B, 1, D) beside the patches x: (B, N, D) to (B, 1, D)."""
+        """Map the class token (B, 1, D) beside the patches x: (B, N, D) to (B, 1, D)."""
         token = token + self.ls1(self.attn(self.norm1(torch.cat([token, x], 1))))
         out: Tensor = token + self.ls2(self.mlp(self.norm2(token)))
         return out

@@ -96,7 +96,7 @@ class CeitTransformer(VisionTransformer):
         return found | {"image_features": final} if "image_features" in found else found
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Put a fresh classifier of `num_classes` in; 0 for none."""
+        """Replace the classifier by a new one of `num_classes` outputs; 0 for none."""
         if global_pool not in (None, "", "token"):
             raise ValueError(f"`global_pool` must be 'token' in CeiT, got {global_pool!r}.")
         super().reset_classifier(num_classes)
@@ -140,7 +140,7 @@ class ClassAttentionOfLayers(nn.Module):
         self.feedforward = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take the class tokens of the layers, x: (B, layers, D), to one, (B, 1, D)."""
+        """Map the class tokens of the layers, x: (B, layers, D), to one, (B, 1, D)."""
         last = x[:, -1:] + self._attend(self.norm1(x))
         out: Tensor = last + self.feedforward(self.norm2(last))
         return out
@@ -181,7 +181,7 @@ class LocallyEnhancedFeedForward(nn.Module):
         self.act = act_layer()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Take tokens x: (B, N, D) to (B, N, D)."""
+        """Map tokens x: (B, N, D) to (B, N, D)."""
         maps = grid.to_map(x)  # a view, channels last
         maps = self.act(self.bn1(self.conv1(maps)))
         maps = self.act(self.bn2(self.conv2(maps)))
@@ -211,7 +211,7 @@ class LeffBlock(Block):
         super().__init__(dim, num_heads, mlp_ratio, qkv_bias, mlp=leff, **kwargs)
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
-        """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
+        """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
         (grid,) = where
         x = x + self.drop_path1(self.ls1(self.attn(self._normalized(x, position.inner), position, grid)))
         out: Tensor = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), grid)))
@@ -251,7 +251,7 @@ class ImageToTokens(Tokenizer):
         return 4 * self.patch_size[0], 4 * self.patch_size[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take images (B, C, height, width) to tokens (B, N, D)."""
+        """Map images (B, C, height, width) to tokens (B, N, D)."""
         out: Tensor = self.proj(self.maxpool(self.bn(self.conv(x)))).flatten(2).transpose(1, 2)
         return out
 

@@ -122,7 +122,7 @@ class CompactBlock(Block):
     """
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
-        """Take tokens x: (B, N, D) to (B, N, D); `where` is the grid, for an attention that needs it."""
+        """Map tokens x: (B, N, D) to (B, N, D); `where` is the grid, for an attention that needs it."""
         y = self.ls1(self.attn(self._normalized(x, position.inner), position, *where))
         x = self.norm2(x + self.drop_path1(y))
         out: Tensor = x + self.drop_path2(self.ls2(self.mlp(x)))
@@ -198,7 +198,7 @@ class ConvolutionalTokenizer(Tokenizer):
         return convolved_grid(image, len(self.conv_layers), (self.kernel, self.stride, self.padding), prefix)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take images (B, C, height, width) to tokens (B, N, D)."""
+        """Map images (B, C, height, width) to tokens (B, N, D)."""
         out: Tensor = self.conv_layers(x).flatten(2).transpose(1, 2)
         return out
 

@@ -102,7 +102,7 @@ class ConVit(LateTokenTransformer):
         super().finish()
 
     def init_module(self, name: str, module: nn.Module) -> None:
-        """Draw linear weights; with gates, the values start as the tokens themselves."""
+        """Initialize linear weights; with gates, the values start as the tokens themselves."""
         super().init_module(name, module)
         if name.endswith(".attn.qkv.v"):
             nn.init.eye_(cast("nn.Linear", module).weight)

@@ -49,7 +49,7 @@ class DistilledVisionTransformer(VisionTransformer):
         return self.head, self.head_dist
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Put fresh classifiers of `num_classes` in; 0 for none."""
+        """Replace the classifiers by new ones of `num_classes` outputs; 0 for none."""
         if global_pool not in (None, "", "token"):
             raise ValueError(f"`global_pool` must be 'token' in a distilled model, got {global_pool!r}.")
         super().reset_classifier(num_classes)

@@ -28,7 +28,7 @@ class FilterBlock(MixerBlock):
     """
 
     def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
-        """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
+        """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
         y = self.norm1(x)

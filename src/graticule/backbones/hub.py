@@ -96,7 +96,7 @@ class HubModel(nn.Module):
         pretrained=True)` too, once graticule is imported.
 
         Args:
-            folder: is made if it is not there.
+            folder: is made if it does not exist.
             preprocessing: entries of timm's configuration that differ from the model's, such as `mean`, `std` and
                 `label_names`.
             card: what the model card says beside the names of the model.
@@ -115,7 +115,7 @@ class HubModel(nn.Module):
         """Upload what `save_pretrained` writes to the Hugging Face hub; returns the address of the commit.
 
         Args:
-            repo_id: OWNER/NAME; the repository is made if it is not there.
+            repo_id: OWNER/NAME; the repository is made if it does not exist.
             private: whether a new repository is private.
             token: of the hub, by default the one that `hf auth login` has saved.
             revision: branch.

@@ -86,7 +86,7 @@ def _inside(folder: Path, name: str) -> Path:
     """Return a file in a folder.
 
     Raises:
-        FileNotFoundError: if it is not there.
+        FileNotFoundError: if it does not exist.
         ValueError: if it is a link that leads out of the folder.
     """
     path = folder / name
@@ -105,7 +105,7 @@ def _downloaded(repo_id: str, name: str, hub: Mapping[str, Any]) -> Path:
     """Return a file of a repository on the hub, from the cache or downloaded."""
     if not _HUB_ID.fullmatch(repo_id):
         raise FileNotFoundError(
-            f"`source` must be a folder, or OWNER/NAME on the hub, got {repo_id!r}, which is not there."
+            f"`source` must be a folder, or OWNER/NAME on the hub, got {repo_id!r}, which does not exist."
         )
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -115,13 +115,13 @@ def _downloaded(repo_id: str, name: str, hub: Mapping[str, Any]) -> Path:
             return Path(hf_hub_download(repo_id, name, library_name="graticule", **hub))
     except (LocalEntryNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
-            f"{repo_id} is no folder, and could not be downloaded from the hub: {str(error).splitlines()[0]}"
+            f"{repo_id} is not a folder, and could not be downloaded from the hub: {str(error).splitlines()[0]}"
         ) from error
     except EntryNotFoundError as error:
         raise FileNotFoundError(
-            f"{repo_id} on the hub has no {name}, so it is no model of graticule; timm.create_model opens one of timm."
+            f"{repo_id} on the hub has no {name}, so it is not a model of graticule; timm.create_model opens timm's."
         ) from error
     except RepositoryNotFoundError as error:
         raise FileNotFoundError(
-            f"{repo_id} is no folder, and no repository on the hub that you can read; check its name, or log in."
+            f"{repo_id} is neither a folder nor a repository on the hub that you can read; check its name, or log in."
         ) from error

@@ -38,7 +38,7 @@ class TextCache:
 
     @property
     def capacity(self) -> int:
-        """How many tokens it is for."""
+        """Return the number of tokens that it is for."""
         return self.layers[0].capacity
 
     @property
@@ -141,7 +141,7 @@ class LanguageModel(TokenModel):
         self.finish()
 
     def init_module(self, name: str, module: nn.Module) -> None:
-        """Draw embedding and linear weights from a normal of std 0.02, cut at 2 (absolute); biases are zero."""
+        """Initialize embedding and linear weights from a normal of std 0.02, cut at 2 (absolute); biases are zero."""
         if isinstance(module, nn.Embedding):
             trunc_normal_(module.weight, std=0.02)
         init_linear(module)

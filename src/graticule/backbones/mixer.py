@@ -76,7 +76,7 @@ class MixerBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
-        """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
+        """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
         y = self.norm1(x)

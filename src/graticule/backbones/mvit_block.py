@@ -72,7 +72,7 @@ class PoolingBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:
-        """Take tokens x: (B, N, D) of `grid` to (B, N', D'), of half the sides where queries have a stride."""
+        """Map tokens x: (B, N, D) of `grid` to (B, N', D'), of half the sides where queries have a stride."""
         y = self.norm1(x)
         short = self.residual(x, y, grid)
         y = y if position.inner is None else y + position.inner

@@ -39,7 +39,7 @@ class ConvPatchEmbed(nn.Module):
         self.act = act_layer()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take images (B, C, height, width) to tokens (B, N, D)."""
+        """Map images (B, C, height, width) to tokens (B, N, D)."""
         last = len(self.projs) - 1
         for layer, (proj, norm) in enumerate(zip(self.projs, self.norms, strict=True)):
             x = _normalized(norm, proj(x))
@@ -59,7 +59,7 @@ class LinearPatchEmbed(nn.Module):
         self.norm = nn.LayerNorm(dim)  # eps 1e-5, whatever the model's: as the released code
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take images (B, C, height, width) to tokens (B, N, D)."""
+        """Map images (B, C, height, width) to tokens (B, N, D)."""
         out: Tensor = self.norm(self.proj(x).flatten(2).transpose(1, 2))
         return out
 
@@ -81,7 +81,7 @@ class ConvPatchMerging(nn.Module):
         self.norm = _norm(norm, 2 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take a map (B, D, H, W) to tokens (B, N / 4, 2D)."""
+        """Map a map (B, D, H, W) to tokens (B, N / 4, 2D)."""
         return _normalized(self.norm, self.conv(x)).flatten(2).transpose(1, 2)
 
 
@@ -99,7 +99,7 @@ class LinearPatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take a map (B, D, H, W) to tokens (B, N / 4, 2D)."""
+        """Map a map (B, D, H, W) to tokens (B, N / 4, 2D)."""
         x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (B, D, H / 2, 2, W / 2, 2)
         out: Tensor = self.reduction(self.norm(x.permute(0, 2, 4, 5, 3, 1).flatten(3).flatten(1, 2)))
         return out

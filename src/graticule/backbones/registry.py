@@ -79,7 +79,7 @@ class Size:
         several = self.argument("depths")
         one = self.argument("depth", self.argument("num_blocks"))
         given = several if isinstance(several, list | tuple) else (one,)
-        return tuple(given) if all(map(whole, given)) else ()  # the constructor refuses what is no number
+        return tuple(given) if all(map(whole, given)) else ()  # the constructor refuses what is not a number
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ def register_backbone(name: str, *, encoding: str | None = None, **sizes: Any) -
 
 
 def _register(name: str, size: Size) -> None:
-    """Enter a model in `MODELS` and in timm's registry, and its class if it is a new one."""
+    """Add a model to `MODELS` and to timm's registry, and its class if it is a new one."""
     MODELS[name] = size
     _enter(name, size, size.kind.encoding_options)
     if size.kind.__name__ not in CLASSES:
@@ -167,7 +167,7 @@ def _register(name: str, size: Size) -> None:
 
 
 def _enter(name: str, size: Size, options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Enter a model in timm's registry, `options` being the default options of its encodings."""
+    """Add a model to timm's registry, `options` being the default options of its encodings."""
 
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         check_arguments(kwargs, [*argument_defaults(size.kind), *CHOICES, *OF_TIMM], name)
@@ -234,7 +234,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 @checked
 def backbone_of(name: str) -> type[Backbone] | None:
-    """Return the class of model `name`; None if it is no backbone of images."""
+    """Return the class of model `name`; None if it is not a backbone of images."""
     size = MODELS.get(name.removeprefix(PREFIX))
     return None if size is None else size.kind
 
@@ -274,7 +274,7 @@ def create_model(
         name: with or without the `graticule_` of timm's registry.
         pretrained: load the published weights, where timm has them on its hub.
         checkpoint_path: load the weights of this file, as `load_checkpoint` does.
-        **kwargs: `encoding` and `joining`, names with options as 'shaw(clip=4)' (see `build_position`), and the
+        **kwargs: `encoding` and `joining`, names with options such as 'shaw(clip=4)' (see `build_position`), and the
             arguments of the backbone.
 
     Returns:

@@ -39,7 +39,7 @@ class SingleStage(Pyramid):
         return tokens
 
     def init_module(self, name: str, module: nn.Module) -> None:
-        """Draw weights: Xavier uniform, biases of standard deviation 1e-6 in the blocks, the head at zero."""
+        """Initialize the weights: Xavier uniform, biases of standard deviation 1e-6 in the blocks, the head at zero."""
         if isinstance(module, nn.Conv2d):
             lecun_normal_(module.weight)
             if module.bias is not None:

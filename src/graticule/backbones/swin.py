@@ -37,7 +37,7 @@ class SwinTransformer(MergingPyramid):
 
     Any image goes in: patches, windows and merged patches that the grid does not fill are padded with zeros. A
     window is never larger than the grid that a stage is built for, and a stage of one window does not shift it,
-    at another size neither: that is timm's, and the published weights'; `set_input_size` works it out anew.
+    at another size neither: that is timm's, and the published weights'; `set_input_size` computes it again.
 
     Reference: Swin Transformer (Liu et al., 2021); with PEG, CPVT (Chu et al., 2023), appendix B.5.
 

@@ -94,7 +94,7 @@ class SwinTransformerV2(SwinTransformer):
             value.copy_(torch.tensor(pairs[int(name.split(".")[1])]))
 
     def init_module(self, name: str, module: nn.Module) -> None:
-        """Draw linear weights as Swin; the norms of the blocks start at zero, so that each block is the identity."""
+        """Initialize linear weights as Swin; norms of blocks start at zero, so that each block is the identity."""
         super().init_module(name, module)
         if re.fullmatch(r"layers\.\d+\.blocks\.\d+\.norm[12]", name):
             for parameter in module.parameters():

@@ -105,7 +105,7 @@ class TokensToToken(Tokenizer):
         return 16, 16
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take images (B, C, height, width) to tokens (B, N, D)."""
+        """Map images (B, C, height, width) to tokens (B, N, D)."""
         sides = (x.shape[-2] // 4, x.shape[-1] // 4)
         x = self.attention1(F.unfold(x, 7, stride=4, padding=2).transpose(1, 2))
         x = self.attention2(_split(x, sides))

@@ -65,7 +65,7 @@ class TokenModel(nn.Module, ABC):
 
     @torch.no_grad()
     def init_weights(self, mode: str = "") -> None:
-        """Draw linear weights and prefix tokens from a normal of std 0.02, cut at 2 (absolute); biases are zero.
+        """Initialize linear weights and prefix tokens from a normal of std 0.02, cut at 2 (absolute); biases are zero.
 
         As DeiT and LaPE's code; timm differs in the class token (std 1e-6). `mode` is there for timm's sake and
         takes only ''. Parameters of the position keep the values of their encodings.
@@ -150,7 +150,7 @@ class TokenModel(nn.Module, ABC):
 
 
 def init_linear(module: nn.Module) -> None:
-    """Draw the weights of a linear layer as DeiT does; other modules are left alone."""
+    """Initialize the weights of a linear layer as DeiT does; other modules are left alone."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

@@ -54,7 +54,7 @@ class VisionTransformer(Backbone):
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
-        norm_layer: builds a norm from D, or its name as 'rmsnorm(eps=1e-5)'.
+        norm_layer: builds a norm from D, or its name such as 'rmsnorm(eps=1e-5)'.
         act_layer: the MLPs' activation, or its name as 'quick_gelu'.
         embed_layer: builds what turns images into tokens from image size, patch size, channels and D.
         block_layer: builds a block, or its name: 'pre_norm', 'post_norm', 'parallel' (attention and MLP side by side)

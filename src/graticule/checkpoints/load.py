@@ -97,7 +97,7 @@ def _read_usable(path: str | Path) -> dict[str, Tensor]:
 
 
 def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Say what keeps `state` from being loaded into `model`, at most four things."""
+    """Describe what keeps `state` from being loaded into `model`, at most four things."""
     own = model.state_dict()
     complaints = []
     for name, value in state.items():

@@ -98,7 +98,7 @@ def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
     A model with a learnable encoding and the default joining can so be loaded by timm.
 
     Raises:
-        ValueError: if the model is no backbone.
+        ValueError: if the model is not a backbone.
     """
     position_of(model)
     convert: Callable[[], dict[str, Tensor]] | None = getattr(model, "released_layout", None)

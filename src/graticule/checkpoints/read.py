@@ -39,7 +39,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"`path` must be a checkpoint file, got {str(path)!r}, which is not there.")
+        raise FileNotFoundError(f"`path` must be a checkpoint file, got {str(path)!r}, which does not exist.")
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
@@ -75,7 +75,7 @@ def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a mapping)
         metadata = file.metadata() or {}
     try:
         grids = valid_grids({GRIDS: json.loads(metadata.get(GRIDS, "{}"))})
@@ -111,7 +111,7 @@ def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def unusable(value: Tensor) -> str:
-    """Say why a tensor of a checkpoint cannot be used, '' if it can: it has to be dense, with every value stored."""
+    """Describe why a tensor of a checkpoint cannot be used, '' if it can: it must be dense, with every value stored."""
     if value.is_quantized:
         return "quantized"
     if value.layout != torch.strided:
@@ -131,7 +131,7 @@ def kind(value: Tensor) -> str:
 
 
 def dtype_name(value: Tensor) -> str:
-    """Return the name of a tensor's dtype, as 'float32'."""
+    """Return the name of a tensor's dtype, such as 'float32'."""
     return str(value.dtype).removeprefix("torch.")
 
 
@@ -153,7 +153,7 @@ def _is_shape(found: Any) -> bool:
 
 
 def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Take the state dict out of a checkpoint: what is under `state_dict_ema`, `model` or `state_dict`, or itself.
+    """Return the state dict in a checkpoint: what is under `state_dict_ema`, `model` or `state_dict`, or itself.
 
     timm's training keeps the moving average under `state_dict_ema`, which is what it evaluates. `module.` before
     names is left out.

@@ -41,7 +41,7 @@ class Transfer:
     def table(self) -> list[Transferred]:
         """Return the rows with all that went the same way put together, module by module; what is unused comes last.
 
-        Blocks that went the same way in all their parts are one, as `blocks.0-11`.
+        Blocks that went the same way in all their parts are one, such as `blocks.0-11`.
         """
         taken = [row for row in self.rows if row.status != "unused"]
         # what is used is grouped with what is not, so that a partly used module is not shown as one
@@ -51,7 +51,7 @@ class Transfer:
 
     @property
     def totals(self) -> dict[str, int]:
-        """How many values have each status, in the order in which they come."""
+        """Return the number of values per status, in their order."""
         totals: Counter[str] = Counter()
         for row in self.rows:
             totals[row.status] += row.values

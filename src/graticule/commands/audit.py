@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int:
     if options.batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, got {options.batch_size}.")
     if not options.images.is_dir():
-        raise FileNotFoundError(f"`images` must be a folder, got {str(options.images)!r}, which is not there.")
+        raise FileNotFoundError(f"`images` must be a folder, got {str(options.images)!r}, which does not exist.")
     check_inputs([options.model], "audit")
     opened = open_model(options.model, options, checkpoint)
     if opened.run is not None:

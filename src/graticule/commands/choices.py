@@ -18,7 +18,7 @@ def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, An
         command: whose options the fields are.
 
     Raises:
-        ValueError: for a text that is no list of overrides or comes twice, an unknown field or a value that it refuses.
+        ValueError: for text that is not a list of overrides or comes twice, an unknown field or a refused value.
     """
     choices: dict[str, Any] = {}
     for choice in given:

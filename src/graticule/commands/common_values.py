@@ -25,7 +25,7 @@ class CommonValues:
     precision: str | None = None
     """of every run, as bf16-mixed, which may be faster (default: that of the recipe)"""
     values: Annotated[list[str], tyro.conf.arg(name="set")] = field(default_factory=list)
-    """values of the recipe for every run, as lr=1e-3; a choice may change them again"""
+    """values of the recipe for every run, such as lr=1e-3; a choice may change them again"""
 
     def flags(self) -> dict[str, list[str]]:
         """Return the key of each changed value -> the options of train that change it.

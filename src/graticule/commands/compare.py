@@ -60,7 +60,7 @@ class Compare(CommonValues):
     list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
     """list the runs, their states and an estimate of the time that is left, and train nothing"""
     part: str | None = None
-    """K/N, as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
+    """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
     on: str = "here"
     """where the runs are trained: here, one after the other; local:N, N processes of one thread each; dask:ADDRESS, the
     workers of a Dask scheduler; slurm(timeout_min=240, slurm_partition='gpu', ...), a job of submitit for each"""

@@ -89,7 +89,7 @@ def _images(given: list[str], targets: list[str]) -> list[int | Path]:
     """Return the images as numbers of test images or as files, before any work.
 
     Raises:
-        ValueError, FileNotFoundError: for a file that is not there, or a number for a model that is no run.
+        ValueError, FileNotFoundError: for a file that does not exist, or a number for a model that is not a run.
     """
     named = next((target for target in targets if is_named(target)), None)
     images: list[int | Path] = [int(one) if one.isdecimal() else Path(one) for one in given or ["0"]]
@@ -102,7 +102,7 @@ def _images(given: list[str], targets: list[str]) -> list[int | Path]:
             )
         if isinstance(one, Path) and not one.is_file():
             raise FileNotFoundError(
-                f"`images` must be files, or numbers of test images, got {str(one)!r}, which is not there."
+                f"`images` must be files, or numbers of test images, got {str(one)!r}, which does not exist."
             )
     return images
 
@@ -111,7 +111,7 @@ def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Ten
     """Return the images as the model takes them, (n, C, height, width).
 
     Raises:
-        ValueError: for a number of a test image that there is not, or a file that is no image.
+        ValueError: for a number that no test image has, or a file that is not an image.
     """
     import torch
     from PIL import Image

@@ -124,12 +124,12 @@ def _maps(model: Any) -> Any:
     """Return the backbone of a dense model with its pyramid.
 
     Raises:
-        ValueError: if it is no dense model.
+        ValueError: if it is not a dense model.
     """
     features = getattr(model, "features", None)
     if features is None:
         raise ValueError(
-            f"`maps` must be left out with {type(model).__name__}, which is no detector or segmentation model; "
+            f"`maps` must be left out with {type(model).__name__}, which is not a detector or segmentation model; "
             "--features writes maps of a backbone."
         )
     return features
@@ -142,7 +142,7 @@ def _batches(options: Export, model: Any, opened: Any, size: tuple[int, int]) ->
     if not getattr(model, "num_classes", 0) or hasattr(model, "backbone"):
         if options.data is None:
             return None
-        raise ValueError(f"`data` must be left out with {type(model).__name__}, which is no classifier.")
+        raise ValueError(f"`data` must be left out with {type(model).__name__}, which is not a classifier.")
     from graticule.data import DataModule
 
     if options.data is None:

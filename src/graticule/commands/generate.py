@@ -134,7 +134,7 @@ def _prompt(options: Generate) -> str:
         from graticule.files import check_plain
 
         if not path.exists() or path.is_dir():
-            what = "is a folder" if path.is_dir() else "is not there"
+            what = "is a folder" if path.is_dir() else "does not exist"
             raise FileNotFoundError(f"`prompt_file` must be a text file, got {str(path)!r}, which {what}.")
         if (size := check_plain(path)) > _LARGEST_PROMPT:
             raise ValueError(
@@ -199,7 +199,7 @@ def _count(model: LanguageModel, begin: int, wanted: int | None) -> int:
 
 @contextlib.contextmanager
 def _within_memory() -> Iterator[None]:
-    """Say what to do where a text is too long for the memory, which PyTorch says with a RuntimeError."""
+    """Describe what to do where a text is too long for the memory, which PyTorch says with a RuntimeError."""
     try:
         yield
     except RuntimeError as error:

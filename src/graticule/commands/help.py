@@ -167,7 +167,7 @@ def help_text(command: str, *more: str, every: bool = False) -> str:
     """Return what `graticule COMMAND --help` prints at a width of 80 columns, as for documentation.
 
     Args:
-        command: the command, as "plot".
+        command: the command, such as "plot".
         more: what stands before --help, as the recipe of "train".
         every: whether rare options are listed too.
     """
@@ -255,7 +255,7 @@ def _renamed(field: Any) -> str | None:
 
 
 def _rare_in_recipe(kind: Any, name: str, prefix: str) -> bool:
-    """Whether an option of a recipe is rare: all but a few of the library's own are."""
+    """Return whether an option of a recipe is rare: all but a few of the library's own are."""
     owner = next(one for one in kind.__mro__ if name in inspect.get_annotations(one))
     return owner.__module__.startswith("graticule.") and (bool(prefix) or name not in USUAL)
 

@@ -137,5 +137,5 @@ def parse_query(text: str) -> tuple[int, int]:
     """
     sides = text.lower().split("x")
     if len(sides) != 2 or not all(side.isdecimal() for side in sides):
-        raise ValueError(f"`query` must be ROWxCOLUMN, as 0x3, got {text!r}.")
+        raise ValueError(f"`query` must be ROWxCOLUMN, such as 0x3, got {text!r}.")
     return int(sides[0]), int(sides[1])

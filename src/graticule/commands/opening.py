@@ -80,7 +80,7 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
     """Check what models are opened from, before PyTorch is imported.
 
     Raises:
-        ValueError, FileNotFoundError: if there are none or two alike, a path is no run, or options are for names.
+        ValueError, FileNotFoundError: if there are none or two alike, a path is not a run, or options are for names.
     """
     if not targets:
         raise ValueError(f"`models` must be one model or more, got none; see graticule {command} --help.")
@@ -89,7 +89,7 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
     for target in targets:
         if _is_file(target):
             if not Path(target).is_file():
-                raise FileNotFoundError(f"`model` must be a file of weights, got {target!r}, which is not there.")
+                raise FileNotFoundError(f"`model` must be a file of weights, got {target!r}, which does not exist.")
         elif _is_folder(target):
             RunFolder.open(target)
     if not any(is_named(target) for target in targets):
@@ -118,7 +118,7 @@ def check_inputs(targets: Sequence[str], command: str) -> None:
 
 
 def is_named(target: str) -> bool:
-    """Whether a model is given by its name, or as FILE.py:NAME, and not by a run or a file of its weights."""
+    """Return whether a model is given by its name, or as FILE.py:NAME, and not by a run or a file of its weights."""
     return not (_is_folder(target) or _is_file(target))
 
 
@@ -133,7 +133,7 @@ def check_name(target: str) -> None:
     file, colon, _ = target.rpartition(":")
     if colon and file.endswith(".py"):
         if not Path(file).is_file():
-            raise FileNotFoundError(f"`model` must be FILE.py:NAME, got {target!r}, whose file is not there.")
+            raise FileNotFoundError(f"`model` must be FILE.py:NAME, got {target!r}, whose file does not exist.")
         return
     if target in catalog()["models"]:  # without PyTorch
         return
@@ -195,7 +195,7 @@ def with_own_data(opened: Opened) -> Opened:
     """Return an opened run with its data.
 
     Raises:
-        ValueError, FileNotFoundError: if they are not there, or others.
+        ValueError, FileNotFoundError: if they do not exist, or are others.
     """
     assert opened.run is not None
     data = opened.run.data()
@@ -206,7 +206,7 @@ def test_data(opened: Opened, options: NamedData) -> DataModule:
     """Return the test images that a model is looked at with: the run's own, or those of `options.data`.
 
     Raises:
-        ValueError, FileNotFoundError: if they are not there, or not of the model's channels.
+        ValueError, FileNotFoundError: if they do not exist, or are not of the model's channels.
     """
     if opened.run is not None:
         data: DataModule = opened.own_data or opened.run.data()

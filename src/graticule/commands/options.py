@@ -103,7 +103,7 @@ def _check_order(kind: Any, name: str, arguments: Sequence[str]) -> None:
     single = {one.name for one in options if one.metavar and not one.many}
     wanted = [one.name for one in options if one.positional and one.required]
     taken: dict[str, list[str]] = {}
-    option, free = "", True  # whether the next value is no option's
+    option, free = "", True  # whether the next value is not an option's
     for text in arguments:
         if text.startswith("--"):
             option, equals, value = text[2:].replace("_", "-").partition("=")
@@ -155,7 +155,7 @@ def parse_part(given: str | None) -> tuple[int, int] | None:
         return None
     number, _, parts = given.partition("/")
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts) < 10**6):
-        raise ValueError(f"`part` must be K/N with K from 1 to N, as 2/4, got {given!r}.")
+        raise ValueError(f"`part` must be K/N with K from 1 to N, such as 2/4, got {given!r}.")
     return int(number), int(parts)
 
 
@@ -163,7 +163,7 @@ def choose_device(given: str) -> str:
     """Turn auto into cuda where there is a GPU, and into cpu elsewhere.
 
     Raises:
-        ValueError: for a device that is not there.
+        ValueError: for a device that does not exist.
     """
     import torch
 
@@ -173,7 +173,9 @@ def choose_device(given: str) -> str:
         torch.Generator(given)
     except (RuntimeError, AssertionError) as error:  # the latter where PyTorch was built without it
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"`device` must be one that PyTorch has here, as cpu, got {given!r} ({reason}).") from None
+        raise ValueError(
+            f"`device` must be one that PyTorch has here, such as cpu, got {given!r} ({reason})."
+        ) from None
     return given
 
 

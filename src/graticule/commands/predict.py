@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
     if options.count < 1:
         raise ValueError(f"`count` must be at least 1, got {options.count}.")
     if missing := [path for path in options.images if not path.is_file()]:
-        raise FileNotFoundError(f"`images` must be files, got {str(missing[0])!r}, which is not there.")
+        raise FileNotFoundError(f"`images` must be files, got {str(missing[0])!r}, which does not exist.")
     stems = [path.stem for path in options.images]
     if twice := [path for path in options.images if stems.count(path.stem) > 1]:
         raise ValueError(f"`images` must differ in their names, got {twice[0]} and another {twice[0].stem!r}.")
@@ -121,7 +121,7 @@ def _report(run: Any, options: Predict, checkpoint: Any, device: str, folder: Pa
 
 
 def _summary(shown: Any) -> list[str]:
-    """Say what is drawn in a line."""
+    """Describe what is drawn in a line."""
     if shown.classes is None:
         return list(shown.labels)
     counts = shown.classes.flatten().bincount(minlength=len(shown.class_names))

@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> int:
     if options.count < 2:
         raise ValueError(f"`count` must be at least 2, for an error bar, got {options.count}.")
     if not options.images.is_dir():
-        raise FileNotFoundError(f"`images` must be a folder, got {str(options.images)!r}, which is not there.")
+        raise FileNotFoundError(f"`images` must be a folder, got {str(options.images)!r}, which does not exist.")
     checkpoint = parse_checkpoint(options.checkpoint)
     check_targets([options.model], options, "resamplers")
     check_inputs([options.model], "resamplers")

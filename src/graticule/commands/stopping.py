@@ -19,7 +19,7 @@ def requeue_code() -> int:
     """Return the exit code of a command that a signal stopped.
 
     Raises:
-        ValueError: if GRATICULE_REQUEUE_CODE is no exit code.
+        ValueError: if GRATICULE_REQUEUE_CODE is not an exit code.
     """
     given = os.environ.get("GRATICULE_REQUEUE_CODE", str(REQUEUE))
     if not given.isdecimal() or int(given) > 255:

@@ -29,7 +29,7 @@ class StudyOptions(CommonValues):
         graticule study amplitude --docs docs --report
         graticule study --docs docs --report
 
-    Without a name, the studies are listed, or, with --docs and --report, all of the package are written anew. All
+    Without a name, the studies are listed, or, with --docs and --report, all of the package are written again. All
     results are in one table, a CSV file with a row per score.
     """
 
@@ -48,7 +48,7 @@ class StudyOptions(CommonValues):
     data_root: Path | None = None
     """folder of the data set"""
     report: bool = False
-    """only write tables, tests, figure and text anew from the table"""
+    """only write tables, tests, figure and text again from the table"""
     quick: bool = False
     """only a few steps per run and one seed, to see that everything works"""
     list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
@@ -56,7 +56,7 @@ class StudyOptions(CommonValues):
     dry_run: bool = False
     """the same, with the script of a job for --on slurm"""
     part: str | None = None
-    """K/N, as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
+    """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
     on: str = "here"
     """where the runs are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
     json: bool = False

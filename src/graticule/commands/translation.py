@@ -98,5 +98,5 @@ def _shift(text: str) -> tuple[int, int]:
     try:
         down, right = (int(part) for part in text.lower().split("x"))
     except ValueError:
-        raise ValueError(f"`shifts` must be DOWNxRIGHT in patches, as 1x0 or -1x2, got {text!r}.") from None
+        raise ValueError(f"`shifts` must be DOWNxRIGHT in patches, such as 1x0 or -1x2, got {text!r}.") from None
     return down, right

@@ -31,7 +31,7 @@ class BytePairTokenizer(Tokenizer):
         merges: pairs of tokens, each of which is a byte or comes of a pair before.
 
     Raises:
-        ValueError: for a pair of what there is not yet, or that is there already.
+        ValueError: for a pair of tokens that do not exist yet, or that exists already.
         ImportError: if the library `tokenizers` is not installed.
     """
 
@@ -107,7 +107,7 @@ class BytePairTokenizer(Tokenizer):
         """Load what `save` wrote.
 
         Raises:
-            FileNotFoundError: if `path` is not there.
+            FileNotFoundError: if `path` does not exist.
             ValueError: if it is of another kind, or damaged.
             ImportError: if the library `tokenizers` is not installed.
         """
@@ -116,7 +116,7 @@ class BytePairTokenizer(Tokenizer):
             values = read_json(path)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"`tokenizer` must be a file that was saved, got {str(path)!r}, which is not there."
+                f"`tokenizer` must be a file that was saved, got {str(path)!r}, which does not exist."
             ) from None
         except ValueError as error:
             raise ValueError(f"`tokenizer` must be a saved one, got {str(path)!r}: {error}") from None

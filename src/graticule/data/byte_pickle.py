@@ -25,8 +25,8 @@ def read_pickle(path: Path) -> dict[str, Any]:
     """Read a pickled dictionary of plain values and arrays of bytes; bytes in it, as Python 2 wrote text, become text.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is no plain file, too large, damaged, of something else, or would run code.
+        FileNotFoundError: if it does not exist.
+        ValueError: if it is not a regular file, too large, damaged, of something else, or would run code.
     """
     content = read_bytes(path, _LARGEST)
     try:

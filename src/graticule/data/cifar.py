@@ -42,7 +42,7 @@ def cifar(name: str, split: Split, root: Path | None = None) -> tuple[ArrayImage
     batches, or the one above it.
 
     Raises:
-        FileNotFoundError: if they are not there.
+        FileNotFoundError: if they do not exist.
         ValueError: if a file is damaged, or holds more than arrays and plain values.
     """
     layout = _LAYOUTS[name]
@@ -92,5 +92,5 @@ def _read(path: Path) -> dict[str, Any]:
         return read_pickle(path)
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"`data_root` must hold the published files of CIFAR for Python; {path} is not there."
+            f"`data_root` must hold the published files of CIFAR for Python; {path} does not exist."
         ) from None

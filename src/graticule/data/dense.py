@@ -80,7 +80,7 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
         """Return what an image is called in messages."""
 
     def size(self, index: int) -> tuple[int, int] | None:
-        """Return the (height, width) in the header of the file `place(index)`; None if it is no image that is there."""
+        """Return the (height, width) in the header of the file `place(index)`; None if there is no such image."""
         path = self.place(index)
         if not path.is_file():
             return None
@@ -154,7 +154,7 @@ def inside(folder: Path, name: object) -> Path:
     """Return the path of the file that an annotation calls `name`, in `folder`.
 
     Raises:
-        ValueError: if it is no relative path, or leads out of the folder.
+        ValueError: if it is not a relative path, or leads out of the folder.
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if not parts or parts[0] == "/" or ".." in parts or "\\" in str(name) or "\0" in str(name):

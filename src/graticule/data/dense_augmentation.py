@@ -49,5 +49,7 @@ def fitted_sizes(given: tuple[str, ...], name: str) -> list[tuple[int, int]]:
     sizes = parse_sizes(given, name)
     for shorter, longer in sizes:
         if shorter > longer:
-            raise ValueError(f"`{name}` must be SHORTERxLONGER sides in pixels, as 800x1333, got {shorter}x{longer}.")
+            raise ValueError(
+                f"`{name}` must be SHORTERxLONGER sides in pixels, such as 800x1333, got {shorter}x{longer}."
+            )
     return sizes

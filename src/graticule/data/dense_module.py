@@ -29,7 +29,7 @@ def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence
     """Load a split of a data set that has `truth`, some of boxes, masks and classes.
 
     Raises:
-        ValueError, FileNotFoundError, ImportError: for an unknown name, another truth, or data that are not there.
+        ValueError, FileNotFoundError, ImportError: for an unknown name, another truth, or data that do not exist.
     """
     known_name("dataset", name, DATASETS)
     found: Any = loaded(name, split, None if root is None else Path(root))
@@ -106,7 +106,7 @@ class DenseModule:
 
     @property
     def num_test(self) -> int:
-        """How many test images there are."""
+        """Return the number of test images."""
         return len(self.indices["test"])
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:

@@ -79,7 +79,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """Read an array of bytes in the idx format of MNIST, gzipped or not.
 
     Raises:
-        FileNotFoundError: if it is not there.
+        FileNotFoundError: if it does not exist.
         ValueError: if it is truncated, too large, no plain file, or no idx file of bytes with so many dimensions.
     """
     opened = gzip.open if path.suffix == ".gz" else open

@@ -14,7 +14,7 @@ from graticule.data.encoded import LARGEST, EncodedImages, stated_size
 from graticule.data.images import DatasetInfo, Split
 from graticule.files import check_plain, read_bytes
 
-#: The folders of a split, the first that is there.
+#: The folders of a split, the first that exists.
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("val", "validation", "test")}
 
 
@@ -34,7 +34,7 @@ class FolderImages(EncodedImages):
         """Return the bytes of a file.
 
         Raises:
-            ValueError: if it is no plain file any more, or too large for an image.
+            ValueError: if it is not a regular file any more, or too large for an image.
         """
         return read_bytes(self.files[index][0], LARGEST)
 
@@ -56,7 +56,7 @@ def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dataset
     Raises:
         ValueError, FileNotFoundError: for a folder that is missing or empty, fewer than two classes, a class
             without images, classes that differ between the two, a link that leads out of the folder or nowhere, or
-            an image that is no plain file.
+            an image that is not a regular file.
     """
     names, files = folder_files(root)
     info = DatasetInfo("image_folder", names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
@@ -71,8 +71,8 @@ def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[t
     """
     if root is None or not root.is_dir():
         raise FileNotFoundError(
-            f"`data_root` must be a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG, got {str(root)!r}, which is "
-            "not there."
+            f"`data_root` must be a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG, got {str(root)!r}, which does "
+            "not exist."
         )
     found = {split: _classes(root, split) for split in SPLITS}
     if differing := sorted(set(found["train"]) ^ set(found["test"])):
@@ -125,7 +125,7 @@ def files_below(folder: Path, root: Path, wanted: Callable[[str], bool], *, hidd
     Folders are not entered through links, and hidden ones only if `hidden`.
 
     Raises:
-        ValueError: for a link that leads out of `root` or nowhere, or something that is no plain file, as a pipe.
+        ValueError: for a link that leads out of `root` or nowhere, or something that is not a regular file, as a pipe.
     """
     found, left = [], [folder]
     while left:

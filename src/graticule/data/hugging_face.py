@@ -29,7 +29,7 @@ _OPEN = 32
 class Rows:
     """Where the images of Arrow files are: `offsets` and `sizes` in bytes, and `labels`, (n,) each.
 
-    The rows of `files[i]` begin at row `starts[i]`; an image that is not there has size 0.
+    The rows of `files[i]` begin at row `starts[i]`; an image that does not exist has size 0.
     """
 
     files: tuple[Path, ...]
@@ -127,13 +127,13 @@ def hugging_face(split: Split, root: Path | None) -> tuple[ArrowImages, DatasetI
 
     Raises:
         ValueError, FileNotFoundError: for a folder that is missing, damaged, not packed to the end or none of these,
-            a split or column that is not there, labels without a class, images that are paths, classes that differ
+            a split or column that does not exist, labels without a class, images that are paths, classes that differ
             between the two, or a link or name that leads out of the folder.
     """
     if root is None or not root.is_dir():
         raise FileNotFoundError(
             "`data_root` must be a folder that DatasetDict.save_to_disk or graticule pack wrote, got "
-            f"{str(root)!r}, which is not there."
+            f"{str(root)!r}, which does not exist."
         )
     files_below(root, root, lambda name: True)  # all are plain files, before the first is opened
     plan = read_plan(root)

@@ -34,7 +34,7 @@ class DatasetInfo:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """Return the number of classes."""
         return len(self.class_names)
 
 
@@ -119,7 +119,7 @@ def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> 
         ValueError: if `share` is not in (0, 1] or the seed is negative.
     """
     if not 0 < share <= 1:
-        raise ValueError(f"`train_share` must be in (0, 1], as 0.5 for a half, got {share}.")
+        raise ValueError(f"`train_share` must be in (0, 1], such as 0.5 for a half, got {share}.")
     if seed < 0:
         raise ValueError(f"`share_seed` must be at least 0, got {seed}.")
     labels = np.asarray(labels)

@@ -19,7 +19,7 @@ from graticule.data.folder import files_below, is_image
 from graticule.data.images import Split
 from graticule.files import read_bytes
 
-#: The folders of a split, the first that is there.
+#: The folders of a split, the first that exists.
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "test": ("val", "validation", "test")}
 CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 #: Lines of a list of classes, at most: a mask of 8 bits has no more.
@@ -51,7 +51,7 @@ class MaskImages(DenseImages):
 
         Raises:
             ValueError, OSError, SyntaxError: if one of the two cannot be read, they have different sizes, or a pixel
-                has a class that there is not.
+                has an unknown class.
         """
         image_file, mask_file = (stays_inside(path, self.root) for path in self.pairs[index])
         image = read_image(image_file)

@@ -47,7 +47,7 @@ def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tup
     """Load a split of a data set: pairs of an image and a label, and what is known of them.
 
     Raises:
-        ValueError, FileNotFoundError, ImportError: for an unknown name, or data that are not there or damaged.
+        ValueError, FileNotFoundError, ImportError: for an unknown name, or data that do not exist or are damaged.
         TypeError: if a registered function returns something else.
     """
     known_name("dataset", name, DATASETS)
@@ -259,14 +259,14 @@ class DataModule(L.LightningDataModule):
 
     @property
     def num_test(self) -> int:
-        """How many test images there are."""
+        """Return the number of test images."""
         return len(self._images["test"])
 
     def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test images by number, (n, C, height, width), and their labels, (n,).
 
         Raises:
-            ValueError: for a number that there is not.
+            ValueError: for a number that no image has.
         """
         images = self._images["test"]
         for index in indices:

@@ -54,7 +54,7 @@ class Pictures(DataModule):
     ) -> None:
         super().__init__("image_folder", root=folder, size=size, eval_batch_size=batch_size, augmentation=augmentation)
         if not folder.is_dir():
-            raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which is not there.")
+            raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which does not exist.")
         root = next((folder / name for name in SPLITS["test"] if (folder / name).is_dir()), folder)
         found = files_below(root, folder, is_image)
         if not found:
@@ -110,7 +110,7 @@ def _read_labels(path: Path, names: Sequence[str], num_classes: int) -> Mapping[
     """Read a file of lines `path,label`.
 
     Raises:
-        ValueError: for a line that is none, or a label that is no class.
+        ValueError: for a line that is none, or a label that is not a class.
     """
     found: dict[str, int] = {}
     lines = read_bytes(path, _LARGEST).decode("utf-8", errors="replace").splitlines()

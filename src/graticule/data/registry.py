@@ -33,8 +33,8 @@ def register_dataset(name: str) -> Callable[[F], F]:
         name: the name, an identifier.
 
     Raises:
-        ValueError: if `name` is no identifier or already taken.
-        TypeError: for what is no function of two arguments.
+        ValueError: if `name` is not an identifier or already taken.
+        TypeError: for what is not a function of two arguments.
 
     Example::
 
@@ -58,8 +58,8 @@ def register_text(name: str) -> Callable[[F], F]:
         name: the name, an identifier.
 
     Raises:
-        ValueError: if `name` is no identifier or already taken.
-        TypeError: for what is no function of one argument.
+        ValueError: if `name` is not an identifier or already taken.
+        TypeError: for what is not a function of one argument.
 
     Example::
 

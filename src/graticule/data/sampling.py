@@ -59,7 +59,7 @@ class EpochSampler(Sampler[Key]):
         return np.random.default_rng([self.seed, epoch]).permutation(self.length)
 
     def keys(self, epoch: int, places: np.ndarray, indices: np.ndarray | None = None) -> list[Key]:
-        """Return the keys at `places` of an epoch; `indices` is its order, where it is at hand."""
+        """Return the keys at `places` of an epoch; `indices` is its order, where it is known."""
         indices = self.indices(epoch) if indices is None else indices
         if self.repeats == 1:
             return [(epoch, index) for index in indices[places].tolist()]
@@ -179,7 +179,7 @@ class BatchOrder(Sampler[list[Key]]):
     def size(self, epoch: int, number: int, indices: np.ndarray | None = None) -> int:
         """Return the index of the size of batch `number`; the batches of a step have the same in all processes.
 
-        `indices` is the order of the epoch, where it is at hand.
+        `indices` is the order of the epoch, where it is known.
         """
         if self.sizes is None:
             return 0

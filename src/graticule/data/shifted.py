@@ -79,6 +79,6 @@ class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):
 
 
 def shifts_only(augmentation: Augmentation) -> bool:
-    """Whether an augmentation is crops with padding and flips, and nothing else."""
+    """Return whether an augmentation is crops with padding and flips, and nothing else."""
     rest = (augmentation.scale, augmentation.color_jitter, augmentation.rand_augment, augmentation.erasing)
     return augmentation.random and not any(rest)

@@ -37,7 +37,7 @@ def load_text(name: str, root: str | Path | None = None) -> Corpus:
     """Load the training and the held-out ("test") documents of a text.
 
     Raises:
-        ValueError, FileNotFoundError, ImportError: for an unknown name, or text that is not there or cannot be read.
+        ValueError, FileNotFoundError, ImportError: for an unknown name, or text that does not exist or cannot be read.
         TypeError: if a registered function returns something else.
     """
     known_name("dataset", name, TEXTS)
@@ -104,8 +104,8 @@ def text_folder(root: Path | None) -> Corpus:
     """
     if root is None or not root.is_dir():
         raise FileNotFoundError(
-            f"`data_root` must be a folder of text files ({', '.join(TEXT_EXTENSIONS)}), got {str(root)!r}, which is "
-            "not there."
+            f"`data_root` must be a folder of text files ({', '.join(TEXT_EXTENSIONS)}), got {str(root)!r}, which does "
+            "not exist."
         )
     if (root / "train").is_dir():
         places = {split: split_folder(root, split) for split in SPLITS}
@@ -127,11 +127,11 @@ def read_utf8(path: Path) -> str:
     """Read a file of text in UTF-8, of 4 GiB at most; a byte order mark is left out.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is no plain file, larger, or in another encoding, naming the byte and which one it may be.
+        FileNotFoundError: if it does not exist.
+        ValueError: if it is not a regular file, larger, or in another encoding, naming the byte and the likely one.
     """
     content = read_bytes(path, _LARGEST)
-    # of what decodes, only UTF-16 and UTF-32 without a mark, and what is no text, have a zero byte
+    # of what decodes, only UTF-16 and UTF-32 without a mark, and what is not text, have a zero byte
     try:
         text = content.decode("utf-8")
         wrong = content.find(b"\0")
@@ -205,6 +205,6 @@ def _likely_encoding(content: bytes) -> str:
 
 
 def _read(path: Path) -> str:
-    """Read a text file; white space alone is no text."""
+    """Read a text file; white space alone is not text."""
     text = read_utf8(path)
     return text if text.strip() else ""

@@ -30,13 +30,13 @@ def build_tokenizer(name: str, texts: Sequence[str], vocab_size: int | None = No
     """Build a tokenizer for training `texts`: 'bytes', 'bpe' with `vocab_size` tokens, or the file of a saved one.
 
     Raises:
-        ValueError, FileNotFoundError: for an unknown name, a file that is not there or damaged, or a `vocab_size` that
-            cannot be or has no effect.
+        ValueError, FileNotFoundError: for an unknown name, a file that does not exist or is damaged, or a
+            `vocab_size` that cannot be or has no effect.
         ImportError: if the library `tokenizers` is needed and not installed.
     """
     if name == BytePairTokenizer.name:
         if vocab_size is None:
-            raise ValueError("`vocab_size` must be given with `tokenizer` bpe, as 1000.")
+            raise ValueError("`vocab_size` must be given with `tokenizer` bpe, such as 1000.")
         return BytePairTokenizer.train(texts, vocab_size)
     if vocab_size is not None:
         raise ValueError(f"`vocab_size` must be left out with `tokenizer` {name}, which has its own, got {vocab_size}.")
@@ -108,7 +108,7 @@ class TextModule(L.LightningDataModule):
             if value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
         if isinstance(tokenizer, Tokenizer) and vocab_size is not None:
-            raise ValueError(f"`vocab_size` must be left out with a tokenizer that is there, got {vocab_size}.")
+            raise ValueError(f"`vocab_size` must be left out with an existing tokenizer, got {vocab_size}.")
         self.dataset = dataset
         self.root = root
         self.context = context
@@ -131,8 +131,8 @@ class TextModule(L.LightningDataModule):
         """Read the text, train the tokenizer if it is to be, and turn all into tokens.
 
         Raises:
-            ValueError, FileNotFoundError, ImportError: for a text or a tokenizer that is not there or damaged, or too
-                little text for one window.
+            ValueError, FileNotFoundError, ImportError: for a text or a tokenizer that does not exist or is damaged, or
+                too little text for one window.
         """
         if self._train is not None:
             return

@@ -31,7 +31,7 @@ class Tokenizer(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, with that which ends a document."""
+        """Return the number of tokens, including the one that ends a document."""
         return len(self.vocabulary) + 1
 
     @property

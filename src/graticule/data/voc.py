@@ -62,7 +62,7 @@ class VocImages(DenseImages):
 def read_objects(file: Path, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the boxes (n, 4), the labels (n,) from 0, and which are difficult (n,) of an annotation file.
 
-    The file counts pixels from 1 and names the last one; the boxes are those from 0, with the end behind the last.
+    The file counts pixels from 1 and names the last one; the boxes are those from 0, with the end after the last.
 
     Raises:
         ValueError: if the file is damaged, is of an image of another size, or has an unknown class.
@@ -133,7 +133,7 @@ def _listed(root: Path | None, kind: str, split: Split, files: tuple[str, ...]) 
         )
     if missing := [path for path in paths if not path.is_file()]:
         raise FileNotFoundError(
-            f"`data_root` must have the files that {listed} lists; {len(missing)} are not there, such as {missing[0]}."
+            f"`data_root` must have the files that {listed} lists; {len(missing)} do not exist, such as {missing[0]}."
         )
     return root, names
 

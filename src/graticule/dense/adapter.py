@@ -107,7 +107,7 @@ class Adapter(Reader):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw the weights as ViT-Adapter's code does."""
+        """Initialize the weights as ViT-Adapter's code does."""
         nn.init.normal_(self.level_embed)
         for module in self.modules():
             if isinstance(module, nn.Linear):

@@ -28,7 +28,7 @@ def create_detector(
     Args:
         backbone: a name of `list_models()`, or a backbone, of which what is not used is then removed.
         num_classes: number of classes of objects, without the background.
-        head: 'retinanet', 'fcos', 'faster_rcnn' or 'mask_rcnn', with options as 'retinanet(score=0.1)'.
+        head: 'retinanet', 'fcos', 'faster_rcnn' or 'mask_rcnn', with options such as 'retinanet(score=0.1)'.
         neck: 'fpn', 'simple_pyramid' or 'adapter', with options, or several one after another, as
             'adapter + fpn(norm=True)'. By default 'fpn' after a pyramid and 'simple_pyramid' after a plain ViT.
         **arguments: those of `create_model`: `encoding`, `joining`, `img_size`, `pretrained`, ... Class tokens are left
@@ -72,7 +72,7 @@ def create_segmenter(
             'uperhead(channels=128)'.
         neck: as in `create_detector`; by default none for Segmenter's decoders and for 'uperhead' after a pyramid,
             'fpn' for 'fpn' after a pyramid, and 'simple_pyramid' for both after a plain ViT.
-        auxiliary: a second decoder of the same maps for training, as 'fcn'; none by default.
+        auxiliary: a second decoder of the same maps for training, such as 'fcn'; none by default.
         **arguments: those of `create_model`. Class tokens are left out, unless the decoder is one of Segmenter's or
             `class_token=True`.
 

@@ -113,7 +113,7 @@ class Features(nn.Module):
             ValueError: if the maps differ.
         """
         if len(set(self.channels)) > 1:
-            raise ValueError(f"`neck` must end with maps of the same channels, as 'fpn', got {self.channels}.")
+            raise ValueError(f"`neck` must end with maps of the same channels, such as 'fpn', got {self.channels}.")
         return self.channels[0]
 
     def forward(self, images: Tensor, crop: Crop | None = None) -> dict[str, Tensor]:
@@ -156,8 +156,8 @@ def build_features(
 
     Args:
         backbone: the backbone; what is not used of it is removed.
-        neck: names with options, one after another, as 'adapter + fpn(channels=128)'; None for the maps of the backbone
-            itself.
+        neck: names with options, one after another, such as 'adapter + fpn(channels=128)'; None for the maps of the
+            backbone itself.
         norm: whether a single map goes through the final norm.
         defaults: options of the reader and of the last neck, of those that they have, if nothing else is given.
     """

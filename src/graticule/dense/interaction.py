@@ -60,7 +60,7 @@ class DepthwiseOfLevels(nn.Module):
         self.dwconv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, x: Tensor, shapes: Shapes) -> Tensor:
-        """Take tokens (B, S, D) of maps of (H, W) to (B, S, D)."""
+        """Map tokens (B, S, D) of maps of (H, W) to (B, S, D)."""
         parts = x.split([height * width for height, width in shapes], 1)
         maps = (part.transpose(1, 2).unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True))
         return torch.cat([self.dwconv(one.contiguous()).flatten(2).transpose(1, 2) for one in maps], 1)
@@ -77,7 +77,7 @@ class ConvolutionalMlp(nn.Module):
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor, shapes: Shapes) -> Tensor:
-        """Take tokens (B, S, D) of maps of (H, W) to (B, S, D)."""
+        """Map tokens (B, S, D) of maps of (H, W) to (B, S, D)."""
         out: Tensor = self.fc2(self.act(self.dwconv(self.fc1(x), shapes)))
         return out
 
@@ -98,7 +98,7 @@ class Injector(nn.Module):
         self.gamma = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor, at: Tensor, spatial: Tensor, shapes: Shapes) -> Tensor:
-        """Take tokens x: (B, N, D) at `at` (1, N, 1, 2) to (B, N, D), `spatial` being (B, S, D) of maps of (H, W)."""
+        """Map tokens x: (B, N, D) at `at` (1, N, 1, 2) to (B, N, D), `spatial` being (B, S, D) of maps of (H, W)."""
         out: Tensor = x + self.gamma * self.attn(self.query_norm(x), at, self.feat_norm(spatial), shapes)
         return out
 
@@ -121,7 +121,7 @@ class Extractor(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, spatial: Tensor, at: Tensor, x: Tensor, grid: tuple[int, int], shapes: Shapes) -> Tensor:
-        """Take spatial features (B, S, D) at `at` (1, S, 1, 2) to (B, S, D), x: (B, H * W, D) being the tokens."""
+        """Map spatial features (B, S, D) at `at` (1, S, 1, 2) to (B, S, D), x: (B, H * W, D) being the tokens."""
         spatial = spatial + self.attn(self.query_norm(spatial), at, self.feat_norm(x), [grid])
         out: Tensor = spatial + self.drop_path(self.ffn(self.ffn_norm(spatial), shapes))
         return out

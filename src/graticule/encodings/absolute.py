@@ -54,7 +54,7 @@ class AbsoluteEncoding(Encoding):
         self.grid = grid
 
     def fit(self, table: Tensor, old: Grid) -> Tensor | None:
-        """Bring a table of a checkpoint, (N', D), made for `old`, to this grid; None if nothing has to be loaded."""
+        """Resample a table of a checkpoint, (N', D) on the grid `old`; None if there is nothing to load."""
         return None
 
     def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
@@ -163,7 +163,7 @@ class JoinedPosition(Position):
         return names
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Bring a table to this grid: a learnable one is resampled, a formula needs none."""
+        """Resample a table for this grid: a learnable one is resampled, a formula needs none."""
         owner, _, own = name.rpartition(".")
         encoding = self.get_submodule(owner)
         if not isinstance(encoding, AbsoluteEncoding):

@@ -178,7 +178,7 @@ class Encoding(nn.Module, ABC):
 
     @classmethod
     def options(cls, **given: Any) -> Spec:
-        """Return the spec of this encoding with options, as `encoding=ShawBias.options(clip=4)`.
+        """Return the spec of this encoding with options, such as `encoding=ShawBias.options(clip=4)`.
 
         Raises:
             ValueError: if the class is not registered, or has no such option.

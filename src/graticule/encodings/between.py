@@ -23,7 +23,7 @@ def each_place(places: Places) -> tuple[int, ...]:
     """
     found = (places,) if isinstance(places, int) else tuple(places)
     if not found or len(set(found)) < len(found):
-        raise ValueError(f"`places` must be different layers, at least one, as [0, 1, 2], got {places!r}.")
+        raise ValueError(f"`places` must be different layers, at least one, such as [0, 1, 2], got {places!r}.")
     return found
 
 
@@ -50,7 +50,7 @@ class BetweenBlocks(Position):
         self.depth = depth
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Say what each layer gets for `grid`: functions of the tokens."""
+        """Describe what each layer gets for `grid`: functions of the tokens."""
         given = [LayerPosition()] * self.depth
         for key, peg in self.pegs.items():
             act = partial(peg, grid=grid)

@@ -70,7 +70,7 @@ class BucketedBias(BiasEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the tables anew: a normal of std 0.02, cut at 2 (absolute), as `RelativeBias`."""
+        """Initialize the tables: a normal of std 0.02, cut at 2 (absolute), as `RelativeBias`."""
         for table in self.parameters():
             trunc_normal_(table, std=0.02)
 

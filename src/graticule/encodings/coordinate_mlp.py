@@ -59,7 +59,7 @@ class CoordinateMlp(ComputedEncoding):
         self.mlp = nn.Sequential(nn.Linear(2, hidden), nn.GELU(), nn.Linear(hidden, dim))
 
     def reset_parameters(self) -> None:
-        """Draw the MLP anew."""
+        """Initialize the MLP."""
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()

@@ -76,7 +76,7 @@ class Noise:
 
     @property
     def active(self) -> bool:
-        """Whether it changes anything."""
+        """Return whether it changes anything."""
         return (self.shift, self.jitter, self.rescale) != (None, None, None)
 
     def __call__(self, coordinates: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class Decomposed(BiasEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw both tables anew: a normal of std 0.02, cut at 2 (absolute)."""
+        """Initialize both tables: a normal of std 0.02, cut at 2 (absolute)."""
         trunc_normal_(self.rel_pos_h, std=0.02)
         trunc_normal_(self.rel_pos_w, std=0.02)
 

@@ -57,7 +57,7 @@ class Factorized(AbsoluteEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the tables anew."""
+        """Initialize the tables."""
         for table in (self.pos_embed_y, self.pos_embed_x):
             trunc_normal_(table, std=self.std)
 

@@ -68,7 +68,7 @@ class Fourier(ComputedEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the directions and the MLP anew."""
+        """Initialize the directions and the MLP."""
         nn.init.normal_(self.directions, std=self.std)
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):

@@ -42,7 +42,7 @@ class GlobalFilter(MixingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the filters anew."""
+        """Initialize the filters."""
         nn.init.normal_(self.complex_weight, std=self.std)
 
     def forward(self, grid: Grid) -> Tensor:

@@ -25,7 +25,7 @@ class Gpsa(BiasEncoding):
     It begins as a convolution: head (m, n) of the largest square of heads attends around the displacement
     :math:`\Delta` = (m - c, n - c), with :math:`v_h = \alpha (2 \Delta_x, 2 \Delta_y, -1)`. Further heads are drawn
     from a normal of std 0.02, times alpha. Prefix tokens attend by content alone, and position attends to patches
-    alone. At another grid it is computed anew. In a crop the softmax is over the patches of the crop. In ConViT (the
+    alone. At another grid it is computed again. In a crop the softmax is over the patches of the crop. In ConViT (the
     models `convit_...`) the class token joins the patches after the layers with gates, the first ten of twelve, and the
     projection of the values starts as the identity.
 

@@ -48,7 +48,7 @@ class QuadraticMixing(MixingEncoding):
 
     The code counts y upwards (its delta is (x_j - x_i, y_i - y_j)); loading its checkpoints changes the signs.
 
-    Nothing depends on the size of the grid: at another one the function is computed anew. Logits are computed in
+    Nothing depends on the size of the grid: at another one the function is computed again. Logits are computed in
     float32 at least, also under autocast.
 
     Reference: PosMLP (Wang et al., 2022), Eq. 5-8, 12-13 and Table 6, and its released code.

@@ -160,7 +160,7 @@ class BiasPosition(Position):
         }
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Bring a bias table, or a norm of one, of another grid or window to this one."""
+        """Resample a bias table, or a norm of one, of another grid or window for this one."""
         _, layer, own = name.split(".", 2)
         return cast("LayerBias", self.encodings.get_submodule(layer)).fit(own, value, shape)
 
@@ -201,5 +201,5 @@ class SharedBiasPosition(Position):
         }
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Bring a bias table of another grid or window to this one."""
+        """Resample a bias table of another grid or window for this one."""
         return self.encoding.fit(name.removeprefix("encoding."), value, shape)

@@ -48,7 +48,7 @@ class Learnable(AbsoluteEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the table anew."""
+        """Initialize the table."""
         trunc_normal_(self.pos_embed, std=self.std)
 
     def forward(self, grid: Grid) -> Tensor:

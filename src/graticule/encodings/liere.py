@@ -71,7 +71,7 @@ class LieRe(RotaryEncoding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the entries above the diagonals anew, uniform in [0, 2 pi], as the code does."""
+        """Initialize the entries above the diagonals, uniform in [0, 2 pi], as the code does."""
         self.generators.uniform_(0, 2 * torch.pi)
 
     def forward(self, grid: Grid) -> Tensor:

@@ -26,9 +26,9 @@ class LogN(Encoding):
     .. math:: q_i \to \frac{\ln N}{\ln N_0} q_i
 
     Over more tokens a softmax of the same logits is flatter; with this factor its entropy stays about the same. At the
-    size of training nothing changes. It goes with any other encoding, as `rope + log_n`, and costs one product with
-    the queries. A bias that does not depend on the queries is not multiplied. In a text the token i sees i + 1 tokens
-    and has max(1, ln(i + 1) / ln N_0), so that a short text is the beginning of a long one.
+    size of training nothing changes. It goes with any other encoding, such as `rope + log_n`, and costs one product
+    with the queries. A bias that does not depend on the queries is not multiplied. In a text the token i sees i + 1
+    tokens and has max(1, ln(i + 1) / ln N_0), so that a short text is the beginning of a long one.
 
     Reference: Scale Factor of Attention from the Invariance of Entropy (Su, 2021); the factor log N is that of
     Overcoming a Theoretical Limitation of Self-Attention (Chiang and Cholak, 2022).

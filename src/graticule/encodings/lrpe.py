@@ -48,7 +48,7 @@ class LearnableMixing(MixingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the tables anew: a normal, cut at 2 (absolute)."""
+        """Initialize the tables: a normal, cut at 2 (absolute)."""
         trunc_normal_(self.relative_position_table, std=self.std)
 
     def forward(self, grid: Grid) -> Tensor:

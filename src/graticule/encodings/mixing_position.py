@@ -115,7 +115,7 @@ class MixingPosition(Position):
         return names
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Bring weights, a table or a bias of another grid or window to this one."""
+        """Resample weights, a table or a bias of another grid or window for this one."""
         kind, layer, *own = name.split(".")
         if kind == "encodings":
             return cast("MixingEncoding", self.encodings.get_submodule(layer)).fit(".".join(own), value, shape)

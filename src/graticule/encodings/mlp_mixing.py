@@ -45,7 +45,7 @@ class MlpMixing(MixingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew: Xavier uniform, and a bias of std 1e-6."""
+        """Initialize the weights: Xavier uniform, and a bias of std 1e-6."""
         nn.init.xavier_uniform_(self.fc1.weight)
         nn.init.xavier_uniform_(self.fc2.weight)
         nn.init.normal_(self.fc1.bias, std=1e-6)

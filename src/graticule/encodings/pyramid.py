@@ -23,7 +23,7 @@ class PyramidPosition(Position):
     'shared'), it has to reach the channels of that stage the same way, so the stage joins P(w'), with w' the table that
     the joining of the stage before returns (`Joining.join`): w itself, or, for LaPE, what the last norm made of it,
     as Eq. 11 asks (see `Lape`). P is shared with the tokens, weights and norm. Stages with their own tables, as
-    PVT's, start anew from them.
+    PVT's, start again from them.
 
     Reference: Pyramid Vision Transformer (PVT, Wang et al., 2021), section 3.2; LaPE (Yu et al., 2023), Eq. 11.
 

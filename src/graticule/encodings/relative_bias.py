@@ -57,7 +57,7 @@ class RelativeBias(PatchBias):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the table anew, as Swin does: a normal of std 0.02, cut at 2 (absolute)."""
+        """Initialize the table, as Swin does: a normal of std 0.02, cut at 2 (absolute)."""
         trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def patch_bias(self, grid: Grid) -> Tensor:

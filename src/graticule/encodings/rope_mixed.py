@@ -69,7 +69,7 @@ class MixedRope(PlaneRotary):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the directions anew."""
+        """Initialize the directions."""
         lengths = geometric(self.base, self.head_dim // 4, self.freqs.device).to(self.freqs.dtype)
         turn = torch.rand(*self.freqs.shape[1:3], 1, device=self.freqs.device) * 2 * torch.pi
         angle = torch.cat([turn.expand(-1, -1, len(lengths)), turn.expand(-1, -1, len(lengths)) + torch.pi / 2], -1)

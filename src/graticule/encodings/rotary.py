@@ -124,7 +124,7 @@ class PlaneRotary(RotaryEncoding):
 
     @property
     def noisy(self) -> bool:
-        """Whether the coordinates are changed at random: in training, if there is noise."""
+        """Return whether the coordinates are changed at random: in training, if there is noise."""
         return self.training and self.noise.active
 
     def angles(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:

@@ -47,7 +47,7 @@ class DenseMixing(MixingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the matrix anew."""
+        """Initialize the matrix."""
         nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, grid: Grid) -> Tensor:

@@ -55,7 +55,7 @@ class ShawBias(BiasEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw both tables anew: a normal of std 0.02, cut at 2 (absolute)."""
+        """Initialize both tables: a normal of std 0.02, cut at 2 (absolute)."""
         trunc_normal_(self.relative_position_y, std=0.02)
         trunc_normal_(self.relative_position_x, std=0.02)
 

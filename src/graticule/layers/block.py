@@ -67,7 +67,7 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Take tokens x: (B, N, D) to (B, N, D); the backbone applies what `position` has for the residual stream.
+        """Map tokens x: (B, N, D) to (B, N, D); the backbone applies what `position` has for the residual stream.
 
         `where` is passed to the attention: the grid, or the cache of a text.
         """

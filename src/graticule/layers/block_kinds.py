@@ -36,7 +36,7 @@ class PostNormBlock(Block):
                 nn.init.constant_(cast("Tensor", norm.weight), scale)
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Take tokens x: (B, N, D) to (B, N, D)."""
+        """Map tokens x: (B, N, D) to (B, N, D)."""
         y = x if position.inner is None else x + position.inner
         x = x + self.drop_path1(self.norm1(self.attn(y, position, *where)))
         out: Tensor = x + self.drop_path2(self.norm2(self.mlp(x)))
@@ -59,7 +59,7 @@ class ParallelBlock(Block):
         del self.norm2, self.ls2, self.drop_path2
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Take tokens x: (B, N, D) to (B, N, D)."""
+        """Map tokens x: (B, N, D) to (B, N, D)."""
         y = self.norm1(x)
         of_attn = y if position.inner is None else y + position.inner
         out: Tensor = x + self.drop_path1(self.ls1(self.attn(of_attn, position, *where) + self.mlp(y)))
@@ -113,7 +113,7 @@ class ParallelBranchesBlock(nn.Module):
             self.ffns.append(_Branch(each.norm2, "mlp", each.mlp, each.ls2, drop_path))
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Take tokens x: (B, N, D) to (B, N, D)."""
+        """Map tokens x: (B, N, D) to (B, N, D)."""
         x = x + torch.stack([branch(x, position, *where) for branch in self.attns]).sum(0)
         out: Tensor = x + torch.stack([branch(x) for branch in self.ffns]).sum(0)
         return out

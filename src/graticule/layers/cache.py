@@ -31,7 +31,7 @@ class KeyValueCache:
 
     @torch.no_grad()
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in those of n more tokens, (B, h, n, d) each; return those of all so far, (B, h, length, d) each.
+        """Append those of n more tokens, (B, h, n, d) each; return those of all so far, (B, h, length, d) each.
 
         Raises:
             ValueError: if they are more than there is room for.

@@ -208,7 +208,7 @@ class GatedBlock(nn.Module):
         return self.norm
 
     def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
-        """Take tokens x: (B, N, D) of the grid to (B, N, D)."""
+        """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
         out: Tensor = x + self.drop_path(self.mlp_channels(self.norm(x), position, self.windows(*where)))
         return out
 

@@ -1,4 +1,4 @@
-"""Norms, activations and MLPs by name, as `rmsnorm(eps=1e-5)` or `swiglu`, with timm's names."""
+"""Norms, activations and MLPs by name, such as `rmsnorm(eps=1e-5)` or `swiglu`, with timm's names."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def _axes_of(seen: Relative, subject: Subject) -> str:
         raise Failed(f"relative position must run row by row over {by(seen.shape)} patches, got {reading}{seen.where}")
     if reading is None:
         if _non_commuting(subject.model):
-            raise NotApplicable("its rotations do not commute: attention is no function of the displacement")
+            raise NotApplicable("its rotations do not commute: attention is not a function of the displacement")
         if (share := length_differences(seen)) is not None and share > SAME:
             raise NotApplicable("the rotation of queries does not keep their length: see pair layout")
         raise Failed(
@@ -147,7 +147,7 @@ def _relative_prefix(subject: Subject) -> str:
                 f"{seen.where}"
             )
         if reading != RIGHT:
-            raise NotApplicable("attention is no function of the displacement: see axes and pair layout")
+            raise NotApplicable("attention is not a function of the displacement: see axes and pair layout")
     return f"attention of the patches is right beside {_tokens(seen.outside)}"
 
 

@@ -91,7 +91,7 @@ def _signature(subject: Subject) -> dict[Size, Tensor]:
     try:
         seen = relative(subject)
         if seen.reading() != RIGHT:
-            raise NotApplicable("attention is no function of the displacement")
+            raise NotApplicable("attention is not a function of the displacement")
         return seen.by_displacement()
     except NotApplicable:
         rows = subject.rows()

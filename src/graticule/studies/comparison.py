@@ -75,7 +75,7 @@ class Comparison:
         return markdown([self.columns, *self.rows()])
 
     def verdict(self) -> list[str]:
-        """Say for each choice what the numbers show against the first, at 5 percent over all; then how it is tested."""
+        """Describe for each choice what the numbers show against the first, at 5 percent over all, and the tests."""
         first, *names = self.scores
         said, count = [], sum(p is not None for p in self.tests)
         for name, test, p in zip(names, self._paired, holm(self.tests), strict=True):
@@ -95,7 +95,7 @@ def supported_decimals(metric: Metric, examples: int | None, seeds: int = 1) -> 
 
     .. math:: 10^{-d} \le \frac{100}{n \cdot \text{seeds}},
 
-    and at most 3. A metric that is no percentage, or is over an unknown number, has its own decimals.
+    and at most 3. A metric that is not a percentage, or is over an unknown number, has its own decimals.
     """
     if metric.unit != "%" or examples is None:
         return metric.decimals

@@ -149,7 +149,7 @@ def train_part(
     """
     number, parts = part
     if not 1 <= number <= parts:
-        raise ValueError(f"`part` must be K/N with K from 1 to N, as 2/4, got {number}/{parts}.")
+        raise ValueError(f"`part` must be K/N with K from 1 to N, such as 2/4, got {number}/{parts}.")
     runs, *_ = _prepare(choices, seeds, Path(folder), replace)
     train_runs(runs[number - 1 :: parts], executor, progress=progress)
     return sum(not Run(one.folder).finished for one in runs)

@@ -54,7 +54,7 @@ class RunJob(Protocol):
 
     @property
     def choice(self) -> str:
-        """What it is among the others."""
+        """Return its place among the others."""
 
     @property
     def folder(self) -> Path:
@@ -174,7 +174,7 @@ def _terminate(processes: Sequence[BaseProcess]) -> None:
 
 
 class LocalProcesses:
-    """Processes on this machine, of one thread each; they are started anew if one dies.
+    """Processes on this machine, of one thread each; they are restarted if one dies.
 
     Args:
         count: how many.
@@ -201,7 +201,7 @@ class LocalProcesses:
 
 
 class DaskWorkers:
-    """The workers of a Dask cluster, which calls a function anew where its worker died.
+    """The workers of a Dask cluster, which calls a function again where its worker died.
 
     Args:
         client: of the cluster.
@@ -307,7 +307,7 @@ def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) 
 
 
 def _epochs_done(one: RunJob) -> int:
-    """Return how many epochs a run has behind it, as its history says."""
+    """Return how many epochs a run has finished, as its history says."""
     from graticule.training import Run
 
     try:

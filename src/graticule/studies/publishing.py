@@ -24,13 +24,13 @@ def publish_run(
 
     Args:
         run: of images: of a classifier, a segmentation model or a detector.
-        folder: is made if it is not there; a run's own folder is not taken.
+        folder: is made if it does not exist; a run's own folder is not taken.
         model: the model of the run with other weights than the best ones.
         figure_format: pdf and svg are written beside the png, which is what a card can show.
 
     Raises:
         ValueError: if the run is on text, or `folder` is that of a run.
-        FileNotFoundError: if the run has saved nothing yet, or its data are not there, whose statistics a model needs.
+        FileNotFoundError: if the run has saved nothing yet, or its data do not exist, whose statistics a model needs.
     """
     folder = _checked(Path(folder))
     if not run.task().inputs.startswith("images"):
@@ -60,11 +60,11 @@ def publish(
     host: str | None = None,
     figure_format: Literal["png", "pdf", "svg"] = "png",
 ) -> Path:
-    """Write a model that is no run's, its card and the sheet of its correlations or biases to `folder`.
+    """Write a model that is not a run's, its card and the sheet of its correlations or biases to `folder`.
 
     Args:
         model: as `graticule.save_pretrained` takes it.
-        folder: is made if it is not there; a run's own folder is not taken.
+        folder: is made if it does not exist; a run's own folder is not taken.
         name: of the model, for the sheet.
         host: of a module with an attached position, as `graticule.save_pretrained` takes it.
         figure_format: pdf and svg are written beside the png, which is what a card can show.
@@ -108,7 +108,7 @@ def _results(run: Any, recipe: Any, held_out: str) -> list[tuple[str, str]]:
 
 
 def _measured(run: Any) -> str:
-    """Say where and with what versions a run was trained."""
+    """Describe where and with what versions a run was trained."""
     described: dict[str, Any] = read_typed(run.recipe_file, dict[str, Any])
     versions, machine = described.get("versions", {}), described.get("machine", {})
     with_ = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "timm") if name in versions)

@@ -55,7 +55,7 @@ class ResamplerStudy:
         return [tuple(header), *((name, *(column[name] for column in columns)) for name in self.similarity)]
 
     def notes(self) -> list[str]:
-        """Say what the table means."""
+        """Describe what the table means."""
         count = len(next(iter(next(iter(self.similarity.values())).values())))
         notes = [
             f"mean ± standard error over {count} images; cosine with the features at {_text(self.trained_at)}; "

@@ -58,7 +58,7 @@ class Resolutions:
         return difference_rows(self.scores, self._name, self.decimals)
 
     def note(self) -> str:
-        """Say how many tests `differences` has and how their p values are adjusted."""
+        """Describe how many tests `differences` has and how their p values are adjusted."""
         return difference_note(self.scores)
 
     def markdown(self) -> str:
@@ -69,7 +69,7 @@ class Resolutions:
         return "\n\n".join([markdown(self.rows(), self.differences()), self.note(), *said])
 
     def unplaced_note(self) -> str:
-        """Say whose crops had the position of a whole image."""
+        """Describe whose crops had the position of a whole image."""
         return f"With the position of a whole image, since they cannot encode a crop: {', '.join(self.unplaced)}."
 
     def figure(self, title: str = "") -> Figure:

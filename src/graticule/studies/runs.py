@@ -40,7 +40,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
         FileNotFoundError: if there is no such folder.
     """
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "is not there"
+        what = "is not a folder" if folder.exists() else "does not exist"
         raise FileNotFoundError(f"`folders` must be folders with runs, got {str(folder)!r}, which {what}.")
     for place, folders, files in os.walk(folder):
         if "recipe.json" in files:
@@ -161,7 +161,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     """Read the recipe of a run as plain values, whatever version and whatever plugin wrote it.
 
     Raises:
-        ValueError: if it is no recipe.
+        ValueError: if it is not a recipe.
     """
     return _read_described(path)[0]
 

@@ -80,7 +80,7 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def conclusion(test: PairedTest, adjusted: float, tests: int) -> str:
-    """Say what a test shows, in a few words.
+    """Describe what a test shows, in a few words.
 
     Where the 95 % interval excludes zero but the adjusted p is not below 5 %, the data neither show a difference nor
     agree with none, and that is what is said.
@@ -101,7 +101,7 @@ def uncorrected(tests: int) -> str:
 
 
 def finding(test: PairedTest | None, adjusted: float | None, decimals: int, tests: int) -> str:
-    """Say what a test shows, given its p adjusted for all `tests` of its family."""
+    """Describe what a test shows, given its p adjusted for all `tests` of its family."""
     if test is None or adjusted is None:
         return "not tested (too few seeds, or the same difference in all)"
     interval = f"95 % interval {test.low:+.{decimals}f} to {test.high:+.{decimals}f}"

@@ -63,5 +63,5 @@ def slurm_script(on: str, folder: Path) -> str:
 
 
 def missing_package(kind: str, package: str) -> str:
-    """Say which package `--on` needs and how to install it."""
+    """Describe which package `--on` needs and how to install it."""
     return f'`on` {kind} must have the package {package}: pip install "graticule[cluster]".'

@@ -38,7 +38,7 @@ class Tested:
 
     @property
     def supported(self) -> bool:
-        """Whether there is a difference beyond chance."""
+        """Return whether there is a difference beyond chance."""
         return self.adjusted is not None and self.adjusted < LEVEL
 
 
@@ -68,7 +68,7 @@ class StudyReport:
 
     @property
     def measured(self) -> str:
-        """What the table of means shows, a sentence."""
+        """Return a sentence on what the table of means shows."""
         return f"{_title(self.metric)} with the recipe `{self.study.recipe}`, mean and standard deviation over seeds."
 
     def values(self, at: str, metric: str | None = None) -> Values:
@@ -153,7 +153,7 @@ class StudyReport:
         return rows
 
     def sentences(self) -> list[str]:
-        """Say what each test shows, a sentence each."""
+        """Describe what each test shows, a sentence each."""
         tests = self.tests()
         count = _made(tests)
         return [
@@ -203,7 +203,7 @@ class StudyReport:
         return "\n".join(latex_table(columns, rows) for columns, *rows in tables)
 
     def provenance(self) -> str:
-        """Say how many runs there are, from when, and with which versions and machine."""
+        """Describe how many runs there are, from when, and with which versions and machine."""
         runs = {row.cell: row for row in self.rows}
         dates, versions, machines = (
             sorted({of(row) for row in runs.values()})

@@ -58,7 +58,7 @@ def difference_rows(
 
 
 def difference_note(scores: Mapping[str, Mapping[Condition, Sequence[float]]]) -> str:
-    """Say how many tests `difference_rows` has and how their p values are adjusted."""
+    """Describe how many tests `difference_rows` has and how their p values are adjusted."""
     return holm_note(sum(p is not None for p in _tests(scores)))
 
 

@@ -61,7 +61,7 @@ class Lengths:
         return "".join(said)
 
     def note(self) -> str:
-        """Say how many tests `differences` has and how their p values are adjusted."""
+        """Describe how many tests `differences` has and how their p values are adjusted."""
         return difference_note(self.scores)
 
     def markdown(self) -> str:

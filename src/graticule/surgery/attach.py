@@ -40,7 +40,7 @@ def attach(
     remove: str | tuple[str, ...] | None = None,
     example: Tensor | Mapping[str, Any] | None = None,
 ) -> Module:
-    """Give a transformer whose blocks are pre-norm an encoding and a joining, in place; returns it.
+    """Add an encoding and a joining to a transformer with pre-norm blocks, in place; returns it.
 
     Works on modules of timm, transformers and torchvision and on your own, whose code stays as it is: hooks add to the
     residual stream (joinings `default`, `shared`, `unshared`, and PEG), to the normalized tokens (`lape_sharing`,
@@ -59,7 +59,7 @@ def attach(
         module: a transformer, or a model that holds one.
         encoding: as in `create_model`.
         joining: as in `create_model`; 'default' adds the table to what enters the first block.
-        blocks: the names of the blocks, where * stands for one part of a name, as 'vit.layers.*'.
+        blocks: the names of the blocks, where * stands for one part of a name, such as 'vit.layers.*'.
         norm: the name, in a block, of the norm before attention. Its output must go to attention alone.
         patch_grid: (H, W) of the patches; found by default.
         prefix: number of tokens before the patches; found by default.
@@ -102,7 +102,7 @@ def attach(
 
 
 def detach(module: Module) -> Module:
-    """Take the position that `attach` gave a module out of it, in place; returns the module as it was before.
+    """Remove the position that `attach` added to a module, in place; returns the module as it was before.
 
     Raises:
         ValueError: if nothing is attached.

@@ -23,7 +23,7 @@ def build_host(text: str) -> Any:
     """Build a module of timm or torchvision, with the weights of its initialization.
 
     Args:
-        text: the library and the name, with options, as 'timm:vit_tiny_patch16_224(img_size=64)' or
+        text: the library and the name, with options, such as 'timm:vit_tiny_patch16_224(img_size=64)' or
             'torchvision:vit_b_16(num_classes=10)'.
 
     Raises:

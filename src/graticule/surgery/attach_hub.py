@@ -59,7 +59,7 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
 
     Args:
         module: it stays as it is.
-        host: the name that the module was built from, as 'torchvision:vit_b_16'; one of timm says it itself.
+        host: the name that the module was built from, such as 'torchvision:vit_b_16'; one of timm says it itself.
         preprocessing: entries of timm's configuration.
 
     Raises:

@@ -111,7 +111,7 @@ def export(
     size = (img_size, img_size) if isinstance(img_size, int) else subject.size if img_size is None else img_size
     count = subject.feature_count
     if wrong := [index for index in features if not 0 <= index < count]:
-        rule = f"from 0 to {count - 1}" if count else f"left out with {type(model).__name__}, which is no backbone"
+        rule = f"from 0 to {count - 1}" if count else f"left out with {type(model).__name__}, which is not a backbone"
         raise ValueError(f"`features` must be {rule}, got {wrong[0]}.")
     if named == WEIGHTS:
         options = {"dynamic": dynamic, "features": features, "int8": int8, "img_size": img_size, "batches": batches}

@@ -25,7 +25,7 @@ Runner = Callable[[Tensor], list[Tensor]]
 
 @contextlib.contextmanager
 def errors_only(name: str | None) -> Iterator[None]:
-    """Hide what a logger says that is no error; None is the root."""
+    """Hide what a logger says that is not an error; None is the root."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -57,7 +57,7 @@ def fold(model: Model, img_size: int | tuple[int, int] | None = None, sizes: int
 
 
 def unfold(model: Model) -> Model:
-    """Bring the position information that `fold` replaced back, in place; returns the model."""
+    """Restore the position information that `fold` replaced, in place; returns the model."""
     for backbone in _backbones(model):
         if isinstance(backbone.position, Folded):
             backbone.position = backbone.position.original.train(backbone.position.training)

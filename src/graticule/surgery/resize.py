@@ -42,8 +42,8 @@ def resize(
         model: one of our backbones, a module that holds some, a model of timm, or one of these with an attached
             position.
         img_size: pixels, a side or (height, width).
-        resampler: how what is held is resampled, as 'bilinear(antialias=False)'; the model keeps it for further sizes.
-            By default as each encoding does it.
+        resampler: how what is held is resampled, such as 'bilinear(antialias=False)'; the model keeps it for further
+            sizes. By default as each encoding does it.
         windows: for Swin, Swin-MLP and PosMLP: side of the windows in patches, or for PosMLP one side per stage;
             unchanged by default.
 
@@ -175,7 +175,7 @@ def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]
 
 @contextmanager
 def _whole_or_not_at_all(model: nn.Module) -> Iterator[None]:
-    """Bring all modules back to what they were if the block raises: their attributes, parameters and buffers.
+    """Restore all modules if the block raises: their attributes, parameters and buffers.
 
     Values of tensors are not brought back: what resizes a model makes new ones.
     """

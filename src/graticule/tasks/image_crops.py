@@ -37,7 +37,7 @@ def middle(model: Any, size: Size, whole: Size) -> tuple[int, int]:
 
 
 def crop_of(model: Any, size: Size, whole: Size) -> Crop | None:
-    """Return the middle part as the model is told it; None where its encoding cannot encode a part of an image."""
+    """Return the middle part as the model receives it; None where its encoding cannot encode a part of an image."""
     if not isinstance(model, Backbone):
         return None
     grid = unfold(model).grid_at(whole)
@@ -57,7 +57,7 @@ class OnMiddle(nn.Module):
         model: takes images of the part, and `crop` if there is one.
         start: (top, left) of the part, in pixels.
         size: (height, width) of the part.
-        crop: which part the model is told that it is; None for a whole image.
+        crop: the part of the image that the model receives; None for a whole image.
     """
 
     def __init__(self, model: nn.Module, start: tuple[int, int], size: Size, crop: Crop | None) -> None:

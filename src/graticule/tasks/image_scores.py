@@ -55,7 +55,7 @@ def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
     """Check that a model can be fed images of `sizes` = (height, width), in pixels.
 
     Raises:
-        ValueError: for a size that is no multiple of the patch, or that the model refuses.
+        ValueError: for a size that is not a multiple of the patch, or that the model refuses.
     """
     for size in sizes:
         view_of(model).sized(size)
@@ -94,7 +94,7 @@ def evaluate(
     of the forward pass on a full batch, reading excluded; measuring them takes half a second for each size.
 
     Raises:
-        ValueError: for a size that is no multiple of the patch, or a crop larger than the images, before any work.
+        ValueError: for a size that is not a multiple of the patch, or a crop larger than the images, before any work.
     """
     sizes = list(sizes)
     check_sizes(model, sizes)

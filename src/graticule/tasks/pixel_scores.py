@@ -63,6 +63,6 @@ def class_ious(counts: Any) -> list[float | None]:
 
 
 def mean_iou(counts: Any) -> float:
-    """Return the mean of `class_ious`, over the classes that are there or were found."""
+    """Return the mean of `class_ious`, over the classes that are present or were found."""
     ious = [iou for iou in class_ious(counts) if iou is not None]
     return sum(ious) / len(ious) if ious else 0.0

@@ -151,7 +151,7 @@ def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, int
 
     Raises:
         ValueError: if there is no such run or model, no weights or ones that do not fit, or other classes or channels.
-        FileNotFoundError: if the checkpoint is not there, or the run has none yet.
+        FileNotFoundError: if the checkpoint does not exist, or the run has none yet.
     """
     if options.teacher is None:
         return None

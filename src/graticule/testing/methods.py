@@ -35,7 +35,7 @@ def check_encoding(
     """Check that an encoding does what every encoding must, in a small ViT, or gMLP if it mixes tokens.
 
     Args:
-        encoding: its name with options, as 'fire(hidden=8)'.
+        encoding: its name with options, such as 'fire(hidden=8)'.
         joining: the joining that brings it to the layers.
         compiled: whether to compile the model too, which takes most of the time.
         without_effect: options that change nothing in a model as small as this (15 patches, 3 layers), or change only
@@ -95,7 +95,7 @@ def check_model(
         model: takes images (B, C, height, width); it is not changed.
         img_size: (height, width) in pixels; by default the model's own.
         patch_size: the same of a patch; by default the model's own.
-        skip: names of checks to leave out, as 'export', which takes most of the time.
+        skip: names of checks to leave out, such as 'export', which takes most of the time.
 
     Returns:
         What each check found: passed, or not applicable with the reason.
@@ -239,7 +239,7 @@ def _other_values(kind: Any, value: Any) -> Iterator[Any]:
 
 @torch.no_grad()
 def _drawn(model: nn.Module) -> nn.Module:
-    """Draw every trainable parameter again, so that each one matters."""
+    """Set every trainable parameter to random values, so that each one matters."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1) * 0.5)

@@ -14,7 +14,7 @@ def check_resampler(resampler: str) -> None:
     """Check that a resampler does what every resampler must, for each kind of table that it takes.
 
     Args:
-        resampler: its name with options, as 'bicubic(antialias=False)'.
+        resampler: its name with options, such as 'bicubic(antialias=False)'.
 
     Raises:
         AssertionError: naming what does not hold.

@@ -68,7 +68,7 @@ def shard(model: nn.Module, mesh: Any) -> None:
 class ShardedStrategy(ModelParallelStrategy):
     """Each process holds and saves a shard of weights, gradients and optimizer; on CPUs, too.
 
-    A checkpoint is a folder, whole or not there. It is read without running code that is in it.
+    A checkpoint is a folder, complete or absent. It is read without running code that is in it.
     """
 
     def __init__(self, processes: int) -> None:
@@ -167,7 +167,7 @@ def check_shards(path: Path) -> None:
     described, rest = path / ".metadata", path / _REST
     if not described.is_file() or not rest.is_file():
         raise ValueError(
-            f"{path} is no checkpoint of strategy fsdp, or it is not whole: it lacks .metadata or {_REST}."
+            f"{path} is not a checkpoint of strategy fsdp, or it is not whole: it lacks .metadata or {_REST}."
         )
     try:
         with described.open("rb") as file:
@@ -196,7 +196,7 @@ def read_shards(path: Path) -> dict[str, Tensor]:
         with warnings.catch_warnings():  # that there is one process only
             warnings.simplefilter("ignore")
             dcp.load(found, storage_reader=reader, planner=_PlainValues(), no_dist=True)
-    except (Exception, CheckpointException) as error:  # which is no Exception
+    except (Exception, CheckpointException) as error:  # which is not an Exception
         raise ValueError(f"{path} cannot be read ({_reason(error)}).") from None
     return {name.removeprefix(prefix): value for name, value in found.items()}
 
@@ -205,11 +205,13 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
     """Load the weights of a checkpoint, one file or sharded, into `model`; returns the model.
 
     Raises:
-        FileNotFoundError: if it is not there (any more).
+        FileNotFoundError: if it does not exist (any more).
         ValueError: if it is damaged or does not fit.
     """
     if not path.exists():
-        raise FileNotFoundError(f"{path} is not there; if the run is being trained, a newer one may have replaced it.")
+        raise FileNotFoundError(
+            f"{path} does not exist; if the run is being trained, a newer one may have replaced it."
+        )
     if path.is_file():
         return load_checkpoint(model, path) if hasattr(model, "position") else load_own(model, path)
     model.load_state_dict(read_shards(path))
@@ -253,7 +255,7 @@ def read_rest(path: Path) -> Rest:
     """Read a checkpoint's progress, history and best score.
 
     Raises:
-        FileNotFoundError: if it is not there.
+        FileNotFoundError: if it does not exist.
         ValueError: if it cannot be read, or lacks one of them, or has something else under its name.
     """
     found = read_checkpoint(path if path.is_file() else path / _REST)

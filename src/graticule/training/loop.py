@@ -54,7 +54,7 @@ _EXPECTED_WARNINGS = (
 def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Run:
     """Train as `recipe` says into `folder`; returns the run.
 
-    Randomness is a function of the seed, the step and the process, and checkpoints are whole or not there, so that a
+    Randomness is a function of the seed, the step and the process, and checkpoints are complete or absent, so that a
     run killed at any moment and resumed ends as one that was not. Started by torchrun, SLURM or once on each node (then
     Lightning starts a process for every device), all processes call this alike.
 

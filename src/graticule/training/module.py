@@ -79,7 +79,7 @@ class TrainingModule(L.LightningModule):
         return loss if weight == 1 else loss * weight
 
     def _finite(self, loss: Tensor, batch_idx: int) -> bool:
-        """Whether the loss is finite, in all processes.
+        """Return whether the loss is finite, in all processes.
 
         Raises:
             FloatingPointError: if it is not, and may not be skipped (any more); the examples are in a file by then.
@@ -192,7 +192,7 @@ class TrainingModule(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the counts of a checkpoint, each process its own; where they are others now, the first takes all."""
+        """Restore the counts of a checkpoint, per process; if their number differs now, the first process gets all."""
         progress = checkpoint["progress"]
         sums = progress["sums"]
         if len(sums) == self.trainer.world_size:

@@ -39,7 +39,7 @@ def load(
     run = run_of(path)
     if not path.exists():
         raise FileNotFoundError(
-            f"`source` must be a run or a file of its weights, got {str(path)!r}, which is not there."
+            f"`source` must be a run or a file of its weights, got {str(path)!r}, which does not exist."
         )
     if run is None and (path / CONFIG).is_file():
         if checkpoint != "best":

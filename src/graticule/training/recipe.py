@@ -98,7 +98,7 @@ class TrainingRecipe:
     schedule: Literal["cosine", "step", "poly"] = "cosine"
     """learning rate after the warm-up: cosine, step (divided by 10 after each of `decay_epochs`) or poly"""
     decay_epochs: tuple[Count, ...] = ()
-    """epochs after which the schedule step divides the learning rate by 10, as 8 11 (1x) or 27 33 (3x)"""
+    """epochs after which the schedule step divides the learning rate by 10, such as 8 11 (1x) or 27 33 (3x)"""
     poly_power: Positive = 1.0
     """exponent of the schedule poly, which falls from `lr` to `min_lr`"""
     layer_decay: Annotated[Positive, Field(le=1)] | None = None
@@ -172,7 +172,8 @@ class TrainingRecipe:
         if bool(self.decay_epochs) != (self.schedule == "step"):
             raise ValueError(
                 f"`decay_epochs` must be given with the schedule step and no other, got {list(self.decay_epochs)} with "
-                f"{self.schedule}; " + ("set `schedule` to step." if self.decay_epochs else "give epochs, as 8 11.")
+                f"{self.schedule}; "
+                + ("set `schedule` to step." if self.decay_epochs else "give epochs, such as 8 11.")
             )
         if (
             list(self.decay_epochs) != sorted(set(self.decay_epochs))
@@ -201,13 +202,15 @@ class TrainingRecipe:
         for text in self.model_kwargs:
             name, equals, value = text.partition("=")
             if not (name.isidentifier() and equals and value) or name in found:
-                raise ValueError(f"`model_kwargs` must be different NAME=VALUE, as windows=[28,14,14,7], got {text!r}.")
+                raise ValueError(
+                    f"`model_kwargs` must be different NAME=VALUE, such as windows=[28,14,14,7], got {text!r}."
+                )
             try:
                 found[name] = json.loads({"True": "true", "False": "false"}.get(value, value), parse_constant=_refused)
             except ValueError:
                 if not value.isidentifier():
                     raise ValueError(
-                        f"`model_kwargs` must have JSON or a word after =, as windows=[28,14,14,7], got {text!r}."
+                        f"`model_kwargs` must have JSON or a word after =, such as windows=[28,14,14,7], got {text!r}."
                     ) from None
                 found[name] = value
             if found[name] is None:

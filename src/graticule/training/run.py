@@ -50,7 +50,7 @@ class Run(RunFolder):
 
     @property
     def running(self) -> bool:
-        """Whether a process on this machine trains it now."""
+        """Return whether a process on this machine trains it now."""
         with locked(self.folder) as free:
             return not free
 
@@ -71,12 +71,12 @@ class Run(RunFolder):
         values = self._described()["recipe"]
         for name in ("model", "epochs", "task"):  # without them, the defaults of this version would be trained
             if name not in values:
-                raise ValueError(f"{self.recipe_file} is no recipe: `{name}` must be given.")
+                raise ValueError(f"{self.recipe_file} is not a recipe: `{name}` must be given.")
         try:
             return read_recipe(values)
         except ValueError as error:
             reason = str(error).rstrip(".")
-            raise ValueError(f"{self.recipe_file} is no recipe that this version can read: {reason}.") from None
+            raise ValueError(f"{self.recipe_file} is not a recipe that this version can read: {reason}.") from None
 
     @property
     def plugins(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
     """Load the weights that a recipe starts from; returns what was loaded from a whole checkpoint.
 
     Raises:
-        FileNotFoundError: if they are not there.
+        FileNotFoundError: if they do not exist.
         ValueError: if they cannot be read or do not fit, or are of a run whose inputs mean something else.
     """
     taken = None
@@ -26,7 +26,7 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
     if source is not None:
         if not source.exists():
             raise FileNotFoundError(
-                f"`start_from` must be a run or a checkpoint, got {str(source)!r}, which is not there."
+                f"`start_from` must be a run or a checkpoint, got {str(source)!r}, which does not exist."
             )
         run = run_of(source)
         same = run is None or task.same_outputs(run, data)

@@ -21,7 +21,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def changed_surroundings(recorded: Mapping[str, Any]) -> list[str]:
-    """List what is not as a run recorded it, as 'threads 2 where the run had 4'."""
+    """List what is not as a run recorded it, such as 'threads 2 where the run had 4'."""
     found = []
     for part, values in surroundings().items():
         before = recorded.get(part)

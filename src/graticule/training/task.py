@@ -165,14 +165,14 @@ class Task(ABC, Generic[R, D]):
         """
 
     def start_validation(self) -> None:
-        """Forget what `validate` has collected, before the held-out data are validated anew."""
+        """Forget what `validate` has collected, before the held-out data are validated again."""
 
     @abstractmethod
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return values of the examples of a held-out batch, (n,) each: `loss` if there is one, and those for `score`.
 
-        Examples that only fill up a batch are left out. A metric that is no function of sums, as the average precision,
-        is computed from what this method collects in the task.
+        Examples that only fill up a batch are left out. A metric that is not a function of sums, such as the average
+        precision, is computed from what this method collects in the task.
         """
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
@@ -226,8 +226,8 @@ def register_task(name: str) -> Callable[[T], T]:
     """Return a decorator that registers a `Task` as `name`, the `task` of its recipe class.
 
     Raises:
-        ValueError: if `name` is no identifier, another class has it, or the recipe class has another `task`.
-        TypeError: if the class is no subclass of `Task`.
+        ValueError: if `name` is not an identifier, another class has it, or the recipe class has another `task`.
+        TypeError: if the class is not a subclass of `Task`.
     """
     register = _TASKS.register(name)
 

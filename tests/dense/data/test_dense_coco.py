@@ -94,7 +94,7 @@ def test_a_file_that_is_wrong_is_refused_when_it_is_loaded(tmp_path, values, sai
 def test_a_missing_image_is_named_with_how_many_are_missing(tmp_path):
     write_coco(tmp_path)
     (tmp_path / "train2017" / "8.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match=r"1 of 3 are not there, such as .*8\.jpg"):
+    with pytest.raises(FileNotFoundError, match=r"1 of 3 do not exist, such as .*8\.jpg"):
         coco("train", tmp_path)
 
 

@@ -23,7 +23,7 @@ _LARGEST = 1 << 26
 class Row:
     """The score of a trained model at one size.
 
-    choice: its text, as encoding=rope.
+    choice: its text, such as encoding=rope.
     trained, side: cells per side, in training and in this test.
     score, chance: in the measure of the task.
     normalized: the score where chance is 0 and a perfect answer 1.
@@ -136,7 +136,7 @@ class Profile:
         return "\n\n".join([*tables, f"{steps}\n\n{markdown(self.steps_table())}"])
 
     def title(self, side: int) -> str:
-        """Say what the scores at a size are."""
+        """Describe what the scores at a size are."""
         where = "as in training" if side == self.trained else f"trained on {self.trained} x {self.trained}"
         seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"mean ± s.d. of {len(self.seeds)} seeds"
         return f"{side} x {side} cells, {where}; % of the way from chance (0) to solved (100), {seeds}"

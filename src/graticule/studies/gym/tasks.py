@@ -9,7 +9,7 @@ __all__ = ["TASKS", "absolute", "build_task", "counting", "pointing", "relative"
 
 
 def build_task(task: str, grid: tuple[int, int], surface: Surface = "plane") -> GymTask:
-    """Build a task from its name with options, as 'place' or 'place(density=0.5)'.
+    """Build a task from its name with options, such as 'place' or 'place(density=0.5)'.
 
     Raises:
         ValueError: for an unknown name or option, or a value that the task refuses.

@@ -75,7 +75,7 @@ def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueErro
         model: the model, or a module of it.
         attribute: the name of what cannot be converted.
         value: its value; of a module, its class is named.
-        rule: what it would have to be, as 'must be False'.
+        rule: what it would have to be, such as 'must be False'.
     """
     shown = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
     return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {shown}.")

@@ -129,7 +129,7 @@ def _values(
 
 
 def _copy_settings(model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:
-    """Copy what is no weight: the modes, which parameters are trained, and timm's configuration."""
+    """Copy what is not a weight: the modes, which parameters are trained, and timm's configuration."""
     ours.train(model.training)
     own = dict(ours.named_parameters())
     for theirs, parameter in model.named_parameters():
@@ -141,7 +141,7 @@ def _copy_settings(model: nn.Module, ours: Backbone, names: Mapping[str, tuple[s
             setattr(ours, mode, getattr(model, mode))
     configuration = deepcopy(getattr(model, "pretrained_cfg", None))
     if isinstance(configuration, dict):
-        # the size of the model at hand, from which timm resolves the transforms
+        # the size of the converted model, from which timm resolves the transforms
         configuration["input_size"] = (ours.in_chans, *ours.img_size)
         untyped.pretrained_cfg = untyped.default_cfg = configuration
 

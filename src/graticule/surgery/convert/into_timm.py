@@ -121,7 +121,7 @@ def _resize_windows(there: Any, model: Backbone, windows: Sequence[tuple[int, in
 
 
 def _put(model: nn.Module, name: str, value: Tensor, trained: bool) -> None:
-    """Put a copy of a tensor in the place of a parameter or buffer."""
+    """Put a copy of a tensor instead of a parameter or buffer."""
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     old = getattr(module, leaf)

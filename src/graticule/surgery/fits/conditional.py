@@ -1,4 +1,4 @@
-"""Convolutions between blocks that start as if they were not there."""
+"""Convolutions between blocks that start as if they were absent."""
 
 from __future__ import annotations
 

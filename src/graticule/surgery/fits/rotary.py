@@ -12,7 +12,7 @@ from graticule.surgery.fits.registry import Before, register_fit
 
 @register_fit(JoinedPosition, RotaryPosition)
 def refuse_table(old: Any, new: Any, before: Before) -> str:
-    """Say why nothing of a rotation can stand for a table.
+    """Describe why nothing of a rotation can stand for a table.
 
     It multiplies queries and keys, so it adds to the logits only what their content, and the biases of their
     projections, make of it. The report measures that for the mean tokens.
