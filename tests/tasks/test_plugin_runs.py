@@ -15,7 +15,9 @@ from graticule import plugins
 from graticule.backbones.hub_config import classes_within
 from graticule.cli import main
 from graticule.encodings import ENCODINGS
+from graticule.studies.gym.recipe import GymRecipe
 from graticule.studies.matrix import combinations, families
+from graticule.studies.study_table import recipe_hash
 from graticule.training import Run, build_model, train
 from graticule.training.task import recipe_plugins
 
@@ -126,13 +128,33 @@ def test_a_run_is_resumed_bit_for_bit_and_not_with_a_changed_plugin(run, tmp_pat
     assert all(torch.equal(value, found[name]) for name, value in expected.items()) and expected.keys() == found.keys()
 
 
-def test_a_comparison_takes_it(run, tmp_path, capsys):
+def test_a_comparison_takes_it_and_mixes_no_versions_of_it(run, tmp_path, capsys, monkeypatch):
     command = ["compare", "digits_quick", "--plugin", FILE, "--quick", "--seeds", 0, "--output", tmp_path / "compared"]
     choices = ["encoding=learnable", "encoding=random_fourier(frequencies=4, sigma=1.0),joining=lape(layers=2)"]
     code, out, _ = run_command(capsys, *command, "--choices", *choices)
     assert code == 0 and choices[1] in out
     recorded = json.loads((tmp_path / "compared" / "comparison.json").read_text())["command"]
     assert recorded.startswith("graticule compare digits_quick ") and recorded.endswith(f" --plugin {FILE}")
+    monkeypatch.setattr(plugins, "_registered", {FILE: "0" * 64})
+    code, _, err = run_command(capsys, *command, "--choices", *choices)
+    assert code == 1 and "its plugin my_methods.py has changed since it was started" in err
+
+
+def test_scores_of_a_gym_or_study_are_of_one_version_of_a_plugin(monkeypatch):
+    own = [
+        graticule.Recipe(encoding="learnable(resampler='nearest')"),
+        graticule.Recipe(joining="decayed"),
+        GymRecipe(encoding="rope + distance"),
+        GymRecipe(model="convolutional_vit"),
+    ]
+    others = [graticule.Recipe(encoding="rope"), GymRecipe(encoding="rope")]
+
+    def hashes(recipes):
+        return [one.hash if isinstance(one, GymRecipe) else recipe_hash(one) for one in recipes]
+
+    before = hashes(own), hashes(others)
+    monkeypatch.setattr(plugins, "_registered", {FILE: "0" * 64})
+    assert all(a != b for a, b in zip(before[0], hashes(own), strict=True)) and hashes(others) == before[1]
 
 
 def test_a_recipe_finds_what_lies_beside_it(tmp_path, capsys):

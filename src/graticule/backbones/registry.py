@@ -30,9 +30,12 @@ from graticule.backbones.hub_config import PREFIX, tuples
 from graticule.backbones.hub_reach import quick_hub
 from graticule.checkpoints import load_checkpoint, own_state, read_state
 from graticule.checks import checked, whole
+from graticule.encodings import ENCODINGS
+from graticule.joining import JOININGS
 from graticule.memory import build_within_memory
 from graticule.names import known_name
-from graticule.plugins import check_complete, check_new_name, register_once
+from graticule.plugins import Definition, check_complete, check_new_name, register_once
+from graticule.resampling import RESAMPLERS
 
 Class = TypeVar("Class", bound=type[Backbone])
 
@@ -237,6 +240,19 @@ def backbone_of(name: str) -> type[Backbone] | None:
     """Return the class of model `name`; None if it is not a backbone of images."""
     size = MODELS.get(name.removeprefix(PREFIX))
     return None if size is None else size.kind
+
+
+def definitions_of(model: str, encoding: str | None, joining: str) -> list[Definition]:
+    """Return the classes that the texts of a model name: encodings, resamplers, joining and backbone."""
+    encodings = () if encoding is None else ENCODINGS.specs(encoding)
+    resamplers = [given for spec in encodings if (given := spec.options.get("resampler")) is not None]
+    backbone = backbone_of(model)
+    return [
+        *(ENCODINGS[spec.name] for spec in encodings),
+        *(RESAMPLERS[spec.name] for given in resamplers for spec in RESAMPLERS.specs(given)),
+        *(JOININGS[spec.name] for spec in JOININGS.specs(joining)),
+        *([] if backbone is None else [backbone]),
+    ]
 
 
 def list_arguments(name: str) -> list[str]:

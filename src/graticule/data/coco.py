@@ -57,8 +57,8 @@ class CocoImages(DenseImages):
         self.sizes = np.array(sides)
         if missing := [path for path in self.files if not path.is_file()]:
             raise FileNotFoundError(
-                f"`data_root` must have the images that {file} names; {len(missing)} of {len(self.files)} are not "
-                f"there, such as {missing[0]}."
+                f"`data_root` must have the images that {file} names; {len(missing)} of {len(self.files)} do not "
+                f"exist, such as {missing[0]}."
             )
         self._objects: dict[int, list[dict[str, Any]]] = {number: [] for number in self.ids}
         label = {number: index for index, number in enumerate(self.category_ids)}

@@ -181,7 +181,10 @@ def check_choices(
         parameters[name] = sum(p.numel() for p in model.parameters())
         examples.add(getattr(data, "num_test", None))
     for one in runs:
-        Run(one.folder).check_recipe(one.recipe)
+        run = Run(one.folder)
+        if run.recipe_file.exists():
+            run.check_plugins()
+        run.check_recipe(one.recipe)
     return parameters, examples.pop() if len(examples) == 1 else None
 
 

@@ -53,12 +53,15 @@ def recipe_hash(recipe: Any) -> str:
     """Return the first 12 digits of the SHA-256 of what decides a result: the fields that are not their defaults.
 
     The seed does not count, nor do fields that only say where a run is trained. A field that a later version adds
-    changes no hash as long as it has its default.
+    changes no hash as long as it has its default. The plugins that define what a recipe names count.
     """
     from graticule.training.recipe import MACHINE
+    from graticule.training.task import recipe_plugins
 
     written = recipe.to_dict()
-    kept = {"task": recipe.task}
+    kept: dict[str, Any] = {"task": recipe.task}
+    if plugins := recipe_plugins(recipe):
+        kept["plugins"] = plugins
     for field in dataclasses.fields(recipe):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if field.name not in (*MACHINE, "seed") and getattr(recipe, field.name) != default:

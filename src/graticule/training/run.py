@@ -92,7 +92,7 @@ class Run(RunFolder):
         for name in missing_plugins(self.plugins)[1]:
             raise ValueError(
                 f"`run` {str(self.folder)!r} cannot be resumed: its plugin {name} has changed since it was started; "
-                "restore it, or start a new run."
+                "restore it, or start a new run in another folder."
             )
 
     def check_links(self, further: Sequence[str] = ()) -> None:

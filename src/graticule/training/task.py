@@ -294,13 +294,9 @@ def build_model(recipe: TrainingRecipe, **described: Any) -> Any:
 
 def recipe_plugins(recipe: TrainingRecipe, further: Iterable[Definition] = ()) -> dict[str, str]:
     """Return the plugins that define what a recipe names, or any of `further`, and their SHA-256."""
-    from graticule.backbones.registry import backbone_of
-    from graticule.encodings import ENCODINGS
-    from graticule.joining import JOININGS
+    from graticule.backbones.registry import definitions_of
 
-    encodings = () if recipe.encoding is None else ENCODINGS.specs(recipe.encoding)
-    found: list[Definition] = [ENCODINGS[spec.name] for spec in encodings]
-    found += [JOININGS[spec.name] for spec in JOININGS.specs(recipe.joining)]
     task = task_of(recipe)
-    others = [type(task), backbone_of(recipe.model), task.loader()]
-    return plugins_of([*found, *(one for one in others if one is not None), *further])
+    loader = task.loader()
+    named = definitions_of(recipe.model, recipe.encoding, recipe.joining)
+    return plugins_of([*named, type(task), *([] if loader is None else [loader]), *further])

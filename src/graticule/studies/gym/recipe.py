@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from graticule.plugins import plugins_of
 from graticule.typed import Count, NotNegative, Positive, check_fields
 
 #: The default model: two layers of two heads, 32 channels.
@@ -55,8 +56,15 @@ class GymRecipe:
 
     @property
     def hash(self) -> str:
-        """Return the first digits of the SHA-256 of all values; of `precision` only if it is not the default."""
+        """Return the first digits of the SHA-256 of all values, and of the plugins that define what they name.
+
+        `precision` counts only if it is not the default.
+        """
+        from graticule.backbones.registry import definitions_of
+
         values = self.to_dict()
+        if plugins := plugins_of(definitions_of(self.model, self.encoding, self.joining)):
+            values["plugins"] = plugins
         if self.precision == GymRecipe.precision:  # which scores were kept before there was a choice
             del values["precision"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -130,7 +130,7 @@ def _check_recipes(profile: Profile, choices: Mapping[str, GymRecipe], folder: P
         if row.choice in choices and row.recipe != choices[row.choice].hash:
             raise ValueError(
                 f"`folder` must have no scores of another recipe, got {str(folder)!r}, where {row.choice!r} was "
-                "trained with other values; choose another folder."
+                "trained with other values or another version of its plugin; choose another folder."
             )
 
 
