@@ -4,11 +4,14 @@ import csv
 import dataclasses
 import json
 import math
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import torch
 
 import graticule.studies.gym.run as module
+from graticule.studies.execution import ATTEMPTS
 from graticule.studies.gym import TASKS, GymRecipe, Profile, gym, read_profile
 from graticule.studies.gym.base import generators
 from graticule.studies.gym.page import between, page_text, task_rows
@@ -67,6 +70,40 @@ def test_what_is_finished_is_not_trained_again(finished, monkeypatch):
     part = gym({"peg": CHOICES["peg"]}, folder, tasks=["shift"], seeds=[0], progress=False)
     assert again == profile and kept == (folder / "gym.csv").read_text()
     assert part.choices == ["peg"] and part.tasks == ["shift"]
+
+
+class Carried:
+    """Calls at once, and raises what is in `script` first."""
+
+    def __init__(self, *script):
+        self.script, self.calls = list(script), []
+
+    def submit(self, fn, *args):
+        future = Future()
+        self.calls.append(args[0])
+        future.set_exception(self.script.pop(0)) if self.script else future.set_result(fn(*args))
+        return future
+
+
+def test_a_gym_that_other_processes_carry_has_the_same_scores_even_if_some_die(finished, tmp_path):
+    executor = Carried(BrokenProcessPool("died"), OSError("away"))
+    gym(CHOICES, tmp_path, tasks=["place", "shift"], seeds=[0], sides=[7], progress=False, executor=executor)
+    here, there = (
+        [dataclasses.replace(row, seconds=0.0) for row in read_profile(folder / "gym.csv").rows]
+        for folder in (finished[0], tmp_path)
+    )
+    assert here == there and len(executor.calls) == 4 + 2
+
+
+def test_what_a_training_raises_elsewhere_is_raised_and_a_death_is_forgiven_some_times(tmp_path):
+    for script, kind, calls in (
+        ([ValueError("a mistake")], ValueError, 1),
+        ([BrokenProcessPool("no memory")] * 9, BrokenProcessPool, ATTEMPTS + 1),
+    ):
+        executor = Carried(*script)
+        with pytest.raises(kind):
+            gym({"none": FEW}, tmp_path, tasks=["place"], seeds=[0], progress=False, executor=executor)
+        assert len(executor.calls) == calls
 
 
 def test_an_interrupted_gym_resumes_with_the_next_training(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from graticule.commands.options import Output, command_line, output_folder, parse
+from graticule.studies.execution import executor_of, parse_on
 from graticule.studies.gym.recipe import GymRecipe
 
 
@@ -19,6 +20,7 @@ class Gym:
 
         graticule gym --choices encoding=learnable encoding=rope --seeds 0
         graticule gym --choices encoding=peg joining=lape --tasks place border
+        graticule gym --seeds 0 --on local:2
         graticule gym --list
 
     A score is the share of the way from chance to a perfect answer. A choice is values of the options below, separated
@@ -35,6 +37,8 @@ class Gym:
     """also test the models on pictures with these numbers of cells a side"""
     output: Path = Path("runs/gym")
     """folder of the tables and the picture"""
+    on: str = "here"
+    """where the models are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
     list_tasks: Annotated[bool, tyro.conf.arg(name="list")] = False
     """list the tasks, what each needs, and its chance level, and train nothing"""
     json: bool = False
@@ -54,6 +58,7 @@ def run(arguments: list[str]) -> int:
             output.say(f"{name}: {question}\n    {knows} ({frame}), on {surfaces}, chance {chance}")
         output.give([dict(zip(columns, row, strict=True)) for row in rows])
         return 0
+    parse_on(options.on)
     from graticule.commands.choices import parse_choices
     from graticule.studies.gym import gym, standard_choices
 
@@ -61,14 +66,16 @@ def run(arguments: list[str]) -> int:
     given = options.choices or _single(base) or standard_choices()
     choices = parse_choices(base, given, "gym")
     folder = output_folder(options.output, Gym.output)
-    profile = gym(
-        choices,
-        folder,
-        tasks=options.tasks,
-        seeds=options.seeds,
-        sides=options.sizes,
-        command=command_line("gym", arguments),
-    )
+    with executor_of(options.on, folder) as executor:
+        profile = gym(
+            choices,
+            folder,
+            tasks=options.tasks,
+            seeds=options.seeds,
+            sides=options.sizes,
+            command=command_line("gym", arguments),
+            executor=executor,
+        )
     for side in profile.sides:
         output.say(f"\n{profile.title(side)}")
         columns, *rows = profile.table(side)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tqdm.auto import tqdm
 
 from graticule.analysis import save_figures
 from graticule.files import locked, write_json, write_text
+from graticule.plugins import load_plugin, loaded_plugins
 from graticule.progress import hidden
+from graticule.studies.execution import Submits
 from graticule.studies.gym.base import LEAST, GymTask
+from graticule.studies.gym.elsewhere import ended
 from graticule.studies.gym.picture import profile_picture
 from graticule.studies.gym.profile import Profile, Row, merged, percent, read_profile, write_profile
 from graticule.studies.gym.recipe import GymRecipe
@@ -40,6 +43,7 @@ def gym(
     sides: Sequence[int] = (),
     progress: bool = True,
     command: str = "",
+    executor: Submits | None = None,
 ) -> Profile:
     """Train every choice on every task with every seed, and write the profile to `folder`.
 
@@ -54,6 +58,7 @@ def gym(
         sides: cells per side of further grids that the models are tested on.
         progress: whether a bar is shown on a terminal, and a line for each training elsewhere.
         command: recorded in `gym.json`.
+        executor: carries the trainings, as in `graticule.studies.compare`; this process by default.
 
     Raises:
         ValueError: before any training, if a choice or a task cannot be built, or `folder` has scores of other recipes.
@@ -73,9 +78,7 @@ def gym(
         left = [cell for cell in cells if _missing(profile, cell, choices[cell.choice], sides)]
         total = sum(choices[cell.choice].steps for cell in left)
         with tqdm(total=total, unit="step", disable=hidden(progress), dynamic_ncols=True) as bar:
-            for number, cell in enumerate(left, 1):
-                bar.set_description(f"{cell.task}, {cell.choice}, seed {cell.seed}", refresh=False)
-                new = _train_cell(cell, choices[cell.choice], sides, bar)
+            for number, (cell, new) in enumerate(_trained(left, choices, sides, bar, executor), 1):
                 kept = Profile(tuple(row for row in profile.rows if (row.choice, row.task, row.seed) != cell))
                 profile = merged(kept, new, order)
                 write_profile(file, profile)
@@ -140,12 +143,51 @@ def _missing(profile: Profile, cell: Cell, recipe: GymRecipe, sides: Sequence[in
     return not {recipe.side, *sides} <= known
 
 
-def _train_cell(cell: Cell, recipe: GymRecipe, sides: Sequence[int], bar: tqdm[None]) -> list[Row]:
-    """Train once, and return the scores at every size."""
-    start, before = time.perf_counter(), bar.n
+def _trained(
+    cells: Sequence[Cell],
+    choices: Mapping[str, GymRecipe],
+    sides: Sequence[int],
+    bar: tqdm[None],
+    executor: Submits | None,
+) -> Iterator[tuple[Cell, list[Row]]]:
+    """Train here or elsewhere, and yield the scores of each training as it ends."""
+    if executor is None:
+        for cell in cells:
+            bar.set_description(f"{cell.task}, {cell.choice}, seed {cell.seed}", refresh=False)
+            before = bar.n
+            rows = train_cell(cell, choices[cell.choice], tuple(sides), [], bar.update)
+            bar.update(before + choices[cell.choice].steps - bar.n)  # the steps that a solved task did not need
+            yield cell, rows
+        return
+    plugins = loaded_plugins()
+    for cell, found in ended(
+        cells, lambda cell: executor.submit(train_cell, cell, choices[cell.choice], tuple(sides), plugins)
+    ):
+        bar.update(choices[cell.choice].steps)
+        yield cell, cast("list[Row]", found)
+
+
+def train_cell(
+    cell: Cell,
+    recipe: GymRecipe,
+    sides: Sequence[int],
+    plugins: Sequence[str],
+    step_done: Callable[[], object] = lambda: None,
+) -> list[Row]:
+    """Train once, and return the scores at every size.
+
+    Args:
+        cell: what is trained.
+        recipe: of the choice.
+        sides: cells per side of further grids.
+        plugins: to import first, in another process.
+        step_done: called after every step.
+    """
+    for plugin in plugins:
+        load_plugin(plugin)
+    start = time.perf_counter()
     task = build_task(cell.task, (recipe.side, recipe.side), recipe.surface)
-    model, losses = train(recipe, task, cell.seed, bar.update)
-    bar.update(before + recipe.steps - bar.n)  # the steps that a solved task did not need
+    model, losses = train(recipe, task, cell.seed, step_done)
     found = []
     for side in dict.fromkeys([recipe.side, *sides]):
         there = build_task(cell.task, (side, side), recipe.surface)
