@@ -33,7 +33,7 @@ from graticule.analysis import save_figure
 from graticule.encodings import ENCODINGS, TokenMixing
 from graticule.files import write_text
 from graticule.recipes import load_recipe
-from graticule.studies.significance import format_p, holm, paired_p
+from graticule.studies.significance import LEVEL, format_p, holm, paired_p
 from graticule.studies.tables import markdown
 from graticule.tasks import evaluate
 from graticule.training import Run, train
@@ -172,16 +172,29 @@ def spread(values: list[float]) -> str:
     return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{fmean(values):.1f}"
 
 
+def in_order(found: Scores) -> list[str]:
+    """Return the choices, the best on the largest canvas first."""
+    return sorted({choice for choice, _, _ in found}, key=lambda c: -fmean(found[c, "plain", "canvas"][LARGEST]))
+
+
 def report() -> None:
     """Write the tables and the picture from the kept scores."""
     records = read()
+    found, _ = scores_of(records)
+    print(write_text(DOCS / "extrapolation.md", page(records)))
+    print(save_figure(picture(found, in_order(found)), DOCS / "figures" / "extrapolation.png"))
+
+
+def page(records: list[dict[str, str]]) -> str:
+    """Return the page docs/extrapolation.md."""
     found, seeds = scores_of(records)
-    choices = sorted({choice for choice, _, _ in found}, key=lambda c: -fmean(found[c, "plain", "canvas"][LARGEST]))
+    choices = in_order(found)
     dates = sorted({r["date"] for r in records})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     text = [
         "# More tokens than in training",
         __doc__.split("\n\n")[2].replace("\n", " "),
-        f"`python benchmarks/extrapolation.py --seeds {' '.join(map(str, seeds))}`, {dates[0]} to {dates[-1]}, "
+        f"`python benchmarks/extrapolation.py --seeds {' '.join(map(str, seeds))}`, {when}, "
         f"{len(seeds)} seeds, one thread on a shared machine with 2 cores, torch {records[-1]['torch']}; written by "
         "`python benchmarks/extrapolation.py --report`. Top-1 (%), mean and standard deviation over seeds; sorted by "
         "the last column of the canvas. All have the same recipe, tuned for none; see the first column for how far "
@@ -192,6 +205,7 @@ def report() -> None:
         rows = [(title, *map(tokens, SIZES))]
         rows += [(f"`{c}`", *[spread(found[c, "plain", mode][size]) for size in SIZES]) for c in choices]
         text.append(markdown(rows))
+    about = len(text)
     text.append(
         "What the log N temperature and a scaling of the frequencies change at 4 times as many tokens: mean difference "
         "from the same weights without, p of a paired t-test over seeds, and p adjusted by Holm's method over all "
@@ -205,12 +219,17 @@ def report() -> None:
             mine, plain = (found[choice, v, mode][LARGEST] for v in (variant, "plain"))
             cells.append((fmean(mine) - fmean(plain), paired_p(mine, plain)))
     adjusted = holm([p for _, p in cells])
+    tests = sum(p is not None for p in adjusted)
+    text[about] += (
+        f" With {tests} tests the smallest p must be below {LEVEL / tests:.5f} before it is adjusted, so few "
+        "differences are significant with so few seeds: an adjusted p of 1 says that the seeds do not decide, not "
+        "that nothing changes."
+    )
     written = [f"{d:+.1f} (p {format_p(p)}; {format_p(q)})" for (d, p), q in zip(cells, adjusted, strict=True)]
     rows = [("encoding", "with", *MODES)]
     rows += [(f"`{c}`", v, *written[2 * i : 2 * i + 2]) for i, (c, v) in enumerate(compared)]
     text.append(markdown(rows))
-    print(write_text(DOCS / "extrapolation.md", "\n\n".join(text) + "\n"))
-    print(save_figure(picture(found, choices), DOCS / "figures" / "extrapolation.png"))
+    return "\n\n".join(text) + "\n"
 
 
 def picture(found: Scores, choices: list[str]) -> Figure:

@@ -16,6 +16,7 @@ DOCS = TOP / "docs"
 sys.path.append(str(TOP / "benchmarks"))
 
 import claims  # noqa: E402 - a script of benchmarks
+import extrapolation  # noqa: E402
 from claims_of_papers import CLAIMS, Claim, change, difference, gain  # noqa: E402
 from test_study import rows  # noqa: E402 - a neighbor
 
@@ -38,6 +39,11 @@ def test_the_page_of_claims_is_made_of_the_kept_data():
     assert (DOCS / "claims.md").read_text(encoding="utf-8") == claims.page(CLAIMS) + "\n", (
         "run: python benchmarks/claims.py"
     )
+
+
+def test_the_page_on_more_tokens_is_made_of_its_scores():
+    shown = (DOCS / "extrapolation.md").read_text(encoding="utf-8")
+    assert shown == extrapolation.page(extrapolation.read()), "run: python benchmarks/extrapolation.py --report"
 
 
 def test_every_claim_names_choices_of_its_study_and_files_that_exist():
