@@ -189,7 +189,7 @@ def test_mixing_shows_another_image_size(capsys, tmp_path, runs, quick_pictures)
         ("mixing POSMLP POSMLP", "`runs` must differ"),
         ("mixing POSMLP nowhere", "'nowhere', which does not exist"),
         ("mixing POSMLP GMLP --groups 2", "`groups` must be from 1 to 1 in"),
-        ("mixing VIT", "must mix its tokens by position, as gMLP and PosMLP, got VisionTransformer"),
+        ("mixing VIT", "must mix its tokens by position, as gMLP and PosMLP do, got VisionTransformer"),
         ("mixing POSMLP VIT", "must mix its tokens by position"),
         ("mixing", "`runs`"),
     ],

@@ -593,7 +593,7 @@ def test_what_cannot_be_registered_as_a_recipe_is_refused(registered):
             graticule.register_recipe(name, **arguments)(function)
     assert not [name for name in registered if name.startswith(("mine", "my "))]
     graticule.register_recipe("nothing")(of_nothing)
-    with pytest.raises(ValueError, match=r"nothing must .* that returns a recipe, as graticule.Recipe"):
+    with pytest.raises(ValueError, match=r"nothing must .* that returns a recipe, such as graticule.Recipe"):
         load_recipe("nothing")
 
 

@@ -139,7 +139,7 @@ def shown(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal or a picture cannot show in a name: line ends, control codes, bytes that are no text."""
+    """Escape what a terminal or a picture cannot show in a name: line ends, control codes, bytes that are not text."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

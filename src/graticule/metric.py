@@ -52,8 +52,8 @@ class Metric:
         scored = [row for row in rows if math.isfinite(row[self.column])]
         if not scored:
             raise ValueError(
-                f"no epoch has a finite {self.column}: the weights are no numbers; a smaller `lr`, a longer warm-up or "
-                "`clip_grad` may help."
+                f"no epoch has a finite {self.column}: the weights are not numbers; a smaller `lr`, a longer warm-up "
+                "or `clip_grad` may help."
             )
         return (max if self.highest else min)(scored, key=lambda row: row[self.column])
 

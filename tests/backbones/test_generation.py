@@ -125,7 +125,7 @@ def test_a_text_that_would_outgrow_its_table_is_refused_before_any_work(length):
     model, calls = small(), []
     model.embed.register_forward_hook(lambda *_: calls.append(1))
     with pytest.raises(
-        ValueError, match=r"cut the text, or call model.set_context\(\d+\).*holds no table, as sinusoidal_1d"
+        ValueError, match=r"cut the text, or call model.set_context\(\d+\).*holds no table, such as sinusoidal_1d"
     ):
         graticule.generate(model, prompt(length), 50)
     assert not calls

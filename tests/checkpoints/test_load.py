@@ -406,7 +406,7 @@ def test_loading_keeps_dtype_and_what_is_trained(saved):
     assert model.head.weight.requires_grad
 
 
-# Tensors that are no weights
+# Tensors that are not weights
 
 
 def quantized(value):

@@ -200,7 +200,7 @@ def _layers(
     whole = whole.original if isinstance(whole, Folded) else whole
     stages = _stages(whole)
     if not any(stages):
-        raise ValueError(f"`model` must mix its tokens by position, as gMLP and PosMLP, got {type(model).__name__}.")
+        raise ValueError(f"`model` must mix its tokens by position, as gMLP and PosMLP do, got {type(model).__name__}.")
     backbone: Any = model
     first = backbone.grid_at(backbone.img_size if img_size is None else img_size)
     grids = whole.grids(first) if isinstance(whole, PyramidPosition) else [first]

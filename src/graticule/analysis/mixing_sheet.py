@@ -167,7 +167,7 @@ def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -
         ValueError: if there is nothing to draw.
     """
     if not parts:
-        raise ValueError("`parts` must hold one layer at least, got none: no layer mixes by a sum, as LRPE-M.")
+        raise ValueError("`parts` must hold one layer at least, got none: no layer mixes by a sum, as LRPE-M does.")
     figure = Figure(figsize=(11.5, 0.9 + 2.5 * len(parts)), layout="compressed")
     panels = figure.subplots(len(parts), 4, squeeze=False, width_ratios=(1, 1, 1, 1.35))
     for index, (line, one) in enumerate(zip(panels, parts, strict=True)):

@@ -290,7 +290,7 @@ def _grid_of(tokens: int, size: Size, prefix: int) -> Grid:
         height = round(math.sqrt(patches * size[0] / size[1])) if patches > 0 else 0
         if height and patches % height == 0 and abs(patches / height * size[0] / size[1] - height) < 1:
             return Grid(height, patches // height, ahead)
-    raise Unavailable(f"{tokens} tokens are no grid of an image of {size[0]} x {size[1]} pixels")
+    raise Unavailable(f"{tokens} tokens are not a grid of an image of {size[0]} x {size[1]} pixels")
 
 
 def _own_size(model: Any) -> Size | None:

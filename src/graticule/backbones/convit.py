@@ -135,7 +135,7 @@ def _joined_grid(grid: Grid, prefix: int) -> Grid:
     return replace(grid, prefix=prefix)
 
 
-# a position and a grid are no tensors, so torch.fx records the calls as one node each
+# a position and a grid are not tensors, so torch.fx records the calls as one node each
 torch.fx.wrap("_joined")
 torch.fx.wrap("_joined_grid")
 

@@ -192,7 +192,7 @@ class LanguageModel(TokenModel):
             raise ValueError(
                 f"`tokens` must be at most {self.context} long, as the table of {' and '.join(held)} is, got {length}: "
                 f"cut the text, or call model.set_context({length}), which resamples the table for good, or "
-                "train with an encoding that holds no table, as sinusoidal_1d or none."
+                "train with an encoding that holds no table, such as sinusoidal_1d or none."
             )
 
     def new_cache(self, length: int) -> TextCache:

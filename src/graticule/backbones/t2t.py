@@ -36,7 +36,7 @@ class T2tVisionTransformer(VisionTransformer):
         kwargs: as `VisionTransformer`; queries, keys and values have no bias by default.
     """
 
-    first_conv = ()  # its soft splits are no convolutions
+    first_conv = ()  # its soft splits are not convolutions
     default_encoding = "sinusoidal_1d"
 
     @checked

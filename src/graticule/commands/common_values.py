@@ -23,7 +23,7 @@ class CommonValues:
     epochs: int | None = None
     """of every run (default: those of the recipe)"""
     precision: str | None = None
-    """of every run, as bf16-mixed, which may be faster (default: that of the recipe)"""
+    """of every run, such as bf16-mixed, which may be faster (default: that of the recipe)"""
     values: Annotated[list[str], tyro.conf.arg(name="set")] = field(default_factory=list)
     """values of the recipe for every run, such as lr=1e-3; a choice may change them again"""
 

@@ -193,7 +193,7 @@ def _count(model: LanguageModel, begin: int, wanted: int | None) -> int:
         )
     raise ValueError(
         f"{wrong}, or --context {begin + count - 1}, which resamples the table, or a run trained with an encoding "
-        "that holds no table, as sinusoidal_1d or none."
+        "that holds no table, such as sinusoidal_1d or none."
     )
 
 

@@ -141,7 +141,7 @@ def _judged_by(runs: Mapping[str, Run]) -> str:
     if len(found) > 1:
         judged = " and ".join(f"{metric.column} ({metric.label}) for {name}" for metric, name in found.items())
         raise ValueError(
-            "`metric` must be given where runs are judged by different ones, and be one that all have, as val_loss, "
+            "`metric` must be given where runs have different ones, and be one that all have, such as val_loss, "
             f"got {judged}; or draw them separately."
         )
     return next(iter(found), TOP1).column

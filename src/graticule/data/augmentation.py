@@ -51,7 +51,7 @@ class Augmentation:
                 named_augmentation(self.rand_augment, (0.5,), (32, 32))
             except (AssertionError, KeyError, ValueError, IndexError):
                 raise ValueError(
-                    f"`augmentation.rand_augment` must be one of timm's, as rand-m9-mstd0.5-inc1, got "
+                    f"`augmentation.rand_augment` must be one of timm's, such as rand-m9-mstd0.5-inc1, got "
                     f"{self.rand_augment!r}."
                 ) from None
         if self.interpolation not in INTERPOLATIONS:

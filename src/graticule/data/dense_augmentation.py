@@ -44,7 +44,7 @@ def fitted_sizes(given: tuple[str, ...], name: str) -> list[tuple[int, int]]:
     """Read sizes in which images are fitted, SHORTERxLONGER or SIDE in pixels.
 
     Raises:
-        ValueError: if they are no sizes, or the longer side comes first.
+        ValueError: if they are not sizes, or the longer side comes first.
     """
     sizes = parse_sizes(given, name)
     for shorter, longer in sizes:

@@ -188,7 +188,7 @@ def read_rows(files: Sequence[Path], image: str, label: str) -> Rows:
     """Find the images of Arrow files, several files at a time, since the disk may be slow to answer.
 
     Raises:
-        ValueError: naming a file that is damaged or cut, or has images that are no bytes or rows without a label.
+        ValueError: naming a file that is damaged or cut, or has images that are not bytes or rows without a label.
     """
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda path: _read_file(path, image, label), files))

@@ -40,7 +40,7 @@ class FoldedSizes(Folded):
         self.refuse_training()
         if torch.compiler.is_compiling():
             return cast("list[LayerPosition]", self.original(grid))
-        key = grid, grid.windows  # which are no part of what makes grids equal
+        key = grid, grid.windows  # which are not part of what makes grids equal
         folded = self._kept.pop(key, None)
         if folded is None:
             folded = FoldedPosition(self.original, grid)

@@ -155,7 +155,7 @@ def _resampled_prefix(subject: Subject) -> str:
     reading, error, new = _resampled(subject)
     if reading not in (RIGHT, COLUMNS):
         raise Failed(
-            f"rows of tokens that are no patches must not be resampled, got a table that is {reading} for {by(new)} "
+            f"rows of tokens that are not patches must not be resampled, got a table that is {reading} for {by(new)} "
             f"patches, up to {error:.0f} patches off"
         )
     if reading == COLUMNS:

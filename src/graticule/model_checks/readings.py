@@ -26,7 +26,7 @@ class Relative:
     logits: (h, m, m).
     queries: (h, m, d), or None if they were not seen.
     shape: (H, W) of the window, of m patches.
-    outside: tokens of the window that are no patches.
+    outside: tokens of the window that are not patches.
     earlier: attentions of the model before this one.
     """
 
@@ -128,7 +128,7 @@ def relative(subject: Subject, level: float = 1.0, earlier: int = 0) -> Relative
     place = torch.stack([inside // subject.grid[1], inside % subject.grid[1]], -1)
     shape = int(place[:, 0].max() - place[:, 0].min()) + 1, int(place[:, 1].max() - place[:, 1].min()) + 1
     if shape[0] * shape[1] != len(inside):
-        raise NotApplicable("the patches that attend to each other are no rectangle")
+        raise NotApplicable("the patches that attend to each other are not a rectangle")
     window, here = int(rows[0] // size), rows[inside] % size
     finite = logits[window][:, here][:, :, here]
     if not bool(finite.isfinite().all()):

@@ -94,7 +94,7 @@ class Subject:
     def constant(self, level: float = 1.0) -> Tensor:
         """Return two images whose pixels are all the same, so that patches differ only in their position.
 
-        There are two, since what begins with (1, ...) in a model may be no batch.
+        There are two, since what begins with (1, ...) in a model may not be a batch.
         """
         color = torch.linspace(0.3, 1.0, self.channels, dtype=torch.float64) * level
         return color[None, :, None, None].expand(2, -1, *self.image).contiguous()

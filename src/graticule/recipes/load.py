@@ -48,7 +48,7 @@ def load_recipe(name: str) -> TrainingRecipe:
 
     if not isinstance(made, TrainingRecipe):
         raise ValueError(
-            f"{name} must have a function `recipe()` that returns a recipe, as graticule.Recipe, got none."
+            f"{name} must have a function `recipe()` that returns a recipe, such as graticule.Recipe, got none."
         )
     return made
 

@@ -1,4 +1,4 @@
-"""Tables of choices under several conditions, as sizes or lengths: spread over seeds, and tests against the first."""
+"""Tables of choices at several sizes or lengths: spread over seeds, and tests against the first."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def resampled_modules(model: nn.Module) -> list[Any]:
     found = [module for module in model.modules() if isinstance(getattr(module, "resampler", None), Resampler)]
     if not found:
         raise ValueError(
-            "`model` must have an encoding that is resampled, as learnable, factorized or relative_bias, got one "
+            "`model` must have an encoding that is resampled, such as learnable, factorized or relative_bias, got one "
             "with none: its position is computed for every size, or it has no position."
         )
     return found

@@ -59,7 +59,7 @@ def best_checkpoint(folder: Path) -> Path | None:
         return None
     name: str = read_typed(pointer, _Pointer)["checkpoint"]
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{pointer} must name a checkpoint beside it, as step-000000100.ckpt, got {name!r}.")
+        raise ValueError(f"{pointer} must name a checkpoint beside it, such as step-000000100.ckpt, got {name!r}.")
     return folder / name
 
 

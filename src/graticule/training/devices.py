@@ -128,7 +128,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 class _PlainValues(DefaultLoadPlanner):
-    """Reads values that are no tensors as plain values only."""
+    """Reads values that are not tensors as plain values only."""
 
     def load_bytes(self, read_item: Any, value: Any) -> None:
         torch.load(value, weights_only=True)  # raises for anything else; what it holds is then read again

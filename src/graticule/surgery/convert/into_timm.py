@@ -28,7 +28,7 @@ class Source:
 
     @classmethod
     def of(cls, model: nn.Module, names: Mapping[str, tuple[str, ...]]) -> Source:
-        """Keep the structure of a model; buffers that are no weights stay as they are."""
+        """Keep the structure of a model; buffers that are not weights stay as they are."""
         empty = {
             id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
             for parameter in model.parameters()
