@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from graticule.analysis.attention_map import AttentionMap
-from graticule.analysis.plots import SIMILARITY
+from graticule.analysis.plots import SIMILARITY, axes_at
 
 #: Weights above this quantile of a row of the sheet are drawn in the last color: a few peaks would darken the rest.
 _TOP = 0.995
@@ -153,11 +153,6 @@ def _sheet(
     left += (inches[0] - needed) / 2
     figure = Figure(figsize=(inches[0], inches[1]))
 
-    def place(x: float, y: float, across: float) -> Axes:
-        """Add axes whose upper left corner is `x` inches from the left and `y` from the top."""
-        corner, size = np.array([x, inches[1] - y - high]) / inches, np.array([across, high]) / inches
-        return figure.add_axes((*corner, *size))
-
     for row in range(len(columns[0])):
         end = max(largest(column[row], head) for column in columns for head in heads)
         scale = Normalize(*(limits or (0, end or 1.0)))
@@ -165,7 +160,7 @@ def _sheet(
         for number, column in enumerate(columns):
             start = left + number * (wide + between)
             for index, head in enumerate(heads):
-                ax = place(start + index * (side + gap), y, side)
+                ax = axes_at(figure, start + index * (side + gap), y, side, high)
                 draw(ax, column[row], head, scale)
                 ax.set(xticks=[], yticks=[])
                 if row == 0:
@@ -176,7 +171,7 @@ def _sheet(
                 figure.text(
                     (start + wide / 2) / inches[0], 1 - (top - 0.28) / inches[1], names[number], ha="center", fontsize=9
                 )
-        bar = place(left + len(columns) * (wide + between) - between + 0.1, y, 0.12)
+        bar = axes_at(figure, left + len(columns) * (wide + between) - between + 0.1, y, 0.12, high)
         figure.colorbar(ScalarMappable(scale, SIMILARITY), cax=bar, extend="max")
         bar.tick_params(labelsize=8)
         if row == 0:

@@ -8,7 +8,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from graticule.analysis.bias import BiasMaps
-from graticule.analysis.plots import SIMILARITY
+from graticule.analysis.plots import SIMILARITY, axes_at
 
 
 def bias_map_sheet(maps: BiasMaps, title: str, limits: tuple[float, float] | None = None) -> Figure:
@@ -42,12 +42,11 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: tuple[float, float] | Non
         y = top + row * band
         for head, image in enumerate(one):
             x = left + head * (side + gap)
-            pairs = figure.add_axes(_box(inches, x, y, side, side))
+            pairs = axes_at(figure, x, y, side, side)
             pairs.imshow(image, cmap=SIMILARITY, norm=norm, interpolation="nearest", aspect="auto")
             last = pairs
             if planar:
-                place = _box(inches, x + (side - across) / 2, y + side + 0.08, across, down)
-                last = figure.add_axes(place)
+                last = axes_at(figure, x + (side - across) / 2, y + side + 0.08, across, down)
                 center = image[maps.grid.center].reshape(height, width)
                 last.imshow(center, cmap=SIMILARITY, norm=norm, interpolation="nearest", aspect="auto")
                 last.set(xticks=[], yticks=[])
@@ -62,7 +61,7 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: tuple[float, float] | Non
                 pairs.set_ylabel(f"{maps.name(row)}\n{height * width} queries", fontsize=9)
                 if planar:
                     last.set_ylabel(f"center\n{height} × {width}", fontsize=8)
-        bar = figure.add_axes(_box(inches, left + heads * (side + gap), y, 0.12, side))
+        bar = axes_at(figure, left + heads * (side + gap), y, 0.12, side)
         figure.colorbar(ScalarMappable(norm, SIMILARITY), cax=bar)
         bar.tick_params(labelsize=7)
         if row == 0:
@@ -72,8 +71,3 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: tuple[float, float] | Non
     note += f"; {maps.uniform_distance:.2f} without a bias"
     figure.text(0.5, 0.18 / inches[1], note, ha="center", va="center", fontsize=8)
     return figure
-
-
-def _box(inches: np.ndarray, x: float, y: float, wide: float, high: float) -> tuple[float, float, float, float]:
-    """Place axes whose upper left corner is `x` inches from the left and `y` from the top."""
-    return x / inches[0], (inches[1] - y - high) / inches[1], wide / inches[0], high / inches[1]

@@ -58,18 +58,13 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
     left += (inches[0] - needed) / 2
     figure = Figure(figsize=(inches[0], inches[1]))
 
-    def place(x: float, y: float, wide: float, high: float) -> Axes:
-        """Add axes whose upper left corner is `x` from the left and `y` from the top."""
-        corner, size = np.array([x, inches[1] - y - high]) / inches, np.array([wide, high]) / inches
-        return figure.add_axes((*corner, *size))
-
     low, high = limits
     scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(low, high)}
     for index, (name, image) in enumerate(panels):
         band, column = divmod(index, columns)
         x, y = left + column * (side + gap), top + band * band_height + 0.3
-        pairs = place(x, y, side, side)
-        center = place(x + (side - across) / 2, y + side + 0.1, across, down)
+        pairs = axes_at(figure, x, y, side, side)
+        center = axes_at(figure, x + (side - across) / 2, y + side + 0.1, across, down)
         pairs.set_title(name, fontsize=10, pad=4)
         for ax in (pairs, center):
             ax.set(xticks=[], yticks=[])
@@ -94,7 +89,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
             center.plot(*spot, "o", markersize=5, mfc="none", mec=color, mew=edge)
         center.set_xlabel(f"locality {locality(image, correlations.grid):.2f}", fontsize=9)
     long = min(band_height - 0.65, 4.0)
-    bar = place(left + columns * (side + gap) + 0.1, top + 0.3, 0.16, long)
+    bar = axes_at(figure, left + columns * (side + gap) + 0.1, top + 0.3, 0.16, long)
     figure.colorbar(ScalarMappable(**scale), cax=bar)
     bar.set_ylabel("cosine similarity", fontsize=9)
     bar.tick_params(labelsize=8)
@@ -105,6 +100,12 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
     for line, text in enumerate((note, correlations.verdict)):
         figure.text(middle, (0.38 - 0.2 * line) / inches[1], text, ha="center", va="center", fontsize=9)
     return figure
+
+
+def axes_at(figure: Figure, x: float, y: float, wide: float, high: float) -> Axes:
+    """Add axes whose upper left corner is `x` inches from the left and `y` from the top."""
+    across, down = figure.get_size_inches()
+    return figure.add_axes((x / across, (down - y - high) / down, wide / across, high / down))
 
 
 def _panels(correlations: Correlations) -> Iterator[tuple[str, Array | None]]:
