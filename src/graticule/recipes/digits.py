@@ -14,9 +14,9 @@ Command: graticule train digits_quick
 Cost: digits_quick less than a minute, digits_small half a minute on one core, digits_sizes and
     digits_cpvt about a minute on 2 cores; per run on one core
     digits_gmlp about 90 seconds, digits_posmlp 40, digits_compact 30 to 120, digits_distilled 60 (2026-11-21).
-Result: docs/results.md, five seeds each: digits_quick with five joinings, digits_sizes with six encodings; the study
-    posmlp_units has digits_posmlp and a gMLP with six gating units. digits_compact with the default joining and LaPE:
-    ViT-Lite 87.18 and 92.62, CVT 86.94 and 90.74, CCT 96.62 and 97.26, all beyond chance. digits_distilled: 83.42
+Result: docs/results.md, five seeds each: the studies have digits_small with joinings and encodings; digits_sizes with
+    six encodings; digits_compact with the default joining and LaPE:
+    ViT-Lite 87.18 and 92.62, CVT 86.94 and 90.74, CCT 96.62 and 97.26, all significant. digits_distilled: 83.42
     without a teacher, 85.54 with hard distillation, p < 0.001; soft not run. digits_cpvt is not measured over seeds;
     with the norm after the pooling, as in DeiT (--model-kwargs fc_norm=True), it is the row PEG at 0 to 4 with global
     average pooling: 96.62 (s.d. 0.48).
@@ -104,9 +104,8 @@ def compact() -> graticule.Recipe:
 def distilled() -> graticule.Recipe:
     """Train on 500 images of 28 x 28 in patches of 4, plain until `distillation.teacher` names a run.
 
-    The teacher of the command is the most accurate of docs/results.md (97.5); it knows digits at 32 x 32. It has seen
-    these 500 images with their labels: what it adds for a student is the labels of mixtures of two of them, and in the
-    soft form how alike the classes are.
+    The teacher of the command takes digits of 32 x 32. It has seen these 500 images with their labels: what it adds for
+    a student is the labels of mixtures of two of them, and in the soft form how alike the classes are.
     """
     batch_size = 50
     return graticule.Recipe(
