@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -17,7 +18,7 @@ def resampled_modules(model: nn.Module) -> list[Any]:
     Raises:
         ValueError: if there are none.
     """
-    found = [module for module in model.modules() if isinstance(getattr(module, "resampler", None), Resampler)]
+    found = with_own_resampler(model.modules())
     if not found:
         raise ValueError(
             "`model` must have an encoding that is resampled, such as learnable, factorized or relative_bias, got one "
@@ -34,12 +35,17 @@ def with_resampler(model: nn.Module, name: str) -> nn.Module | None:
     memo: dict[int, Any] = {id(value): value for value in [*model.parameters(), *model.buffers()]}
     changed = copy.deepcopy(model, memo)
     kind = RESAMPLERS[Spec.parse(name).name]
-    able = [module for module in resampled_modules(changed) if _table(module) in kind.takes]
+    able = [module for module in resampled_modules(changed) if table_of(module) in kind.takes]
     for module in able:
-        module.resampler = build_resampler(name, _table(module))
+        module.resampler = build_resampler(name, table_of(module))
     return changed if able else None
 
 
-def _table(module: Any) -> Any:
-    """Return what a module holds: a table of positions or of displacements."""
+def with_own_resampler(modules: Iterable[nn.Module]) -> list[Any]:
+    """Return the modules whose tables are resampled by a resampler of choice."""
+    return [module for module in modules if isinstance(getattr(module, "resampler", None), Resampler)]
+
+
+def table_of(module: Any) -> Any:
+    """Return what a module, or the class of one, holds: a table of positions or of displacements."""
     return getattr(module, "holds", "positions")

@@ -14,10 +14,11 @@ from graticule.backbones import Backbone
 from graticule.checks import checked
 from graticule.encodings import ENCODINGS, Folded
 from graticule.grid import Grid
-from graticule.resampling import RESAMPLERS, Resampler, build_resampler
+from graticule.resampling import RESAMPLERS, build_resampler
 from graticule.specs import Spec
 from graticule.surgery.attach_hooks import AttachedPosition
 from graticule.surgery.attach_removed import put_back, take_out
+from graticule.surgery.resampler import table_of, with_own_resampler
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -142,17 +143,16 @@ def _set_resampler(holders: list[Backbone | AttachedPosition], resampler: str | 
     """
     spec = RESAMPLERS.specs(resampler)[0]
     takes = RESAMPLERS[spec.name].takes
-    modules = [part for holder in holders for part in holder.position.modules()]
-    held = [part for part in modules if isinstance(getattr(part, "resampler", None), Resampler)]
-    able: list[Any] = [part for part in held if getattr(part, "holds", "positions") in takes]
+    held = with_own_resampler(part for holder in holders for part in holder.position.modules())
+    able = [part for part in held if table_of(part) in takes]
     if not able:
-        has = sorted({f"tables of {getattr(part, 'holds', 'positions')}" for part in held})
+        has = sorted({f"tables of {table_of(part)}" for part in held})
         raise ValueError(
             f"`resampler` must be one that resamples something of the model, which has "
             f"{' and '.join(has) or 'nothing that is resampled'}, got {spec}."
         )
     for part in able:
-        part.resampler = build_resampler(spec, getattr(part, "holds", "positions"))
+        part.resampler = build_resampler(spec, table_of(part))
     for holder in holders:
         created = dict(holder.created or {})
         if isinstance(holder, Backbone) and created:
@@ -167,7 +167,7 @@ def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]
     takes = set(RESAMPLERS[resampler.name].takes)
     specs = []
     for spec in ENCODINGS.specs(words["encoding"]):
-        tables = set(getattr(ENCODINGS[spec.name], "holds", "positions").split(", "))
+        tables = set(table_of(ENCODINGS[spec.name]).split(", "))
         resampled = "resampler" in ENCODINGS.options(spec.name) and tables <= takes
         specs.append(Spec(spec.name, {**spec.options, "resampler": str(resampler)}) if resampled else spec)
     return {**words, "encoding": " + ".join(map(str, specs))}
