@@ -30,17 +30,17 @@ class Gym:
     choices: list[str] = dataclasses.field(default_factory=list)
     """the choices (default: every encoding, absolute ones with LaPE, too)"""
     tasks: list[str] = dataclasses.field(default_factory=list)
-    """tasks, with options as place(density=0.2) (default: all that the surface has)"""
+    """tasks, such as place(density=0.2) (default: all of the surface)"""
     seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
     """seeds of weights and pictures, the same for every choice"""
     sizes: list[int] = dataclasses.field(default_factory=list)
-    """also test the models on pictures with these numbers of cells a side"""
+    """also test on pictures with this number of cells per side"""
     output: Path = Path("runs/gym")
     """folder of the tables and the picture"""
     on: str = "here"
     """where the models are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
     list_tasks: Annotated[bool, tyro.conf.arg(name="list")] = False
-    """list the tasks, what each needs, and its chance level, and train nothing"""
+    """list the tasks, what they need, chance level; train nothing"""
     json: bool = False
     """print the scores, or with --list the tasks, as JSON, and nothing else, on stdout"""
     recipe: Annotated[GymRecipe, tyro.conf.arg(name="")] = dataclasses.field(default_factory=GymRecipe)
