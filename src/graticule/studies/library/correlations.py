@@ -58,11 +58,11 @@ def study() -> Study:
         tests=(("sinusoidal 1-D, LaPE", "sinusoidal 1-D"),),
         endpoint=Endpoint(metric="two-dimensionality", at="last layer"),
         described=("locality", "range of locality", "p (untrained)", "hierarchy"),
-        controls="Two-dimensionality is 1 where vertical neighbors are as alike as horizontal ones, and 0 in a row. "
-        "Locality is the mean distance in patches over which a layer's positions are alike; its range over the layers "
-        "is a share of that of a uniform map. p (untrained) is the share of 40 models, this one and 39 untrained ones "
-        "of the same shape, whose range is as large; hierarchy is the rank correlation of locality with depth, 1 from "
-        "local to global.",
+        controls="Two-dimensionality is 1 where vertical neighbors are as alike as horizontal ones, and 0 where only "
+        "one axis counts. Locality is the mean distance in patches over which a layer's positions are "
+        "alike; its range over the layers is a share of that of a uniform map. p (untrained) is the share "
+        "of 40 models, this one and 39 untrained ones of the same shape, whose range is as large; hierarchy "
+        "is the rank correlation of locality with depth, 1 from local to global.",
         follows="LaPE (Yu et al., 2023), Figures 3 and 4",
         limits="Four epochs on digits, grids of 5 x 5 to 8 x 8, four layers; the first stage of Swin.",
         seconds={"DeiT": 25, "T2T-ViT": 25, "Swin": 22, "CeiT": 60},

@@ -39,7 +39,7 @@ def study() -> Study:
             ("PEG for queries and keys", "none"),
             ("PEG and learnable", "PEG at 0"),
         ),
-        controls="'four 1 x 1 layers' have more parameters than a PEG and see no neighbor. 'PEG, circular' has no "
+        controls="'four 1 x 1 layers' have more parameters than a PEG and see no neighbors. 'PEG, circular' has no "
         "border. Without padding, tokens whose neighborhood is not whole get no encoding, so the border still differs.",
         follows="CPVT (Chu et al., 2023), Tables 5, 6, 7 and 11",
         limits="A kernel of 9 x 9 covers a grid of 5 x 5 from any of its places, as 27 x 27 does on 14 x 14.",

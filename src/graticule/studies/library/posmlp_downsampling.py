@@ -14,7 +14,7 @@ def study() -> Study:
     }
     plain = {"model": "gmlp_nano_patch4_28", "img_size": (28, 28), "encoding": "sgu"}
     return Study(
-        question="Do overlapping convolutions between the stages help a gated MLP, whatever mixes its tokens?",
+        question="Do overlapping convolutions between the stages help a gated MLP with a dense gating unit?",
         recipe="digits_posmlp",
         choices={"one stage": plain, **staged},
         base={"epochs": 8},
@@ -26,7 +26,7 @@ def study() -> Study:
         ),
         interactions=(("conv, conv", "linear, conv", "conv, linear", "linear, linear"),),
         controls="All have a dense gating unit. A choice is named by its patch embedding and its patch merging. 'one "
-        "stage' is a gMLP with more than twice the parameters.",
+        "stage' is a gMLP with about twice the parameters.",
         follows="PosMLP (Wang et al., 2022), Table 10",
         seconds=40,
     )

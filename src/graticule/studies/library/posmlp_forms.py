@@ -40,8 +40,8 @@ def study() -> Study:
         controls="GGQPE has 4 and 8 groups in its two stages and starts as the authors' code draws it, each Gaussian "
         "one patch wide and the bias zero; the paper prints no initial values. 'spread start' has Gaussians of several "
         "widths and directions, and 'bias of one' starts near the identity, as gMLP's unit. 'dense groups' has as many "
-        "groups and knows no displacements. The last test is of what a learnable table adds without the bias against "
-        "what it adds beside it.",
+        "groups, each with a dense matrix. The last test is of what a learnable table adds without the bias against "
+        "what it adds with it.",
         follows="PosMLP (Wang et al., 2022), Tables 4, 6 and 7",
         seconds=30,
     )

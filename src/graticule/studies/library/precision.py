@@ -28,7 +28,7 @@ def study() -> Study:
         ),
         interactions=(("LaPE, bfloat16", "default, bfloat16", "LaPE", "default"),),
         controls="The last test of each width is of the gain of LaPE in bfloat16 against its gain in float32.",
-        limits="Three seeds: the intervals say how large a difference would be seen. 192 channels have a rate that is "
-        "tuned for 64.",
+        limits="Three seeds: the intervals say how large a difference would be seen. 192 channels have the learning "
+        "rate of 64.",
         seconds={"64 channels": 20, "192 channels": 60},
     )

@@ -34,7 +34,7 @@ def study() -> Study:
         tests=tuple(
             (name, "none") for name in ("learnable", "learnable, LaPE", "sinusoidal 2-D", "relative bias", "rotary")
         ),
-        controls="The whole change is tokens + content + values, in percent of top-1. tokens: every token repeated, "
+        controls="The whole change is tokens + content + values, in points of top-1. tokens: every token repeated, "
         "with its position; content: what the zoomed image shows in each patch; values: the position that the "
         "encoding has on the larger grid. The controls change the zoomed evaluation: log_n makes attention as "
         "sharp as in training, bilinear resamples tables bilinearly, canvas leaves the digit at its scale.",
