@@ -7,8 +7,14 @@ from graticule.backbones import MODELS, Backbone, list_models, register_backbone
 from tiny import full_size
 
 
-def test_the_tables_say_what_the_models_are():
-    for name in list_models():
+#: The smallest model of every class.
+SMALLEST = {size.kind: name for name, size in sorted(MODELS.items(), key=lambda item: -item[1].parameters)}
+names = pytest.mark.parametrize("named", [list(SMALLEST.values()), pytest.param(list_models(), marks=pytest.mark.slow)])
+
+
+@names
+def test_the_tables_say_what_the_models_are(named):
+    for name in named:
         model = full_size(name)
         size = MODELS[name]
         assert size.parameters == sum(p.numel() for p in model.parameters()), name
@@ -16,8 +22,9 @@ def test_the_tables_say_what_the_models_are():
         assert size.img_size == model.img_size and size.configuration()["num_classes"] == model.num_classes, name
 
 
-def test_configurations_name_parameters_and_the_last_grid():
-    for name in list_models():
+@names
+def test_configurations_name_parameters_and_the_last_grid(named):
+    for name in named:
         model = full_size(name)
         cfg, state = model.pretrained_cfg, model.state_dict()
         convolutions = cfg["first_conv"] if isinstance(cfg["first_conv"], tuple) else (cfg["first_conv"],)

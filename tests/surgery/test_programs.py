@@ -54,7 +54,12 @@ def assert_same(program, model, *shapes):
             "lape",
         ),
         # a formula, biases that are functions of queries, keys and weights, coordinates relative to the grid
-        ("CaiT", "sinusoidal_2d + irpe(on='qkv') + shaw + rope(coordinates='max') + log_n", "default"),
+        pytest.param(
+            "CaiT",
+            "sinusoidal_2d + irpe(on='qkv') + shaw + rope(coordinates='max') + log_n",
+            "default",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_program_with_free_sides_is_right_at_every_size(family, encoding, joining):
@@ -225,6 +230,7 @@ def test_a_file_that_differs_is_not_written(lape, tmp_path, monkeypatch):
 # Models around a backbone, and attached positions
 
 
+@pytest.mark.slow
 def test_a_segmentation_model_is_one_program_for_images_of_any_size(tmp_path):
     torch.manual_seed(0)
     options = {**SIZE, "depth": 1, "encoding": "learnable", "joining": "lape"}

@@ -128,7 +128,7 @@ def test_more_devices_than_started_processes_or_shares_are_refused(capsys, withi
         (lambda recipe: recipe.update(joining=3), "`joining` must be a valid string, got 3"),
         (lambda recipe: recipe.update(epochs=1e30), "`epochs` must be a valid integer, got 1e+30"),
         (lambda recipe: recipe.update(lr="\x1b[31m\n"), r"`lr` must be a valid number, got '\x1b[31m\n'"),
-        (lambda recipe: recipe.clear(), "no recipe: `model` must be given"),
+        (lambda recipe: recipe.clear(), "is not a recipe: `model` must be given"),
     ],
 )
 def test_what_is_wrong_in_the_file_of_a_recipe_is_named(tmp_path, capsys, within, change, said):
