@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from graticule.resampling import RESAMPLERS, build_resampler
 
+_TABLES: tuple[Literal["positions", "displacements"], ...] = ("positions", "displacements")
 #: Sides of grids before and after. Tables of displacements have odd ones.
 _SIZES = (((7, 5), (7, 5)), ((7, 5), (13, 9)), ((13, 9), (5, 7)), ((7, 5), (3, 11)))
 
@@ -21,10 +24,10 @@ def check_resampler(resampler: str) -> None:
     """
     (spec,) = RESAMPLERS.specs(resampler)
     takes = RESAMPLERS[spec.name].takes
-    assert takes and takes <= {"positions", "displacements"}, (
-        f"`takes` must be of positions, displacements, got {takes}"
-    )
-    for table in sorted(takes):
+    assert takes and takes <= set(_TABLES), f"`takes` must be of positions, displacements, got {takes}"
+    for table in _TABLES:
+        if table not in takes:
+            continue
         one = build_resampler(spec, table)
         again = build_resampler(str(one), table)
         for old, new in _SIZES:
