@@ -33,7 +33,7 @@ def ended(jobs: Sequence[Job], submit: Callable[[Job], Submitted]) -> Iterator[t
                 result = future.result()
             except (ValueError, TypeError, FileNotFoundError, ImportError):  # of the job itself
                 raise
-            except Exception:
+            except Exception:  # its process died: each executor has an error of its own for that
                 if times > ATTEMPTS:
                     raise
                 again.append((job, times + 1))
